@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,7 @@ class Cluster(Service):
         self.address = f"spark://{HOST}:{self.port}"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._master: subprocess.Popen[bytes] | None = None
-        self._started = 0
+        self._started = self._restarts = 0
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, workers: int = 2) -> None:
@@ -59,14 +60,45 @@ class Cluster(Service):
         Raises:
             UserError: a process ended, or did not come up in time.
         """
-        limit = f"-Dspark.deploy.defaultCores={self.cores_per_application}"
-        self._master = self._run(
-            "master", "master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self._page),
-            SPARK_MASTER_OPTS=limit,
-        )  # fmt: skip
-        self._await("master", self._master, lambda: listens(self.port) and listens(self._page))
+        shutil.rmtree(self._recovery, ignore_errors=True)  # that of an earlier cluster
+        self._start_master("master")
         for _ in range(workers):
             self.add_worker()
+
+    def kill_master(self) -> None:
+        """Kill the master (SIGKILL). Workers and applications go on with the executors that they have."""
+        assert self._master is not None
+        _kill_family(self._master)
+        self._master = None
+
+    def restart_master(self) -> None:
+        """Start the master again, and return once its workers are registered with it.
+
+        Raises:
+            UserError: it ended, or a worker did not register, in time.
+        """
+        self._restarts += 1
+        name = f"master-{self._restarts}"
+        master = self._start_master(name)
+        self._await(name, master, lambda: len(self._alive()) == len(self.workers))
+
+    @property
+    def _recovery(self) -> Path:
+        """Return the folder in which the master keeps its workers and applications for the next one."""
+        return self.folder / "recovery"
+
+    def _start_master(self, name: str) -> subprocess.Popen[bytes]:
+        options = {
+            "spark.deploy.defaultCores": self.cores_per_application,
+            "spark.deploy.recoveryMode": "FILESYSTEM",
+            "spark.deploy.recoveryDirectory": self._recovery,
+        }
+        self._master = self._run(
+            name, "master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self._page),
+            SPARK_MASTER_OPTS=" ".join(f"-D{key}={value}" for key, value in options.items()),
+        )  # fmt: skip
+        self._await(name, self._master, lambda: listens(self.port) and listens(self._page))
+        return self._master
 
     def add_worker(self) -> str:
         """Start one more worker, and return its name once it is registered.

@@ -164,7 +164,7 @@ def run(
     values = states.values[:, plan.keys]
     event_time, count = states.event_time[plan.keys], states.count[plan.keys]
     total = states.log_likelihood[plan.keys]
-    outputs = _empty(model, len(rows.key))
+    outputs = empty(model, len(rows.key))
     for part in plan.slices():
         prefix = slice(0, part.stop - part.start)
         first = count[prefix] == 0
@@ -219,7 +219,8 @@ def _left(before: Array, after: Array, step: Step, which: npt.NDArray[np.bool_])
     return after, Step(score, nis, flag, {name: np.where(which, np.nan, a) for name, a in step.extra.items()})
 
 
-def _empty(model: Filter, n: int) -> Outputs:
+def empty(model: Filter, n: int) -> Outputs:
+    """Return outputs of n rows, not filled in."""
     states = len(model.states)
     return Outputs(
         np.empty((states, n)),

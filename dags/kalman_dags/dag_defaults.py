@@ -119,13 +119,14 @@ def doc(module_doc: str | None, spec: ModelSpec) -> str:
     """Return a DAG's page: its module's docstring, then a description of the model."""
     schedules = (part.schedule for part in (spec.airflow.ingest, spec.airflow.pretrain, spec.airflow.stream))
     ingest, pretrain, stream = (schedule or "by hand" for schedule in schedules)
+    key = ", ".join(f"`{name}`" for name in spec.key) or "none, all rows are of one system"
     lines = [
         (module_doc or "").strip().replace("<model>", spec.name),
         "",
         f"**Model `{spec.name}`, version {spec.version}.** {spec.description}",
         "",
         f"- spec: `{spec.source_path}`",
-        f"- key: `{', '.join(spec.key)}`; time: `{spec.time}`; measured: `{', '.join(spec.measurement)}`",
+        f"- key: {key}; time: `{spec.time}`; measured: `{', '.join(spec.measurement)}`",
         f"- runs (UTC): ingest {ingest}; pretrain {pretrain}; stream {stream}, and on a new snapshot",
     ]
     return "\n".join(lines)

@@ -14,6 +14,9 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
 
+_ONLY = "_only"
+"""The column that stands for the key of a model without key columns."""
+
 
 def landed_rows(
     warehouse: Warehouse, spec: ModelSpec, columns: Sequence[str], keys: int, rows: int
@@ -38,10 +41,12 @@ def landed_rows(
     if absent:
         raise UserError(f"the measurements of {spec.name} have no column '{absent[0]}'; give --input")
     key = [F.col(f"`{name}`") for name in spec.key]
+    if not key:
+        landed, key = landed.withColumn(_ONLY, F.lit(0)), [F.col(_ONLY)]
     sample = landed.select(*key).distinct().orderBy(F.xxhash64(*key), *key).limit(keys)
     last = Window.partitionBy(*key).orderBy(F.col(f"`{spec.time}`").desc())
     chosen = (
-        landed.join(F.broadcast(sample), on=list(spec.key), how="left_semi")
+        landed.join(F.broadcast(sample), on=sample.columns, how="left_semi")
         .withColumn("_place", F.row_number().over(last))
         .filter(F.col("_place") <= rows)
         .select(*(F.col(f"`{name}`") for name in columns))

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 ROUTE = Column("route", "<u8")
 CHECK = Column("check", "<i8")
 _CHECK_SEED = 0x6B616C6D
+ONLY = "[]"
+"""The text of the only key of a model without key columns: a JSON array of no values."""
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class KeyKind(NamedTuple):
-    """The key columns of a model: names, Spark types as DDL, and whether the key is one integer."""
+    """The key columns of a model: names, Spark types as DDL, and whether the key is one integer.
+
+    A model without key columns has one key, whose text is `ONLY`.
+    """
 
     columns: tuple[str, ...]
     types: tuple[str, ...]
@@ -64,14 +69,16 @@ def is_integer(data_type: DataType) -> bool:
 
 def text_of(kind: KeyKind) -> SparkColumn:
     """Return the expression of a key's text: the value of its one column, or a JSON array of several values."""
+    if not kind.columns:
+        return F.lit(ONLY)
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
     return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
 
 
 def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the expressions of the typed key columns, from the key's text."""
-    if len(kind.columns) == 1:
-        return [text.cast(kind.types[0]).alias(kind.columns[0])]
+    if len(kind.columns) <= 1:
+        return [text.cast(one).alias(name) for name, one in zip(kind.columns, kind.types, strict=True)]
     values = F.from_json(text, "array<string>")
     named = zip(kind.columns, kind.types, strict=True)
     return [values[i].cast(type_).alias(name) for i, (name, type_) in enumerate(named)]

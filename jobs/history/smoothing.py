@@ -6,7 +6,7 @@ from jobs.encoding.estimates import full_of_packed
 from jobs.state.expiry import lives_from
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
-from kalman.smoothers.smooth import smooth, smoother
+from kalman.smoothers.kinds import smoother, to_smooth
 from kalman.types import Filter
 
 PREFIX = "smoothed_"
@@ -20,7 +20,7 @@ def smoothed_widths(kernel: Filter) -> tuple[tuple[str, int], ...]:
         ModelError: the filter cannot be smoothed.
     """
     n, backwards = len(kernel.states), smoother(kernel)
-    extra = backwards.extra(backwards.begin(kernel.initial(1)))
+    extra = backwards.extra(backwards.begin(to_smooth(kernel).initial(1)))
     return (
         (f"{PREFIX}mean", n),
         (f"{PREFIX}covariance", n * n),
@@ -45,9 +45,7 @@ def smoothed(
     if idle is not None:
         rows, before = lives_from(row_filter, before, fresh, rows, idle)
     kernel = row_filter.kernel
-    (_, found), outputs = row_filter.through(
-        before, rows, lambda watch: smooth(kernel, before, rows, row_filter.unit, watch)
-    )
+    outputs, found = row_filter.smoothed(before, rows)
     extra = {
         f"{PREFIX}mean": found.mean,
         f"{PREFIX}covariance": found.covariance[full_of_packed(len(kernel.states))],

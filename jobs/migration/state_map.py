@@ -429,10 +429,16 @@ def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[in
 
 def _refuse_other_keys(step: Step) -> None:
     old, new = step.old, step.new
+    if step.keys is not None and not (old.key and new.key):
+        raise UserError(
+            f"migrate.keys: version {old.version} or {new.version} of {new.name} has no key columns, so that "
+            f"the states are of other systems: remove it, and pretrain version {new.version} from history "
+            "(upgrade --mode retrain)"
+        )
     if old.key != new.key and step.keys is None:
         raise UserError(
             f"{new.name} cannot be migrated from version {old.version} to {new.version}: the key columns changed from "
-            f"{', '.join(old.key)} to {', '.join(new.key)}, so the states are of other systems. Say in migrate.keys "
-            f"how the old keys become the new ones, or pretrain version {new.version} from history instead (upgrade "
-            f"--mode retrain)"
+            f"{', '.join(old.key) or 'none'} to {', '.join(new.key) or 'none'}, so the states are of other systems. "
+            f"Say in migrate.keys how the old keys become the new ones, or pretrain version {new.version} from history "
+            f"instead (upgrade --mode retrain)"
         )

@@ -26,7 +26,6 @@ from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
 from kalman.linalg.packing import unpack
-from kalman.smoothers.smooth import smooth as smooth_rows
 
 LAGS = 10
 
@@ -171,9 +170,7 @@ def _filtered(
     if not smooth:
         return row_filter.run(states, rows)[1], {}
     try:
-        (_, found), out = row_filter.through(
-            states, rows, lambda watch: smooth_rows(row_filter.kernel, states, rows, spec.unit_us, watch)
-        )
+        out, found = row_filter.smoothed(states, rows)
     except kalman.ModelError as error:
         raise UserError(f"--smooth: {spec.name}: {error}") from error
     more = {f"smoothed_{name}": values for name, values in found.extra.items()}

@@ -167,7 +167,10 @@ def _with_key_parameters(
     else:
         place = {tuple(json.loads(key)): i for i, key in enumerate(stored.keys.to_pylist())}
         columns = [column.to_pylist() for column in texts]
-        at = np.array([place.get(values, -1) for values in zip(*columns, strict=True)], np.int64)
+        keys = (
+            zip(*columns, strict=True) if columns else [()] * len(codes)
+        )  # without key columns there is one key
+        at = np.array([place.get(values, -1) for values in keys], np.int64)
     known = np.flatnonzero(at >= 0)
     field = stored.values[:, at[known]]
     fixed = [name for name in own.learned if name not in own.adapted]

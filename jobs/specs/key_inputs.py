@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from jobs.specs.problems import invalid
+from jobs.specs.problems import invalid, remedy_of_key
 from jobs.specs.sections import Number, Section
 
 
@@ -48,8 +48,9 @@ class Inputs(Section):
         Raises:
             ValueError: in the form of the spec's own checks.
         """
+        if not key:
+            remedy = "write the numbers into the entries, or name `key`"
+            raise invalid("belongs to keys, and the model has no key columns", remedy, "inputs")
         for place, name in enumerate(self.key or ()):
             if name not in key:
-                raise invalid(
-                    f"'{name}' is not a key column", f"choose from {', '.join(key)}", f"inputs.key[{place}]"
-                )
+                raise invalid(f"'{name}' is not a key column", remedy_of_key(key), f"inputs.key[{place}]")

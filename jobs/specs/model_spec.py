@@ -38,7 +38,7 @@ from jobs.specs.functions import named_functions
 from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
-from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of
+from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of, remedy_of_key
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
 from jobs.specs.sections import (
@@ -123,7 +123,10 @@ class ModelSpec(Section):
         ge=1, description="a whole number from 1; raise it whenever the meaning of the state changes"
     )
     description: str = Field(default="", description="what the model is for")
-    key: Names = Field(description="the columns whose values identify one system, such as [river]")
+    key: list[str] = Field(
+        default=[],
+        description="the columns whose values identify one system, such as [river]; none: all rows are of one system",
+    )
     key_from_name: str | None = Field(
         default=None,
         description="the key column whose value is the name of the file, without folder and ending, such as sensor; "
@@ -278,9 +281,7 @@ class ModelSpec(Section):
         _check_columns(self.states, "states", what="state")
         if self.key_from_name is not None and self.key_from_name not in self.key:
             raise invalid(
-                f"'{self.key_from_name}' is not a key column",
-                f"choose from {', '.join(self.key)}",
-                "key_from_name",
+                f"'{self.key_from_name}' is not a key column", remedy_of_key(self.key), "key_from_name"
             )
         self._check_lines()
         self._check_sections()
@@ -397,9 +398,7 @@ class ModelSpec(Section):
     def _check_groups(self) -> None:
         for i, name in enumerate(() if self.learn is None else self.learn.by):
             if name not in self.key:
-                raise invalid(
-                    f"'{name}' is not a key column", f"choose from {', '.join(self.key)}", f"learn.by[{i}]"
-                )
+                raise invalid(f"'{name}' is not a key column", remedy_of_key(self.key), f"learn.by[{i}]")
 
     def _check_outputs(self) -> None:
         pairs = [f"covariance_{a}_{b}" for a in self.states for b in self.states]

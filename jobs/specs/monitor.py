@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import invalid
+from jobs.specs.problems import invalid, remedy_of_key
 from jobs.specs.sections import Number, Section, check_duration
 from jobs.specs.sinks import KafkaSink
 
@@ -137,9 +137,7 @@ class Monitor(Section):
         """
         for place, name in enumerate(self.by):
             if name not in key:
-                raise invalid(
-                    f"'{name}' is not a key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
-                )
+                raise invalid(f"'{name}' is not a key column", remedy_of_key(key), f"monitor.by[{place}]")
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
                 field = f"monitor.rules[{place}].state"

@@ -63,6 +63,11 @@ def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 
 
+def remedy_of_key(known: Sequence[str], lead: str = "choose from") -> str:
+    """Return the remedy for a name that is not a key column."""
+    return f"{lead} {', '.join(known)}" if known else "leave it out: the model has no key columns"
+
+
 def closest(word: Any, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the nearest known word, or an empty string; case does not matter."""
     by_case = {name.casefold(): name for name in known}

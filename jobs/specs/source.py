@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import invalid
+from jobs.specs.problems import invalid, remedy_of_key
 from jobs.specs.sections import Section
 
 _TOPIC = r"^[A-Za-z0-9._-]{0,249}$"
@@ -163,10 +163,12 @@ class Source(Section):
         """
         for field, names, known in (
             ("whole_keys", self.whole_keys, [*key, *ids]),
-            ("message_key", [self.message_key or key[0]], key),
+            ("message_key", [] if self.message_key is None else [self.message_key], key),
         ):
             for name in names:
                 if name not in known:
                     raise invalid(
-                        f"'{name}' is not a key column", f"name one of {', '.join(known)}", f"source.{field}"
+                        f"'{name}' is not a key column",
+                        remedy_of_key(known, "name one of"),
+                        f"source.{field}",
                     )

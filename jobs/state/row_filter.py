@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.encoding.packet_kinds import STATE_INDEX
 from kalman.evaluation.row_figures import RowFigures
-from kalman.run import KeyStates, Outputs, Round, SortedRows, run
+from kalman.run import KeyStates, Outputs, SortedRows, run
+from kalman.smoothers.pieces import Smoothed
+from kalman.smoothers.smooth import smooth_observed
 from kalman.types import Filter
 
 
@@ -27,32 +29,32 @@ class RowFilter(NamedTuple):
 
     def run(self, states: KeyStates, rows: SortedRows) -> tuple[KeyStates, Outputs]:
         """Return what `kalman.run` does, and `beside` among the extra outputs."""
-        if not self.beside:
-            return run(self.kernel, states, rows, self.unit)
-        after, outputs = self.through(
-            states, rows, lambda watch: run(self.kernel, states, rows, self.unit, watch)
-        )
-        return after[0], outputs
+        watch = RowFigures(self.kernel, states, rows, self._figures) if self._figures else None
+        after, outputs = run(self.kernel, states, rows, self.unit, watch)
+        return after, self._with(states, rows, outputs, {} if watch is None else watch.found())
 
-    def through(
-        self,
-        states: KeyStates,
-        rows: SortedRows,
-        work: Callable[[Callable[[Round], None] | None], tuple[Any, ...]],
-    ) -> tuple[tuple[Any, ...], Outputs]:
-        """Return what a run gives except for its outputs, the second item, and these with `beside` among the extras.
+    def smoothed(self, states: KeyStates, rows: SortedRows) -> tuple[Outputs, Smoothed]:
+        """Return what `kalman.smoothers.smooth` does, and `beside` among the extra outputs of the filter.
 
-        work: takes what it is to call with every round, and returns states, outputs and whatever else.
+        Raises:
+            ModelError: the filter cannot be smoothed.
         """
-        names = [name for name in self.beside if name != STATE_INDEX]
-        watch = RowFigures(self.kernel, states, rows, names) if names else None
-        after, outputs, *more = work(watch)
-        extra = dict(outputs.extra)
-        if watch is not None:
-            extra |= watch.found()
+        figures = partial(RowFigures, names=self._figures) if self._figures else None
+        _, outputs, smoothed, found = smooth_observed(self.kernel, states, rows, self.unit, figures)
+        return self._with(states, rows, outputs, found), smoothed
+
+    @property
+    def _figures(self) -> list[str]:
+        """Return the extras that take a second prediction of each row."""
+        return [name for name in self.beside if name != STATE_INDEX]
+
+    def _with(
+        self, states: KeyStates, rows: SortedRows, outputs: Outputs, found: dict[str, NDArray[np.float64]]
+    ) -> Outputs:
+        """Return the outputs of rows after these states, with what is beside them."""
         if STATE_INDEX in self.beside:
-            extra[STATE_INDEX] = state_indices(states, rows, outputs)
-        return (after, *more), outputs._replace(extra=extra)
+            found = {**found, STATE_INDEX: state_indices(states, rows, outputs)}
+        return outputs._replace(extra={**outputs.extra, **found}) if found else outputs
 
 
 def state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDArray[np.float64]:

@@ -169,7 +169,7 @@ class Search:
 
 
 def _keys(frame: DataFrame, spec: ModelSpec) -> int:
-    return frame.select(*spec.key).distinct().count()
+    return frame.select(*spec.key).distinct().count() if spec.key else frame.limit(1).count()
 
 
 def write_with_keys(

@@ -46,7 +46,7 @@ class Running(NamedTuple):
 
 
 class Watch(RowFigures):
-    """Records the normalised innovations of a run: pass it to `run` or `smooth` as `on_round`.
+    """Records the normalised innovations of a run: pass it to `run` as `on_round`, its class to `smooth_observed`.
 
     Under the right model they are independent N(0, 1). Component i of a row is normalised given components
     0 to i - 1.

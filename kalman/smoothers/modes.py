@@ -153,12 +153,12 @@ class ModeSmoother:
     def _gaussian(self, state: Array, j: int) -> tuple[Array, Array]:
         """Return mean (K, n) and covariance (K, n, n) of mode j in these states."""
         n, part = len(self.model.states), state[self.model.parts[j]]
-        return part[:n].T, _matrices(part[n : n + packed_size(n)], n)
+        return _vectors(part[:n]), _matrices(part[n : n + packed_size(n)], n)
 
     def _moments(self, later: Array, j: int) -> BackwardMoments:
         n, at = len(self.model.states), len(self.model.modes) + j * self._depth
         part, p = later[at : at + self._depth], packed_size(n)
-        return BackwardMoments(part[:n].T, _matrices(part[n : n + p], n), _matrices(part[n + p :], n))
+        return BackwardMoments(_vectors(part[:n]), _matrices(part[n : n + p], n), _matrices(part[n + p :], n))
 
     def _given_all(self, after: Array, later: Array) -> tuple[list[Array], list[Array]]:
         """Return each mode's mean and covariance given all rows."""
@@ -196,7 +196,9 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
             earlier = smoother.back(before, rows, np.concatenate([moments.r.T, pack(_rows(moments.N))]))
             V = states.back(before, rows, np.concatenate([after[:n], pack(_rows(moments.V))]))[n:]
             P = _matrices(mode.moments(before)[1], n)
-            return _sound(BackwardMoments(earlier[:n].T, _matrices(earlier[n:], n), _matrices(V, n)), P)
+            return _sound(
+                BackwardMoments(_vectors(earlier[:n]), _matrices(earlier[n:], n), _matrices(V, n)), P
+            )
 
         return by_moments
     if not isinstance(mode, Smoothable):
@@ -207,14 +209,14 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
         """By the smoothed states themselves, whose covariances must not be singular."""
         m, P = mode.moments(after)
         n = len(m)
-        mean = m.T + _apply(_matrices(P, n), moments.r)
+        mean = _vectors(m) + _apply(_matrices(P, n), moments.r)
         later = np.concatenate([mean.T, pack(_rows(moments.V))])
         earlier = cross.back(before, rows._replace(first=np.zeros(len(rows.dt), bool)), later)
         m, P = mode.moments(before)
         full = _matrices(P, n)
         inverse = _inverse(full)
         V = _matrices(earlier[n:], n)
-        r = _apply(inverse, earlier[:n].T - m.T)
+        r = _apply(inverse, _vectors(earlier[:n]) - _vectors(m))
         return _sound(BackwardMoments(r, inverse @ (full - V) @ inverse, V), full)
 
     return by_states
@@ -254,12 +256,15 @@ def _kept(N: Array, V: Array, P: Array) -> Array:
     sizes, axes = np.linalg.eigh(np.where(good[:, None, None], P * scale, 0.0))
     some = sizes > n * np.finfo(float).eps
     inverse = (axes * np.where(some, 1.0 / np.where(some, sizes, 1.0), 0.0)[:, None, :]) @ axes.swapaxes(1, 2)
-    if some.all():
-        return inverse * scale @ V
+    kept: Array = inverse * scale @ V
+    regular: Any = some.all(axis=1)
+    if regular.all():
+        return kept
     # in units of each state: U^-1 (I - N P) U with its directions that have variance, and the others
     still = (axes * ~some[:, None, :]) @ axes.swapaxes(1, 2)
     straight = np.eye(n) - N @ P
-    return inverse * scale @ V + (still * unit[:, :, None] / unit[:, None, :]) @ straight
+    completed = kept + (still * unit[:, :, None] / unit[:, None, :]) @ straight
+    return np.where(regular[:, None, None], kept, completed)
 
 
 def _floored(scores: Array, logs: Array, floor: float) -> Array:
@@ -355,9 +360,14 @@ def _square(x: Array) -> Array:
     return x[:, :, None] * x[:, None, :]
 
 
+def _vectors(entries: Array) -> Array:
+    """Return (n, K) as (K, n), contiguous: products of strided arrays have other bits for one key than for several."""
+    return np.ascontiguousarray(entries.T)
+
+
 def _matrices(packed: Array, n: int) -> Array:
-    """Return packed (p, K) as (K, n, n)."""
-    return np.moveaxis(unpack(packed).reshape(n, n, -1), 2, 0)
+    """Return packed (p, K) as (K, n, n), contiguous."""
+    return np.ascontiguousarray(np.moveaxis(unpack(packed).reshape(n, n, -1), 2, 0))
 
 
 def _rows(matrices: Array) -> Array:

@@ -24,6 +24,13 @@ from tests.jobs.test_kinds import EXPLICIT, FUNCTIONS, KINDS, MODULE
 pytestmark = pytest.mark.spark
 
 TABLE = estimates_history("walk")
+OUTPUTS: dict[str, Any] = {
+    "innovation": True,
+    "residual": True,
+    "matrices": ["F", "H", "Q", "R"],
+    "state_index": True,
+    "sliding_log_likelihood": 4,
+}
 STREAMED: dict[str, dict[str, Any]] = {
     "linear": {"outputs": {"innovation": True, "covariance": "diagonal"}},
     "unscented": FUNCTIONS,
@@ -49,7 +56,7 @@ RLS: dict[str, Any] = {
     "rls": {"forgetting": 0.99, "delta": 1.0},
 }
 SMOOTHED: dict[str, dict[str, Any]] = {
-    "linear": {},
+    "linear": {"outputs": OUTPUTS},
     "extended": KINDS["angles by differences"],
     "imm": KINDS["imm"],
     "expiry": {"expiry": {"after": "6h"}},
@@ -162,7 +169,7 @@ def test_smoothing_on_spark_is_smoothing_alone(tmp_path: Path, kind: str) -> Non
     assert_bit_equal(found, expected)
     smoothed = [name for name in expected.columns if name.startswith("smoothed_")]
     assert {"smoothed_mean", "smoothed_covariance"} <= set(smoothed)
-    lists_equal(found, expected, smoothed)
+    lists_equal(found, expected, [*smoothed, *pipeline.spec.outputs.columns])
 
 
 def test_what_cannot_be_smoothed_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

@@ -152,7 +152,12 @@ def test_the_guide_has_every_field() -> None:
         ({"version": 0}, "version: 0 is too small; give a number from 1"),
         ({"name": "Nile"}, "name: 'Nile' is not valid"),
         ({"key": "river"}, "m.yaml:3: key: must be a list, not text; write [river]"),
-        ({"key": []}, "key: is empty"),
+        ({"key": [], "key_from_name": "river"}, "leave it out: the model has no key columns"),
+        (
+            {"key": [], "monitor": {"by": ["river"], "windows": [{"size": "1h"}]}},
+            "the model has no key columns",
+        ),
+        ({"key": [], "inputs": {"columns": {"b": "b"}}}, "belongs to keys, and the model has no key columns"),
         ({"key": ["a", "a"]}, "key: column 'a' is named twice"),
         ({"key": ["AT"]}, "time: column 'at' is already used in key"),
         ({"measurement": ["at"]}, "measurement: column 'at' is already used in time"),
@@ -242,10 +247,7 @@ def test_all_mistakes_are_reported_at_once_in_the_order_of_the_file(tmp_path: Pa
 
 def test_a_missing_field_is_reported_with_what_to_write(tmp_path: Path) -> None:
     said = refused(tmp_path, "name: nile\n")
-    assert (
-        "m.yaml: key: is missing; add it: the columns whose values identify one system, such as [river]"
-        in said
-    )
+    assert "m.yaml: time: is missing; add it: the column of the event time" in said
 
 
 @pytest.mark.parametrize(

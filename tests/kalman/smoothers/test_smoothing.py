@@ -267,7 +267,7 @@ def test_the_moments_of_later_rows_are_the_same(kind, monkeypatch):
     definition = random_definition(rng, kind, 3, 2, 1 if kind == "explicit" else 0)
     rows = random_rows(rng, definition, 40, 8)
     _, expected = smooth_rows(definition, rows, 40)
-    monkeypatch.setattr("kalman.smoothers.smooth.LinearSmoother", MomentSmoother)
+    monkeypatch.setattr("kalman.smoothers.kinds.LinearSmoother", MomentSmoother)
     _, smoothed = smooth_rows(definition, rows, 40)
     np.testing.assert_allclose(smoothed.mean, expected.mean, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(smoothed.covariance, expected.covariance, rtol=1e-9, atol=1e-9)

@@ -1,0 +1,108 @@
+"""Where a forward pass keeps the states, so that a backward pass over long histories takes little memory.
+
+The rounds of a run (`kalman.run`) are cut into segments. The forward pass keeps the states before each segment, its
+*checkpoints*; the backward pass filters one segment after another again, from the last to the first. With as many
+segments as a segment has rows, r rows of a key take memory for about 2 sqrt(r) states, and every row but those of the
+last segment is filtered twice.
+
+References: Griewank (1992), of which this is the scheme with two levels; Chen, Xu, Zhang and Guestrin (2016).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kalman.filters.state_layout import BLOCK
+from kalman.run import Integers
+
+
+class Footprint(NamedTuple):
+    """Bytes that a smoother holds: for a row and a round of the segment at work, a checkpoint's state, and each key."""
+
+    row: int
+    round: int
+    state: int
+    key: int
+
+
+class Section(NamedTuple):
+    """Keys that are smoothed together: positions `first` up to `stop` among the keys that have rows.
+
+    bounds: the round with which each segment begins, and at the end the number of rounds
+    """
+
+    first: int
+    stop: int
+    bounds: list[int]
+
+
+class Lengths:
+    """How many of K keys have a row in a round, by the number of rows of each key, (K,)."""
+
+    def __init__(self, counts: Integers) -> None:
+        """Prepare for keys that have at least one row each."""
+        self._sorted = np.sort(counts)
+        self._below = np.concatenate([[0], np.cumsum(self._sorted)])
+        steps = np.unique(self._sorted)
+        self._steps = np.concatenate([[0], steps])
+        self._rows_at_steps = self.rows_before(self._steps)
+        self.keys, self.rows, self.rounds = len(counts), int(counts.sum()), int(steps[-1])
+
+    def active(self, rounds: Integers) -> Integers:
+        """Return how many keys have a row in each of these rounds."""
+        return self.keys - np.searchsorted(self._sorted, rounds, "right")
+
+    def rows_before(self, rounds: Integers) -> Integers:
+        """Return how many rows there are before each of these rounds."""
+        ended = np.searchsorted(self._sorted, rounds, "right")
+        return self._below[ended] + rounds * (len(self._sorted) - ended)
+
+    def round_of(self, rows: Integers) -> Integers:
+        """Return the round of each of these rows, numbers in the order of the rounds."""
+        step = np.searchsorted(self._rows_at_steps, rows, "right") - 1
+        first = self._steps[step]
+        return first + (rows - self._rows_at_steps[step]) // np.maximum(self.active(first), 1)
+
+    def bounds(self, segments: int) -> Integers:
+        """Return the bounds of about so many segments of about as many rows each."""
+        starts = np.arange(segments) * self.rows // segments
+        return np.concatenate([np.unique(self.round_of(starts)), [self.rounds]])
+
+    def bytes(self, bounds: Integers, footprint: Footprint) -> int:
+        """Return what it takes to smooth in these segments."""
+        segments = np.diff(self.rows_before(bounds)) * footprint.row + np.diff(bounds) * footprint.round
+        kept = int(self.active(bounds[:-1]).sum())
+        return int(segments.max()) + kept * footprint.state + self.keys * footprint.key
+
+
+def sections(counts: Integers, footprint: Footprint, room: float) -> list[Section]:
+    """Return how to smooth keys with these numbers of rows (K,), each at least one, in `room` bytes.
+
+    Keys are smoothed in fewer at a time first, which costs nothing while they fill a block; then with checkpoints; and
+    a key that alone takes more room than there is, with as little as it can.
+    """
+    result: list[Section] = []
+    waiting = [(0, len(counts))] if len(counts) else []
+    while waiting:
+        first, stop = waiting.pop()
+        bounds = _bounds(Lengths(counts[first:stop]), footprint, room)
+        if bounds is None:
+            middle = (first + stop) // 2
+            waiting += [(middle, stop), (first, middle)]
+        else:
+            result.append(Section(first, stop, bounds.tolist()))
+    return result
+
+
+def _bounds(lengths: Lengths, footprint: Footprint, room: float) -> Integers | None:
+    """Return the fewest segments that fit, None where fewer keys are to be taken."""
+    best, least, segments = None, np.inf, 1
+    while segments <= lengths.rounds:
+        bounds = lengths.bounds(segments)
+        needed = lengths.bytes(bounds, footprint)
+        if needed <= room:
+            return bounds
+        if needed >= least or (segments == 1 and lengths.keys > BLOCK):
+            break
+        best, least, segments = bounds, needed, 2 * segments
+    return best if lengths.keys == 1 else None

@@ -1,0 +1,57 @@
+"""The backward pass of each kind of filter."""
+
+from typing import Protocol
+
+from kalman.filters.linear import LinearFilter
+from kalman.filters.multiple_models import MultipleModels
+from kalman.filters.prediction import Smoothable
+from kalman.filters.rounded import unrounded
+from kalman.filters.sliding_likelihood import without_sliding
+from kalman.smoothers.fixed_lag import FixedLagFilter
+from kalman.smoothers.linear import LinearSmoother
+from kalman.smoothers.modes import mode_smoother
+from kalman.smoothers.rts import CrossSmoother
+from kalman.types import Array, Filter, ModelError, Rows
+
+
+class Smoother(Protocol):
+    """A backward pass over the rows of K keys, which carries an array (depth, K) from row to row.
+
+    Its states (size, K) are those of the model that is smoothed (`to_smooth`).
+    """
+
+    def begin(self, values: Array) -> Array:
+        """Return the array to start from, after the last rows, at these states (size, K)."""
+        ...
+
+    def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
+        """Return mean (n, K) and packed covariance of the states after a row, given the later rows too."""
+        ...
+
+    def extra(self, later: Array) -> dict[str, Array]:
+        """Return further outputs for the states after a row, name -> (d, K)."""
+        ...
+
+    def back(self, before: Array, rows: Rows, later: Array) -> Array:
+        """Return the array before the rows, given `later` after them and the states `before` them."""
+        ...
+
+
+def to_smooth(model: Filter) -> Filter:
+    """Return the part of a filter that is smoothed; its state comes first."""
+    return without_sliding(unrounded(model))
+
+
+def smoother(model: Filter) -> Smoother:
+    """Return the smoother of a filter. Raises ModelError where the filter cannot be smoothed."""
+    model = to_smooth(model)
+    if isinstance(model, LinearFilter):
+        return LinearSmoother(model)
+    if isinstance(model, FixedLagFilter):
+        return LinearSmoother(model.inner)
+    if isinstance(model, Smoothable):
+        return CrossSmoother(model)
+    if isinstance(model, MultipleModels):
+        return mode_smoother(model)
+    remedy = "choose linear, extended, unscented, cubature, imm or mmae to smooth"
+    raise ModelError("filter", "its states cannot be smoothed", remedy)

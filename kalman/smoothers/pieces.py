@@ -1,0 +1,269 @@
+"""Fixed-interval smoothing in pieces: any number of rows of any number of keys, in memory that is bounded.
+
+Each piece is the rows of one segment of `kalman.smoothers.checkpoints`. A piece has the bits that it would have if all
+states were kept, since no bit of a run depends on how its rows are split.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kalman import flags
+from kalman.linalg.packing import packed_size
+from kalman.run import Integers, KeyStates, Outputs, Round, SortedRows, empty, late_rows, rounds, run, spread
+from kalman.smoothers.checkpoints import Footprint, Section, sections
+from kalman.smoothers.kinds import Smoother, smoother, to_smooth
+from kalman.types import Array, Filter, Rows
+
+ROOM = 64 * 2**20
+"""Bytes for the states and results at work, beside the rows themselves. A key alone takes more if it must."""
+
+
+class Smoothed(NamedTuple):
+    """State given all rows of its key, for each of N rows: mean (n, N), packed covariance (p, N).
+
+    extra: name -> (d, N), further outputs given all rows. NaN where the row is late. A flagged row repeats its key's
+    last good row.
+    """
+
+    mean: Array
+    covariance: Array
+    extra: Mapping[str, Array]
+
+
+class Observer(Protocol):
+    """An observer of a run, such as `kalman.evaluation.row_figures.RowFigures`."""
+
+    def __call__(self, taken: Round) -> None:
+        """See one round."""
+        ...
+
+    def found(self) -> dict[str, Array]:
+        """Return figures of the rows of the run, name -> (d, N)."""
+        ...
+
+
+ObserverMaker = Callable[[Filter, KeyStates, SortedRows], Observer]
+"""Makes the observer of a run over some rows, after the states before them."""
+
+
+class Piece(NamedTuple):
+    """Results for some of the rows: `rows` (N,) are their indices, ascending; found: by an observer."""
+
+    rows: Integers
+    outputs: Outputs
+    smoothed: Smoothed
+    found: Mapping[str, Array]
+
+
+class Pieces:
+    """The smoothed rows of K keys, in pieces: iterate over it once.
+
+    Every row is in one piece. The pieces of a key come from its last rows to its first, and after all those of keys
+    with lower numbers unless both share the pieces.
+    """
+
+    def __init__(
+        self,
+        model: Filter,
+        states: KeyStates,
+        rows: SortedRows,
+        unit: float,
+        observer: ObserverMaker | None = None,
+        room: float = ROOM,
+    ) -> None:
+        """Prepare for rows after these states. Raises ModelError where the filter cannot be smoothed.
+
+        Args:
+            model: the filter.
+            states: of the K keys before the rows.
+            rows: late ones may be among them.
+            unit: microseconds in the model's unit of time.
+            observer: whose figures the pieces have.
+            room: bytes to work in, beside these arguments.
+        """
+        self._backwards, self._begin = smoother(model), to_smooth(model).initial(1)
+        self._model, self._rows, self._unit = model, rows, unit
+        self._observer, self._room = observer, room
+        self._states = states.take(np.arange(len(states.count)))  # a copy
+        none = np.empty(0, np.int64)
+        seen = {} if observer is None else observer(model, states.take(none), rows.take(none)).found()
+        self.observed = {name: len(values) for name, values in seen.items()}
+        """The names of the observer's figures, and how many numbers a row has in each."""
+
+    @property
+    def states(self) -> KeyStates:
+        """Return the keys' states: once the iteration has ended, those after all rows."""
+        return self._states
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Return the pieces."""
+        late = late_rows(self._states, self._rows)
+        kept = None
+        if late.any():
+            kept = np.flatnonzero(~late)
+            for start in range(0, len(late), self._rows_a_piece):
+                here = start + np.flatnonzero(late[start : start + self._rows_a_piece])
+                if len(here):
+                    yield self._late(here)
+        starts = _starts(self._rows.key, kept)
+        for section in sections(np.diff(starts), self._footprint, self._room):
+            yield from self._section(
+                _Keys(self._rows, kept, starts[section.first : section.stop + 1]), section
+            )
+
+    @property
+    def _rows_a_piece(self) -> int:
+        return int(max(1, min(self._room // self._footprint.row, 2**40)))
+
+    @property
+    def _footprint(self) -> Footprint:
+        model, begun = self._model, self._backwards.begin(self._begin)
+        n = len(model.states)
+        given, filtered = n + packed_size(n), sum(model.outputs.values()) + sum(self.observed.values())
+        extra = sum(len(values) for values in self._backwards.extra(begun).values())
+        # a row's results are there twice while they are sorted; besides: times, flags, indices
+        row = model.size + 3 * (model.measurements + model.controls) + 4 * given + 2 * (filtered + extra) + 20
+        return Footprint(8 * row, 300, 8 * (model.size + 3), 8 * 4 * (model.size + len(begun)))
+
+    def nothing(self, rows: int) -> Smoothed:
+        """Return the smoothed states of so many rows as NaN."""
+        n = len(self._model.states)
+        extra = self._backwards.extra(self._backwards.begin(self._begin))
+        widths = {name: len(values) for name, values in extra.items()}
+        parts = {name: np.full((width, rows), np.nan) for name, width in widths.items()}
+        return Smoothed(np.full((n, rows), np.nan), np.full((packed_size(n), rows), np.nan), parts)
+
+    def _late(self, rows: Integers) -> Piece:
+        """Return the results of late rows, which are not applied."""
+        late, none = np.ones(len(rows), bool), np.empty(0, np.int64)
+        outputs = spread(empty(self._model, 0), none, late)
+        unseen = {name: np.full((width, len(rows)), np.nan) for name, width in self.observed.items()}
+        return Piece(rows, outputs, self.nothing(len(rows)), unseen)
+
+    def _section(self, keys: "_Keys", section: Section) -> Iterator[Piece]:
+        """Return the pieces of some keys, and put their last states among all."""
+        states = self._states.take(keys.numbers)
+        checkpoints: list[KeyStates] = []
+        segments = list(zip(section.bounds[:-1], section.bounds[1:], strict=True))
+        for rounds_of in segments:
+            segment = keys.segment(*rounds_of)
+            checkpoints.append(states.take(segment.active))
+            if rounds_of != segments[-1]:
+                _put(run(self._model, checkpoints[-1], segment.rows, self._unit)[0], states, segment.active)
+        later = None
+        while segments:
+            segment, before = keys.segment(*segments.pop()), checkpoints.pop()
+            filtered = _Filtered(self._model, before, segment.rows, self._unit, self._observer)
+            if later is None:
+                _put(filtered.states, states, segment.active)
+                _put(states, self._states, keys.numbers)
+                later = self._backwards.begin(states.values[: len(self._begin)])
+            smoothed = filtered.smoothed(self._backwards, later, segment.active)
+            yield Piece(segment.indices, filtered.outputs, smoothed, filtered.found)
+
+
+class _Segment(NamedTuple):
+    """The rows of one segment, and `indices` of them among all; active: positions of its keys in their section."""
+
+    active: Integers
+    indices: Integers
+    rows: SortedRows
+
+
+class _Keys(NamedTuple):
+    """The keys of a section: the one at position i has the rows kept[starts[i]] up to kept[starts[i + 1]].
+
+    kept: indices of the rows that are not late; None: of all
+    """
+
+    all_rows: SortedRows
+    kept: Integers | None
+    starts: Integers
+
+    @property
+    def numbers(self) -> Integers:
+        """Return the keys' numbers."""
+        firsts = self.starts[:-1]
+        return self.all_rows.key[firsts if self.kept is None else self.kept[firsts]]
+
+    def segment(self, first: int, stop: int) -> _Segment:
+        """Return the keys' rows in the rounds from `first` up to `stop`."""
+        counts = np.diff(self.starts)
+        active = np.flatnonzero(counts > first)
+        counts = np.minimum(counts[active], stop) - first
+        key = np.repeat(np.arange(len(active)), counts)
+        begins = self.starts[active] + first - (np.cumsum(counts) - counts)
+        indices = np.repeat(begins, counts) + np.arange(len(key))
+        if self.kept is not None:
+            indices = self.kept[indices]
+        return _Segment(active, indices, self.all_rows.take(indices)._replace(key=key))
+
+
+class _Filtered:
+    """The results of a run, and the states before each row in the order of the rounds."""
+
+    def __init__(
+        self,
+        model: Filter,
+        states: KeyStates,
+        rows: SortedRows,
+        unit: float,
+        observer: ObserverMaker | None,
+    ) -> None:
+        n = len(rows.key)
+        self._observer = None if observer is None else observer(model, states, rows)
+        self._size = to_smooth(model).size
+        self._before = np.empty((self._size, n))
+        self._dt, self._first, self._flag = np.empty(n), np.empty(n, bool), np.empty(n, np.uint8)
+        self.states, self.outputs = run(model, states, rows, unit, self._keep)
+        self.found = {} if self._observer is None else self._observer.found()
+        self._rows = rows
+
+    def _keep(self, taken: Round) -> None:
+        if self._observer is not None:
+            self._observer(taken)
+        place = taken.place
+        self._before[:, place] = taken.before[: self._size]
+        self._dt[place], self._first[place] = taken.rows[:2]
+        self._flag[place] = taken.step.flag
+
+    def smoothed(self, backwards: Smoother, whole: Array, active: Integers) -> Smoothed:
+        """Return the rows' smoothed states, and carry the backward pass's array over them.
+
+        whole (depth, K): the array after these rows, of the keys at positions `active` among others; after the call
+        that before them.
+        """
+        plan = rounds(self._rows.key)
+        y, u = self._rows.y[:, plan.order], self._rows.u[:, plan.order]
+        values, later = self.states.values[: self._size, plan.keys], whole[:, active[plan.keys]]
+        mean, covariance = np.empty_like(self.outputs.mean), np.empty_like(self.outputs.covariance)
+        extra = {name: np.empty((len(a), len(plan.place))) for name, a in backwards.extra(later).items()}
+        for place in reversed(plan.slices()):
+            keys = slice(0, place.stop - place.start)
+            mean[:, place], covariance[:, place] = backwards.smoothed(values[:, keys], later[:, keys])
+            for name, value in backwards.extra(later[:, keys]).items():
+                extra[name][:, place] = value
+            before = self._before[:, place].copy()
+            rows = Rows(self._dt[place], self._first[place], y[:, place], u[:, place])
+            earlier = backwards.back(before, rows, later[:, keys])
+            later[:, keys] = np.where(self._flag[place] == flags.WELL, earlier, later[:, keys])
+            values[:, keys] = before
+        whole[:, active[plan.keys]] = later
+        extra = {name: array[:, plan.place] for name, array in extra.items()}
+        return Smoothed(mean[:, plan.place], covariance[:, plan.place], extra)
+
+
+def _put(part: KeyStates, whole: KeyStates, where: Integers) -> None:
+    """Put the states of some keys at their places among all."""
+    for into, values in zip(whole, part, strict=True):
+        into[..., where] = values
+
+
+def _starts(key: Integers, kept: Integers | None) -> Integers:
+    """Return where each key's rows begin among those kept, and where the last one's end."""
+    key = key if kept is None else key[kept]
+    new = np.ones(len(key), bool)
+    np.not_equal(key[1:], key[:-1], out=new[1:])
+    return np.append(np.flatnonzero(new), len(key))
