@@ -132,6 +132,6 @@ def test_a_spec_says_which_arguments_a_function_lacks(tmp_path: Path) -> None:
     pipeline = pipeline_of(tmp_path, filter="extended", observation=observation)
     text = MODULE.replace("def see(x, u)", "def see(x, u, gain)")
     (pipeline.settings.models / "three_arguments.py").write_text(text)
-    said = r"observation.h.*takes \(x, u, gain\), and is called with \(x\) or \(x, u\)"
+    said = r"observation.h.*takes \(x, u, gain\), and is called with \(x\), \(x, u\) or \(x, u, v\)"
     with pytest.raises(SpecError, match=said):
         load_checked_spec("walk", pipeline.settings.models)
