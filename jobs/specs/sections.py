@@ -59,8 +59,8 @@ class Observation(Section):
                 "noise_scale": {"description": "a number or a control column by which R is multiplied"},
                 "h": {
                     "type": "string",
-                    "description": "instead of H: module:function of the state x, of x and the row's inputs u, or of x, u "
-                    "and the noise v",
+                    "description": "instead of H: module:function of the state x, of x and the row's inputs u, or of "
+                    "x, u and the noise v",
                 },
                 "jacobian": {
                     "type": "string",
