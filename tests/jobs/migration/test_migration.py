@@ -369,3 +369,18 @@ def test_the_path_between_versions_is_found() -> None:
     del known[3]
     with pytest.raises(UserError, match="the spec of version 3 is not known"):
         path_between(known, 1, 5)
+
+
+def test_a_new_state_cannot_start_from_a_column() -> None:
+    """A key with a state has no first row again whose column could say where the new one starts."""
+    first = spec(1, ["a"])
+    second = spec(
+        2,
+        ["a", "b"],
+        control=["start"],
+        initial={"mean": [0.0, "start"], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+        migrate={"states": {"b": {"initial": True}}},
+    )
+    (step,) = path_between({1: first, 2: second}, 1, 2)
+    with pytest.raises(UserError, match="takes it from column start of a key's first row"):
+        state_map_of(step)
