@@ -11,6 +11,7 @@ import kalman
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.oracles import UNIT, full
 
+SECOND = 1_000_000
 HERE = "tests.kalman.filters.test_function_inputs"
 FORMS = [
     ("extended", None),
@@ -451,7 +452,7 @@ def test_noise_inside_a_line_is_the_linear_filter(kind, form):
     rng = np.random.default_rng(8)
     n = 30
     y, u = rng.normal(size=(n, 1)), rng.normal(size=(n, 1))
-    rows = kalman.SortedRows(np.zeros(n, np.int64), np.arange(n) * UNIT, y.T.copy(), u.T.copy())
+    rows = kalman.SortedRows(np.zeros(n, np.int64), np.arange(n) * SECOND, y.T.copy(), u.T.copy())
     model = kalman.build(inside)
     out = smooth(model, kalman.initial_states(model, 1), rows, UNIT)[2]
     # the same model in matrices, its Q a row's own: 2 (1 + u^2) G G'
@@ -476,7 +477,7 @@ def test_a_key_has_the_same_bits_in_any_company(kind, form):
     rng = np.random.default_rng(9)
     keys = 1500
     key = np.repeat(np.arange(keys), 3)
-    time = np.tile(np.arange(3), keys) * UNIT
+    time = np.tile(np.arange(3), keys) * SECOND
     y, u = rng.normal(size=(2, 3 * keys)), rng.uniform(-0.3, 0.5, size=(2, 3 * keys))
     u[1, 3 * 700 + 1] = np.nan
     rows = kalman.SortedRows(key, time, y, u)
