@@ -37,9 +37,10 @@ def pattern_of(spec: ModelSpec, path: str | Path) -> str:
         UserError: its spec has none.
     """
     if spec.line_pattern is None:
+        groups = [rf"(?P<{name}>\w+)" for name in spec.key[:1]] + [rf"(?P<{spec.time}>\S+)"]
         raise UserError(
             f"{path}: the spec of {spec.name} does not say how to read lines of text; add line_pattern, a regular "
-            rf"expression with a named group for each column, such as '(?P<{spec.key[0]}>\w+) (?P<{spec.time}>\S+) ...'"
+            f"expression with a named group for each column, such as '{' '.join(groups)} ...'"
         )
     return spec.line_pattern
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampType
@@ -55,13 +57,26 @@ def read_table(warehouse: Warehouse, name: str) -> DataFrame:
         UserError: there is no such file or table.
     """
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix.lower() in (".csv", ".parquet"):
-        reader, where = warehouse.spark.read, path.absolute().as_uri()
-        return reader.csv(where, header=True) if path.suffix.lower() == ".csv" else reader.parquet(where)
+    if path.is_file() and path.suffix.lower() == ".csv":
+        return warehouse.spark.read.csv(path.absolute().as_uri(), header=True)
+    if path.is_file() and path.suffix.lower() == ".parquet":
+        return _parquet(warehouse, path)
     home, table = home_of(warehouse, name)
     if path.is_file() or not home.exists(table):
         raise UserError(f"--input {name}: no such .csv or .parquet file, and no such Delta table")
     return home.read(table)
+
+
+def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:
+    """Read a file whose times may be in nanoseconds, which Spark reads as whole numbers alone."""
+    schema = pq.read_schema(path)
+    fine = [field.name for field in schema if field.type in (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))]
+    if fine:
+        warehouse.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
+    frame = warehouse.spark.read.parquet(path.absolute().as_uri())
+    for name in fine:
+        frame = frame.withColumn(name, F.timestamp_micros(F.expr(f"`{name}` div 1000")))
+    return frame
 
 
 def import_states(

@@ -102,7 +102,8 @@ def own_begin(
     Raises:
         UserError: the snapshot's rows cannot be read.
     """
-    codes = np.arange(len(texts[spec.key[0]]))
+    # without key columns there is one key
+    codes = np.arange(len(texts[spec.key[0]]) if spec.key else 1)
     states, own = kernel.initial(len(codes)), own_parameters(kernel)
     assert spec.learn is not None
     if spec.learn.scope == "group":

@@ -154,7 +154,7 @@ def key_inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], file: str 
     if spec.inputs is None:
         if file is not None:
             raise UserError(f"--inputs: {spec.name} takes none: omit the option")
-        return np.empty((0, len(names[0])))
+        return np.empty((0, len(names[0]) if names else 1))  # without key columns there is one key
     table = read_inputs(spec, file) if file is not None else _table(root, spec)
     u, known = inputs_of(spec, table, names)
     return np.where(known, u, np.nan)

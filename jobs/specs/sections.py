@@ -59,11 +59,16 @@ class Observation(Section):
                 "noise_scale": {"description": "a number or a control column by which R is multiplied"},
                 "h": {
                     "type": "string",
-                    "description": "instead of H: module:function of the state x, or of x and the row's inputs u",
+                    "description": "instead of H: module:function of the state x, of x and the row's inputs u, or of "
+                    "x, u and the noise v",
                 },
                 "jacobian": {
                     "type": "string",
                     "description": "module:function of x, or x and u: the Jacobian of h",
+                },
+                "noise_jacobian": {
+                    "type": "string",
+                    "description": "module:function, the Jacobian of h by v",
                 },
                 "wrap": {
                     "type": "object",

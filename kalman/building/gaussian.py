@@ -97,6 +97,10 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             f"the {kind} filter needs a distribution to start from",
             "write a mean, and a covariance as wide as what is known",
         )
+    disturbed = 0
+    if isinstance(observation, FunctionObservation) and observation.noise_inside:
+        _check_disturbed(kind, definition, observation)
+        disturbed = n + observation.noise_size
     form, rule = _form(kind, definition), _rule(kind, definition, n)
     spread = deviations(covariance, n)
     if isinstance(process, FunctionProcess):
@@ -121,6 +125,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             periods,
             _rule(kind, definition, drawn) if drawn else None,
             own_start,
+            _rule(kind, definition, disturbed) if disturbed else None,
         )
     )
 
@@ -154,7 +159,7 @@ def _parts(
         if process is None:
             process = definitions.process(definition, n, controls, all_used=h.controlled)
         R = checks.needed("observation", seen, "R")
-        R = columns.covariance("observation.R", R, measurements, controls)
+        R = columns.covariance("observation.R", R, h.noise_size, controls)
         offset = observation_offset(seen, measurements, controls)
         return process, Seen(h, R, offset, noise_scale("observation", seen, controls))
     if process is None:
@@ -175,6 +180,20 @@ def _check_inside(kind: str, definition: Definition, process: FunctionProcess) -
             remedy = "remove it, or let f take x, dt and u, and add the noise"
             raise ModelError(
                 f"{section}.{field}", "does not go with noise inside the process's function", remedy
+            )
+
+
+def _check_disturbed(kind: str, definition: Definition, observation: FunctionObservation) -> None:
+    """Refuse what an observation with its noise inside its function cannot have."""
+    if kind != "extended" and observation.noise_jacobian is not None:
+        problem = f"the {kind} filter draws the noise at points"
+        raise ModelError("observation.noise_jacobian", problem, "remove it, or use filter: extended")
+    for section, field in (("robust", "huber"), ("adaptive", "R")):
+        written = definition.get(section)
+        if isinstance(written, Mapping) and written.get(field) is not None:
+            problem = "does not go with noise inside the observation's function"
+            raise ModelError(
+                f"{section}.{field}", problem, "remove it, or let h take x and u, and add the noise"
             )
 
 

@@ -14,6 +14,7 @@ from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.linear import LinearFilter
 from kalman.filters.lms import LeastMeanSquares
 from kalman.filters.multiple_models import MultipleModels
+from kalman.filters.recursions import congruence
 from kalman.filters.rls import RecursiveLeastSquares
 from kalman.filters.robust.linear import RobustLinearFilter
 from kalman.filters.state_layout import innermost
@@ -51,6 +52,8 @@ def _names(model: Filter) -> set[str]:
         by_points = model.rule is not None
         lacking = {"F"} if by_points and isinstance(model.process, FunctionProcess) else set()
         lacking |= {"H"} if by_points and isinstance(model.observation, FunctionObservation) else set()
+        lacking |= {"Q"} if model.process_rule is not None else set()
+        lacking |= {"R"} if model.observation_rule is not None else set()
         return set(MATRICES) - lacking
     if isinstance(model, LeastMeanSquares):
         return {"H"} if model.R is None else {"H", "R"}
@@ -63,7 +66,8 @@ def system_matrices(model: Filter, before: Array, rows: Rows, names: Sequence[st
     before (size, K): the states before the rows. Of several models the matrices follow each other, mode after mode.
     F and Q are NaN at a first row, where nothing is predicted. An extended filter's F and H are the Jacobians of its
     functions, at the state before the row and at the predicted one. R is that of the model, scaled and adapted, but
-    not as an outlier's weight changes it for one row; a fading memory widens F P F' and is in neither F nor Q.
+    not as an outlier's weight changes it for one row; a fading memory widens F P F' and is in neither F nor Q. Of noise
+    inside an extended filter's functions, Q and R are what it adds to the state and to the measurement, G Q G'.
     """
     model = innermost(model)
     before = before[: model.size]
@@ -119,9 +123,12 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         moved, _ = model._moved(before, rows)
         return [moved[n + i * n : n + (i + 1) * n] for i in range(n)]
 
-    def seen_jacobian() -> Any:
+    def seen_there() -> Any:
         prior, *_ = model._prior(before, rows, rows.which_first())
-        seen, *_ = model._seen(prior, rows.u)
+        return model._seen(prior, rows.u)[0]
+
+    def seen_jacobian() -> Any:
+        seen = seen_there()
         return [seen[m + i * n : m + (i + 1) * n] for i in range(m)]
 
     def noise() -> list[list[Entry]]:
@@ -129,7 +136,17 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
             return symmetric(process.transition(rows.dt, u, values).Q)
         (scale,) = resolve([process.scale], u)
         given = process.noise(rows.dt, rows.u)
-        return symmetric([times(scale, q) for q in (resolve(values["Q"], u) if given is None else [*given])])
+        packed = [times(scale, q) for q in (resolve(values["Q"], u) if given is None else [*given])]
+        if process.noise_inside:
+            moved, r = model._moved(before, rows)[0], process.noise_size
+            way = [moved[n + n * n + i * r : n + n * n + (i + 1) * r] for i in range(n)]
+            packed = congruence(way, packed)
+        return symmetric(packed)
+
+    def measurement_noise() -> list[list[Entry]]:
+        packed = gaussian_programs.measurement_noise(model, values, u)
+        inside = isinstance(observation, FunctionObservation) and observation.noise_inside
+        return symmetric(gaussian_programs.entering(model, seen_there(), packed) if inside else packed)
 
     return {
         "F": jacobian
@@ -139,7 +156,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         if isinstance(observation, FunctionObservation)
         else lambda: resolve_matrix(observation, u),
         "Q": noise,
-        "R": lambda: symmetric(gaussian_programs.measurement_noise(model, values, u)),
+        "R": measurement_noise,
     }
 
 

@@ -22,7 +22,7 @@ from kalman.linalg.entries import Entry, Vector
 from kalman.linalg.packing import pack, packed_index, packed_size, symmetric, unpack
 from kalman.linalg.program import Program
 from kalman.models import angles
-from kalman.models.columns import Cell, Cells, numbers, used
+from kalman.models.columns import Cell, Cells, numbers, resolve, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
 from kalman.models.starts import Start
 from kalman.models.structure import Parameter, Structure
@@ -38,7 +38,7 @@ class GaussianFilter(StateLayout):
     """A filter of a mean and a covariance or its factor, by first derivatives or sigma points.
 
     rule        points of the unscented or cubature filter; None: first derivatives (linear and extended)
-    process_rule  points of state and noise together, for a process whose function takes its noise; else None
+    process_rule, observation_rule  points of state and noise together, where the function takes its noise; else None
     form        of the state and the update: covariance, square_root or information
     parameters  all with their values: the process's and R
     own         names of the parameters that each key has of its own, in its state
@@ -65,6 +65,7 @@ class GaussianFilter(StateLayout):
     periods: tuple[float, ...] = ()
     process_rule: Rule | None = None
     own_start: Start | None = None
+    observation_rule: Rule | None = None
 
     @property
     def fading(self) -> Cell:
@@ -104,6 +105,8 @@ class GaussianFilter(StateLayout):
     def noisy(self) -> bool:
         """Whether R is known to be positive definite."""
         if "R" in self.own or used([self.noise_scale, self.constants["R"]]):
+            return False
+        if isinstance(self.observation, FunctionObservation) and self.observation.noise_inside:
             return False
         R = np.array(symmetric(numbers(self.constants["R"])))
         eigenvalues = np.linalg.eigvalsh(R)
@@ -260,7 +263,8 @@ class GaussianFilter(StateLayout):
         elif process.noise_inside:
             assert self.process_rule is not None
             many = self.process_rule.points
-            x, w, sound = self._process_points(state, process.row_noise(rows.dt, rows.u))
+            noise = process.row_noise(rows.dt, rows.u)
+            x, w, _, sound = self._joint_points(self.process_rule, state, noise)
             moved = [*process.value(x, np.tile(rows.dt, many), np.tile(rows.u, many), w).reshape(-1, keys)]
         else:
             x, _, sound = self._points(state)
@@ -277,10 +281,19 @@ class GaussianFilter(StateLayout):
         if self.rule is None:
             x = np.ascontiguousarray(prior[:n])
             slope = observation.slope(x, u, self._deviations(prior))
-            return [*observation.value(x, u), *slope.reshape(-1, keys)], [*prior], np.inf
-        x, L, sound = self._points(prior)
-        many = self.rule.points
-        found = observation.value(x, np.tile(u, many)).reshape(self.measurements, many, keys)
+            seen = [*observation.value(x, u), *slope.reshape(-1, keys)]
+            if observation.noise_inside:
+                spread = _roots_of_diagonal(self._row_noise(u), observation.noise_size)
+                seen += [*observation.noise_slope(x, u, spread).reshape(-1, keys)]
+            return seen, [*prior], np.inf
+        v, rule = None, self.observation_rule or self.rule
+        if self.observation_rule is not None:
+            x, v, L, sound = self._joint_points(self.observation_rule, prior, self._row_noise(u))
+        else:
+            x, L, sound = self._points(prior)
+        many = rule.points
+        inputs = np.tile(u, many) if observation.controlled else u
+        found = observation.value(x, inputs, v).reshape(self.measurements, many, keys)
         if self.periods:  # a mean of angles is taken beside the centre's
             centre = np.ascontiguousarray(prior[:n])
             middle = found[:, 0] if self.rule.centre else observation.value(centre, u)
@@ -298,19 +311,24 @@ class GaussianFilter(StateLayout):
         )
         return drawn.reshape(n, many * keys), L, sound[0]
 
-    def _process_points(self, state: Array, Q: Array) -> tuple[Array, Array, Array]:
-        """Return points of state (n, P K) and noise (r, P K) for a process with the noise inside, and `sound`.
+    def _joint_points(self, rule: Rule, state: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
+        """Return points of state (n, P K) and of a noise inside a function (r, P K), the factor (p, K), and `sound`.
 
         Q (packed, K): the covariance of the noise.
         """
-        assert self.process_rule is not None
-        n, keys, many = len(self.states), state.shape[1], self.process_rule.points
-        drawn, sound = np.empty((self.process_rule.n * many, keys)), np.empty((1, keys))
-        run_program(
-            programs.process_points_program(self), [*state[: self.gaussian_size], *Q], [*drawn, *sound]
-        )
-        drawn = drawn.reshape(self.process_rule.n, many * keys)
-        return drawn[:n], drawn[n:], sound[0]
+        n, keys, many = len(self.states), state.shape[1], rule.points
+        drawn, sound = np.empty((rule.n * many, keys)), np.empty((1, keys))
+        L = np.empty((packed_size(n), keys))
+        program = programs.joint_points_program(self, rule)
+        run_program(program, [*state[: self.gaussian_size], *Q], [*drawn, *L, *sound])
+        drawn = drawn.reshape(rule.n, many * keys)
+        return drawn[:n], drawn[n:], L, sound[0]
+
+    def _row_noise(self, u: Array) -> Array:
+        """Return the packed R of each key, scaled."""
+        (scale,) = resolve([self.noise_scale], list(u))
+        R = [np.broadcast_to(a, u.shape[1]) for a in resolve(self.constants["R"], list(u))]
+        return np.asarray(scale * np.array(R))
 
     def _deviations(self, state: Array) -> Array:
         """Return each state's standard deviation (n, K)."""

@@ -48,22 +48,21 @@ def sigma_points_program(model: GaussianFilter) -> Program:
 
 
 @lru_cache(maxsize=64)
-def process_points_program(model: GaussianFilter) -> Program:
-    """Return the program to sigma points of the state and of a noise that enters inside the process.
+def joint_points_program(model: GaussianFilter, rule: sigma_points.Rule) -> Program:
+    """Return the program to sigma points of the state and of a noise that enters inside a function.
 
-    Inputs: mean and covariance or factor, and the packed covariance of the noise. Outputs: points, `sound`.
+    Inputs: mean and covariance or factor, and the packed covariance of the noise. Outputs: points, the factor, `sound`.
     """
-    rule, process = model.process_rule, model.process
-    assert rule is not None and isinstance(process, FunctionProcess)
+    n = len(model.states)
+    r = rule.n - n
     tape = Tape()
-    state, Q = tape.symbols(model.gaussian_size), tape.symbols(packed_size(process.noise_size))
-    n, r = len(model.states), process.noise_size
+    state, Q = tape.symbols(model.gaussian_size), tape.symbols(packed_size(r))
     L, sound = Factored(state[n:], 1.0) if model.rooted else cholesky.cholesky(state[n:])
     noise, sound_noise = cholesky.cholesky(Q)
     below = [[*[0.0] * n, *noise[packed_size(i) : packed_size(i + 1)]] for i in range(r)]
     joint = [*L, *(entry for row in below for entry in row)]
     drawn = sigma_points.points(rule, [*state[:n], *[0.0] * r], joint)
-    outputs = [*(entry for row in drawn for entry in row), cholesky.every([sound, sound_noise])]
+    outputs = [*(entry for row in drawn for entry in row), *L, cholesky.every([sound, sound_noise])]
     return Program(tape, [*state, *Q], outputs)
 
 
@@ -206,7 +205,8 @@ def observe_row(
         e = _innovations(model, y, _expected(model, written, m, u))
         H = posterior.masked(written, presents)
     else:
-        H = posterior.masked(_rows(seen[count:], n), presents)
+        R = entering(model, seen, R)
+        H = posterior.masked(_rows(seen[count : count + count * n], n), presents)
         e = _innovations(model, y, _shifted(model, seen[:count], u))
     return RowObservation(
         e,
@@ -236,16 +236,21 @@ def measured_program(model: GaussianFilter) -> Program:
     R = measurement_noise(model, values_of(model, [*prior, *own]), u)
     m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
-        mean, slopes, bends, shift = sigma_points.regress(model.rule, _rows(seen, model.rule.points))
+        rule = model.observation_rule or model.rule
+        mean, slopes, bends, shift = sigma_points.regress(rule, _rows(seen, rule.points))
         mean = _shifted(model, mean, u)
-        square = model.rule.scale**2
+        if model.observation_rule is not None:  # the points have drawn all noise there is
+            R = [0.0] * packed_size(count)
+        square = rule.scale**2
         spread = cholesky.square([[*a, *b] for a, b in zip(slopes, bends, strict=True)])
         lost = [
             times(model.rule.excess, times(shift[i], shift[j])) for i in range(count) for j in range(i + 1)
         ]
         spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
     else:
-        H = _rows(seen[count:], n) if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
+        written = () if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
+        H = _rows(seen[count : count + count * n], n) if seen else written
+        R = entering(model, seen, R)
         mean = _shifted(model, seen[:count], u) if seen else _expected(model, H, m, u)
         spread = congruence(H, cholesky.gram(S) if model.rooted else S)
     return Program(
@@ -258,7 +263,10 @@ def seen_width(model: GaussianFilter) -> int:
     n, count = len(model.states), model.measurements
     if not isinstance(model.observation, FunctionObservation):
         return 0
-    return count + count * n if model.rule is None else count * model.rule.points
+    if model.rule is not None:
+        return count * (model.observation_rule or model.rule).points
+    s = model.observation.noise_size if model.observation.noise_inside else 0
+    return count + count * n + count * s
 
 
 def measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[Entry]:
@@ -270,6 +278,14 @@ def measurement_noise(model: GaussianFilter, values: Values, u: Vector) -> list[
 def _expected(model: GaussianFilter, H: Any, m: Vector, u: Vector) -> list[Entry]:
     """Return H m + offset."""
     return _shifted(model, [dot(row, m) for row in H], u)
+
+
+def entering(model: GaussianFilter, seen: list[Any], R: list[Entry]) -> list[Entry]:
+    """Return the noise of the measurement: R, or M R M' where it enters inside a function of Jacobian M by it."""
+    observation, n, count = model.observation, len(model.states), model.measurements
+    if not isinstance(observation, FunctionObservation) or not observation.noise_inside:
+        return R
+    return congruence(_rows(seen[count + count * n :], observation.noise_size), R)
 
 
 def _shifted(model: GaussianFilter, expected: Vector, u: Vector) -> list[Entry]:
@@ -427,11 +443,15 @@ def _observe_by_points(
 
     In units of L the state has unit variance and the slopes are the regression; the bends add noise.
     """
-    n, rule = len(model.states), model.rule
+    n, rule = len(model.states), model.observation_rule or model.rule
     assert rule is not None
     values = _rows(seen, rule.points)
     mean, slopes, bends, shift = sigma_points.regress(rule, posterior.masked(values, presents))
     slopes = [[times(rule.scale, a) for a in row] for row in slopes]
+    if rule.n > n:  # slopes along a noise that enters inside are the measurement's noise
+        R = cholesky.square([row[n:] for row in slopes])
+        R = _unmasked(R, presents)
+        slopes = [row[:n] for row in slopes]
     square = rule.scale * rule.scale
     bent = [times(square, a) for a in cholesky.square(bends)]
     e = _innovations(model, y, _shifted(model, mean, u))
@@ -456,6 +476,15 @@ def _observe_by_points(
         return spread if rule.excess == 0.0 else [minus(a, d) for a, d in zip(spread, lost, strict=True)]
 
     return RowObservation(e, list(R), updated, covariance, lambda: _unrooted(slopes, L))
+
+
+def _unmasked(R: Vector, presents: Any) -> list[Entry]:
+    """Return a noise (packed) with variance 1 where a component is missing: it is weighed with a row of zeros."""
+    size = len(presents)
+    return [
+        a if i != j or presents[i] is None else np.where(presents[i], a, 1.0)
+        for a, (i, j) in zip(R, ((i, j) for i in range(size) for j in range(i + 1)), strict=True)
+    ]
 
 
 def _unrooted(slopes: Any, L: Vector) -> list[list[Entry]]:

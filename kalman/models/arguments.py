@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from kalman.models.named import Named
 from kalman.types import ModelError
 
-SHAPES = {"x": "(n, K)", "dt": "(K,)", "u": "(c, K)", "w": "(r, K)"}
-"""The shape of each argument, for messages: n states, c inputs, r entries of the noise, K keys."""
+SHAPES = {"x": "(n, K)", "dt": "(K,)", "u": "(c, K)", "w": "(r, K)", "v": "(s, K)"}
+"""The shape of each argument, for messages: n states, c inputs, r and s entries of the noise, K keys."""
+
+NOISES = ("w", "v")
+"""Arguments that a function must call by these names: another one in their place was meant for something else."""
 
 
 def arity(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: int) -> int:
@@ -42,6 +45,9 @@ def arity(field: str, function: Named, allowed: Sequence[Sequence[str]], usual: 
         if parameter.default is not parameter.empty and not named:
             break
         count += 1
+    last = allowed[-1][-1]
+    if count == len(allowed[-1]) and last in NOISES and places[count - 1].name != last:
+        return _refuse(field, function, allowed, usual)
     keyword_only = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
     if keyword_only or count not in [len(arguments) for arguments in allowed]:
         return _refuse(field, function, allowed, usual)

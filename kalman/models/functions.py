@@ -140,22 +140,50 @@ class FunctionProcess:
 
 @dataclass(frozen=True)
 class FunctionObservation:
-    """y = h(x, u) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`)."""
+    """y = h(x, u) + v, of m measurements and n states; periods of those that are angles (`kalman.models.angles`).
+
+    Where h takes v too, y = h(x, u, v), v of `noise_size` entries; `noise_jacobian` is dh/dv at v = 0.
+    """
 
     size: int
     states: int
     h: Call
     jacobian: Call | None
     periods: tuple[float, ...] = ()
+    noise_size: int = 0
+    noise_jacobian: Call | None = None
 
     @property
     def controlled(self) -> bool:
         """Whether h depends on the row's inputs."""
-        return self.h.count == len(SEEN) or (self.jacobian is not None and self.jacobian.count == len(SEEN))
+        return any(one is not None and one.count > 1 for one in (self.h, self.jacobian, self.noise_jacobian))
 
-    def value(self, x: Array, u: Array) -> Array:
-        """Return h(x, u) (m, K)."""
-        return called(self.h, (x, u), (self.size,))
+    @property
+    def noise_inside(self) -> bool:
+        """Whether h takes the noise as its last argument."""
+        return self.h.count == len(DISTURBED)
+
+    def value(self, x: Array, u: Array, v: Array | None = None) -> Array:
+        """Return h(x, u) (m, K), or h(x, u, v) with v (s, K), by default zeros."""
+        if v is None and self.noise_inside:
+            v = np.zeros((self.noise_size, x.shape[1]))
+        return called(self.h, (x, u) if v is None else (x, u, v), (self.size,))
+
+    def noise_slope(self, x: Array, u: Array, spread: Array) -> Array:
+        """Return the Jacobian of h by v at v = 0 (m, s, K); spread (s, K): the noise's standard deviations."""
+        if self.noise_jacobian is not None:
+            return called(self.noise_jacobian, (x, u), (self.size, self.noise_size))
+        return self.noise_differences(x, u, spread).value
+
+    def noise_differences(self, x: Array, u: Array, spread: Array) -> Slope:
+        """Return the Jacobian by v by differences, and what it may be wrong by."""
+        many = differences.points_of(self.noise_size)
+        within = partial(angles.within_half, self.periods) if self.periods else None
+
+        def seen(points: Array, which: np.ndarray | slice) -> Array:
+            return self.value(np.tile(x[:, which], many), np.tile(u[:, which], many), points)
+
+        return differences.slope(seen, np.zeros_like(spread), spread, self.size, within)
 
     def slope(self, x: Array, u: Array, spread: Array) -> Array:
         """Return the Jacobian of h by x (m, n, K), by differences where the model gives none."""
@@ -169,7 +197,7 @@ class FunctionObservation:
         within = partial(angles.within_half, self.periods) if self.periods else None
 
         def seen(points: Array, which: np.ndarray | slice) -> Array:
-            return self.value(points, np.tile(u[:, which], many))
+            return self.value(points, np.tile(u[:, which], many) if self.controlled else u)
 
         return differences.slope(seen, x, spread, self.size, within)
 
@@ -177,6 +205,7 @@ class FunctionObservation:
 INSIDE = ("x", "dt", "u", "w")
 MOVED = (INSIDE[:2], INSIDE[:3])
 SEEN = ("x", "u")
+DISTURBED = ("x", "u", "v")
 """Arguments that the functions of a process and of an observation are offered."""
 
 
@@ -259,12 +288,21 @@ def parse_observation(
     folder: str | None,
 ) -> FunctionObservation:
     """Read an observation by a function h. Raises ModelError."""
-    checks.known("observation", definition, ("h", "R", "jacobian", "offset", "noise_scale", "wrap"))
-    h, jacobian = (
-        _called("observation", definition, key, folder, (SEEN[:1], SEEN), 1) for key in ("h", "jacobian")
+    fields = ("h", "R", "jacobian", "noise_jacobian", "offset", "noise_scale", "wrap")
+    checks.known("observation", definition, fields)
+    h = _called("observation", definition, "h", folder, (SEEN[:1], SEEN, DISTURBED), 1)
+    jacobian, inside = (
+        _called("observation", definition, key, folder, (SEEN[:1], SEEN), 1)
+        for key in ("jacobian", "noise_jacobian")
     )
     assert h is not None
-    return FunctionObservation(measurements, states, h, jacobian, periods)
+    noisy = h.count == len(DISTURBED)
+    if inside is not None and not noisy:
+        remedy = "remove it, or let h take x, u and v"
+        raise ModelError("observation.noise_jacobian", f"{h.name} takes no noise v", remedy)
+    R = definition.get("R")
+    size = len(R) if noisy and isinstance(R, (list, tuple)) and R else 1 if noisy else measurements
+    return FunctionObservation(measurements, states, h, jacobian, periods, size, inside)
 
 
 def observation_offset(
@@ -338,7 +376,18 @@ def check_observation(
     m, n = observation.size, observation.states
     trials = _Trials(controls if observation.controlled else 0, sure)
     for u in trials.inputs(3):
-        trials.check("observation.h", observation.h, (x, u), (m,))
+        v = (np.zeros((observation.noise_size, 3)),) if observation.noise_inside else ()
+        trials.check("observation.h", observation.h, (x, u, *v), (m,))
+        if observation.noise_jacobian is not None:
+            s = observation.noise_size
+            trials.check("observation.noise_jacobian", observation.noise_jacobian, (x, u), (m, s))
+            ones = np.ones((s, 3))
+            with np.errstate(all="ignore"):
+                given, numeric = (
+                    observation.noise_slope(x, u, ones),
+                    observation.noise_differences(x, u, ones),
+                )
+            trials.check_slope("observation.noise_jacobian", given, numeric, ones)
         if observation.jacobian is not None:
             trials.check("observation.jacobian", observation.jacobian, (x, u), (m, n))
             with np.errstate(all="ignore"):

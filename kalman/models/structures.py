@@ -233,5 +233,6 @@ def parse(field: str, definition: Any, controls: Sequence[str] = ()) -> Structur
     if definition.get("noise_scale") is not None:
         return Scaled.parse(field, definition, controls)
     if named_columns(definition) and kind not in ("explicit", "continuous", "sum"):
-        return Varying.parse(STRUCTURES[kind], field, definition, controls)
+        varying: Any = Varying.of(STRUCTURES[kind], field, definition, controls)
+        return varying  # a structure but for `parse`, which is the kind's
     return STRUCTURES[kind].parse(field, definition, controls)

@@ -24,7 +24,7 @@ class Varying:
     cells: tuple[tuple[str, Column], ...]
 
     @classmethod
-    def parse(
+    def of(
         cls, kind: type[Structure], field: str, definition: Mapping[str, Any], controls: Sequence[str]
     ) -> Self:
         """Return a structure of a kind with the columns that its fields name. Raises ModelError."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs import export, import_states, migrate
+from jobs import export, import_states, migrate, verify
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.migration.state_tables import checker, table_of
 from jobs.snapshots import manifests, store
@@ -242,6 +242,8 @@ def test_a_csv_of_states_before_any_row_begins_a_stream(tmp_path: Path) -> None:
     pipeline.stream()  # the only snapshot
     found = pipeline.estimates()
     assert len(found) == len(DAYS[0])
+    checked = verify.run(pipeline.settings, "walk", share="100%")
+    assert "was made of a table of states, which nothing else gives" in " ".join(checked.lines)
     model = kalman.build(pipeline.spec.definition())
     for number, key in enumerate(ids):
         rows = DAYS[0].loc[DAYS[0]["id"] == key]

@@ -415,3 +415,18 @@ def test_a_sliding_window_is_begun_kept_or_removed_and_all_else_of_a_state_stays
     np.testing.assert_array_equal(found[:size], held.values[:size])
     rest = held.values[size:] if windows[0] == windows[1] else np.zeros((target.size - size, 4))
     np.testing.assert_array_equal(found[size:], rest)
+
+
+def test_a_new_state_cannot_start_from_a_column() -> None:
+    """A key with a state has no first row again whose column could say where the new one starts."""
+    first = spec(1, ["a"])
+    second = spec(
+        2,
+        ["a", "b"],
+        control=["start"],
+        initial={"mean": [0.0, "start"], "covariance": [[1.0, 0.0], [0.0, 1.0]]},
+        migrate={"states": {"b": {"initial": True}}},
+    )
+    (step,) = path_between({1: first, 2: second}, 1, 2)
+    with pytest.raises(UserError, match="takes it from column start of a key's first row"):
+        state_map_of(step)

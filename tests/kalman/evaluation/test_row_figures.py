@@ -177,6 +177,36 @@ def test_an_extended_filters_matrices_are_its_jacobians():
         np.testing.assert_array_equal(found["system_R"][:, k], [0.5])
 
 
+def shaken(x, dt, u, w):
+    return np.array([x[0] + x[1] * dt * (1.0 + w[0]), 0.9 * x[1] + u[0] * w[0]])
+
+
+def dimmed(x, u, v):
+    return x[:1] * x[1:] + (2.0 + x[1]) * v[:1] + u[:1] * v[1:]
+
+
+def test_noise_inside_functions_is_put_out_as_it_enters():
+    rng = np.random.default_rng(6)
+    inside = {
+        "control": ["c"],
+        "process": {"kind": "function", "f": f"{__name__}:shaken", "Q": [[0.2]]},
+        "observation": {"h": f"{__name__}:dimmed", "R": [[0.5, 0.1], [0.1, 0.4]]},
+    }
+    model = kalman.build(functional("extended", **inside))
+    u = rng.uniform(1.0, 2.0, size=(1, 6))
+    _, outputs, found = figured(model, one_key(rng.normal(size=(1, 6)), step=0.7, u=u), 1, SYSTEM)
+    for k in range(1, 6):
+        a, b = outputs.mean[:, k - 1]
+        G, M = np.array([[b * 0.7], [u[0, k]]]), np.array([[2.0 + 0.9 * b, u[0, k]]])
+        Q, R = 0.2 * G @ G.T, M @ [[0.5, 0.1], [0.1, 0.4]] @ M.T
+        np.testing.assert_allclose(found["system_Q"][:, k].reshape(2, 2), Q, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(found["system_R"][:, k], R[0], rtol=1e-6)
+        H = [0.9 * b, a + b * 0.7]
+        np.testing.assert_allclose(found["system_H"][:, k], H, rtol=1e-6, atol=1e-8)
+    points = kalman.build(functional("unscented", **inside))
+    assert not {"system_Q", "system_R"} & set(figures(points))
+
+
 def test_kinds_of_filters_have_the_figures_that_are_defined_for_them():
     both = set(RESIDUALS)
     for kind in ("unscented", "cubature"):

@@ -11,6 +11,7 @@ import kalman
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.oracles import UNIT, full
 
+SECOND = 1_000_000
 HERE = "tests.kalman.filters.test_function_inputs"
 FORMS = [
     ("extended", None),
@@ -109,6 +110,28 @@ def pushed(x, dt, u, w):
     return np.array([x[0] + dt * x[1] + 0.5 * w[0], x[1] + w[0]])
 
 
+def dimmed(x, u, v):
+    """A noise that is multiplied, one that is added to one component, and a common one; three noises, two values."""
+    return np.array(
+        [np.exp(x[0] * u[0]) * (1.0 + v[0]) + x[1] + 0.5 * v[2], x[1] * u[1] + v[1] * x[0] + v[2]]
+    )
+
+
+def dimmed_slope(x, u):
+    zero = 0.0 * x[0]
+    return np.array([[u[0] * np.exp(x[0] * u[0]), 1.0 + zero], [zero, u[1] + zero]])
+
+
+def dimmed_by_noise(x, u):
+    one, zero = np.ones(x.shape[1]), np.zeros(x.shape[1])
+    return np.array([[np.exp(x[0] * u[0]), zero, 0.5 * one], [zero, x[0], one]])
+
+
+def doubled_noise(x, u, v):
+    """A line, disturbed by two noises of which the second counts twice."""
+    return x[:1] + u[:1] + v[:1] + 2.0 * v[1:]
+
+
 def noise_of(dt, u):
     return np.array([[dt * (1.0 + u[0] ** 2)]])
 
@@ -158,8 +181,11 @@ def points_of(kind: str, rule: dict[str, float], x: np.ndarray, P: np.ndarray):
     return points, wm, wc
 
 
-def textbook(definition: dict[str, Any], y, dt, u, jacobians, functions, offset=None):
-    """Filter y (N, m) with matrices: f(x, dt, u, w) or f(x, dt, u), h(x, u); jacobians (F, L, H), L None: additive."""
+def textbook(definition: dict[str, Any], y, dt, u, jacobians, functions, offset=None, by_noise=None):
+    """Filter y (N, m) with matrices: f(x, dt, u, w) or f(x, dt, u), h(x, u); jacobians (F, L, H), L None: additive.
+
+    by_noise: dh/dv, where h takes v too.
+    """
     kind, rule = definition["filter"], definition.get("unscented", {})
     f, h = functions
     F, L, H = jacobians
@@ -189,9 +215,22 @@ def textbook(definition: dict[str, Any], y, dt, u, jacobians, functions, offset=
             d = values - x[:, None]
             P = (d * wc) @ d.T + added
         has = ~np.isnan(y[k])
+        noisy = R
         if kind == "extended":
             J = H(x[:, None], here)[:, :, 0]
-            z, S, C = h(x[:, None], here)[:, 0], J @ P @ J.T, P @ J.T
+            silent = [] if by_noise is None else [np.zeros((len(R), 1))]
+            z, S, C = h(x[:, None], here, *silent)[:, 0], J @ P @ J.T, P @ J.T
+            if by_noise is not None:
+                M = by_noise(x[:, None], here)[:, :, 0]
+                noisy = M @ R @ M.T
+        elif by_noise is not None:
+            n = len(x)
+            joint = np.block([[P, np.zeros((n, len(R)))], [np.zeros((len(R), n)), R]])
+            points, wm, wc = points_of(kind, rule, np.concatenate([x, np.zeros(len(R))]), joint)
+            values = h(points[:n], np.repeat(here, points.shape[1], axis=1), points[n:])
+            z = values @ wm
+            d, e = values - z[:, None], points[:n] - x[:, None]
+            S, C, noisy = (d * wc) @ d.T, (e * wc) @ d.T, 0.0
         else:
             points, wm, wc = points_of(kind, rule, x, P)
             values = h(points, np.repeat(here, points.shape[1], axis=1))
@@ -199,7 +238,7 @@ def textbook(definition: dict[str, Any], y, dt, u, jacobians, functions, offset=
             d, e = values - z[:, None], points - x[:, None]
             S, C = (d * wc) @ d.T, (e * wc) @ d.T
         z = z if offset is None else z + offset[k]
-        S, C, v = (S + R)[np.ix_(has, has)], C[:, has], (y[k] - z)[has]
+        S, C, v = (S + noisy)[np.ix_(has, has)], C[:, has], (y[k] - z)[has]
         K = C @ np.linalg.inv(S)
         x, P = x + K @ v, P - K @ S @ K.T
         score = -0.5 * (v @ np.linalg.solve(S, v) + np.linalg.slogdet(2 * np.pi * S)[1]) if has.any() else 0.0
@@ -322,6 +361,78 @@ def test_noise_inside_the_process(kind, form, rule):
         assert_same(run(definition, y, dt, u), truth, 1e-8)  # all by differences
 
 
+@pytest.mark.parametrize(
+    ("kind", "form", "rule"),
+    [
+        (kind, form, rule)
+        for kind, form in FORMS
+        if form != "information"
+        for rule in (RULES if kind == "unscented" else RULES[:1])
+    ],
+)
+def test_noise_inside_the_observation(kind, form, rule):
+    """Three noises that enter a function of two values: by their Jacobian, or by points of state and noise."""
+    definition = in_form(JOLTED, kind, form, f=f"{HERE}:jolted_without", Q=[[0.1, 0.02], [0.02, 0.2]])
+    R = [[0.05, 0.01, 0.0], [0.01, 0.2, 0.0], [0.0, 0.0, 0.3]]
+    definition["observation"] = {"h": f"{HERE}:dimmed", "R": R}
+    if kind == "unscented" and rule:
+        definition["unscented"] = rule
+    if kind == "extended":
+        definition["observation"] |= {
+            "jacobian": f"{HERE}:dimmed_slope",
+            "noise_jacobian": f"{HERE}:dimmed_by_noise",
+        }
+        definition["process"]["jacobian"] = f"{HERE}:jolted_by_state_alone"
+    y, dt, u = jolted_rows(np.random.default_rng(5))
+    jacobians = jolted_by_state_alone, None, dimmed_slope
+    truth = textbook(definition, y, dt, u, jacobians, (jolted_without, dimmed), by_noise=dimmed_by_noise)
+    assert_same(run(definition, y, dt, u), truth, 1e-10)
+    if kind == "extended":
+        for name in ("jacobian", "noise_jacobian"):
+            definition["observation"].pop(name, None)
+        assert_same(run(definition, y, dt, u), truth, 1e-8)
+    both = {**definition, "robust": {"gate": {"threshold": 1e9}, "student_t": {"degrees": 1e9}}}
+    np.testing.assert_allclose(run(both, y, dt, u).mean.T, truth[0], rtol=1e-5, atol=1e-6)
+
+
+def jolted_by_state_alone(x, dt, u):
+    return jolted_by_state(x, dt, u)
+
+
+@pytest.mark.parametrize(("kind", "form"), [one for one in FORMS if one[1] != "information"])
+def test_noise_inside_a_line_of_the_observation_is_the_linear_filter(kind, form):
+    common = {
+        "states": ["a"],
+        "measurement": ["y"],
+        "control": ["u", "r"],
+        "process": {"kind": "random_walk", "variance": 0.3},
+        "initial": {"mean": [0.3], "covariance": [[1.0]]},
+    }
+    inside = {
+        **common,
+        "filter": kind,
+        **({"form": form} if form else {}),
+        "observation": {"h": f"{HERE}:doubled_noise", "R": [["r", 0.0], [0.0, 0.2]], "noise_scale": 1.5},
+    }
+    rng = np.random.default_rng(8)
+    y, u = rng.normal(size=(30, 1)), np.column_stack([rng.normal(size=30), rng.uniform(0.1, 2.0, 30)])
+    y[4] = np.nan
+    found = run(inside, y, np.ones(30), u)
+    total = np.column_stack([u[:, 0], 1.5 * (u[:, 1] + 4.0 * 0.2)])
+    linear = {**common, "observation": {"H": [[1.0]], "R": [["r"]], "offset": ["u"]}}
+    truth = run(linear, y, np.ones(30), total)
+    np.testing.assert_allclose(found.mean, truth.mean, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(found.covariance, truth.covariance, rtol=1e-9)
+    model, states = kalman.build(inside), kalman.initial_states(kalman.build(inside), 1)
+    ahead = kalman.forecast(model, states, np.ones((2, 1)), u[:2, :, None])
+    plain_model = kalman.build(linear)
+    plain = kalman.forecast(
+        plain_model, kalman.initial_states(plain_model, 1), np.ones((2, 1)), total[:2, :, None]
+    )
+    np.testing.assert_allclose(ahead.measurement_mean, plain.measurement_mean, rtol=1e-9)
+    np.testing.assert_allclose(ahead.measurement_covariance, plain.measurement_covariance, rtol=1e-9)
+
+
 @pytest.mark.parametrize(("kind", "form"), FORMS)
 def test_noise_inside_a_line_is_the_linear_filter(kind, form):
     """F x + G w, also smoothed and with a noise that is a function of dt and a column."""
@@ -341,7 +452,7 @@ def test_noise_inside_a_line_is_the_linear_filter(kind, form):
     rng = np.random.default_rng(8)
     n = 30
     y, u = rng.normal(size=(n, 1)), rng.normal(size=(n, 1))
-    rows = kalman.SortedRows(np.zeros(n, np.int64), np.arange(n) * UNIT, y.T.copy(), u.T.copy())
+    rows = kalman.SortedRows(np.zeros(n, np.int64), np.arange(n) * SECOND, y.T.copy(), u.T.copy())
     model = kalman.build(inside)
     out = smooth(model, kalman.initial_states(model, 1), rows, UNIT)[2]
     # the same model in matrices, its Q a row's own: 2 (1 + u^2) G G'
@@ -366,7 +477,7 @@ def test_a_key_has_the_same_bits_in_any_company(kind, form):
     rng = np.random.default_rng(9)
     keys = 1500
     key = np.repeat(np.arange(keys), 3)
-    time = np.tile(np.arange(3), keys) * UNIT
+    time = np.tile(np.arange(3), keys) * SECOND
     y, u = rng.normal(size=(2, 3 * keys)), rng.uniform(-0.3, 0.5, size=(2, 3 * keys))
     u[1, 3 * 700 + 1] = np.nan
     rows = kalman.SortedRows(key, time, y, u)
@@ -421,8 +532,13 @@ def test_a_function_may_be_undefined_at_the_inputs_that_it_is_tried_at():
 
 
 WRONG = [
-    ("observation.h", "three", "takes (x, u, z), and is called with (x) or (x, u)", "write it as three(x)"),
-    ("observation.h", "keyword", "takes (x, *, u), and is called with (x) or (x, u)", "u (c, K)"),
+    (
+        "observation.h",
+        "three",
+        "takes (x, u, z), and is called with (x), (x, u) or (x, u, v)",
+        "write it as three(x)",
+    ),
+    ("observation.h", "keyword", "takes (x, *, u), and is called with (x), (x, u) or (x, u, v)", "u (c, K)"),
     ("observation.h", "wide", "gives shape (2, 3) for 3 keys where (1, 3) is needed", "(1, K)"),
     ("observation.jacobian", "wrong_slope", "by differences", "mend it"),
     (
@@ -455,6 +571,18 @@ def test_an_error_names_the_function_its_arguments_and_shapes(field, function, p
 
 
 def test_wrong_noise_inside():
+    inside = {**GROWTH, "observation": {"h": f"{HERE}:doubled_noise", "R": [[1.0, 0.0], [0.0, 1.0]]}}
+    for changes, problem in (
+        ({"adaptive": {"R": 0.1}}, "does not go with noise inside the observation's function"),
+        ({"robust": {"huber": {}}}, "does not go with noise inside the observation's function"),
+        ({"form": "information"}, "divides by it"),
+        (
+            {"observation": {**GROWTH["observation"], "noise_jacobian": f"{HERE}:growth_slope"}},
+            "takes no noise v",
+        ),
+    ):
+        with pytest.raises(kalman.ModelError, match=problem):
+            kalman.build({**inside, **changes})
     for process, problem in (
         ({"Q": [[1.0]]}, "IndexError"),
         ({"noise_jacobian": f"{HERE}:half_noise"}, "by differences"),

@@ -11,6 +11,7 @@ from kalman.run import KeyStates
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.oracles import UNIT
 
+SECOND = 1_000_000
 HERE = "tests.kalman.filters.test_gaussian"
 TREND: dict[str, Any] = {
     "states": ["level", "slope"],
@@ -46,7 +47,7 @@ def rows_of(seed: int = 1, many: int = 8) -> kalman.SortedRows:
     y = rng.normal(size=(1, n))
     y[0, [a for a in (3, 20) if a < n]] = np.nan
     u = np.array([rng.normal(size=n), rng.uniform(1.0, 3.0, n), rng.uniform(-0.5, 0.5, n)])
-    return kalman.SortedRows(np.repeat(np.arange(KEYS), many), np.tile(np.arange(many), KEYS) * UNIT, y, u)
+    return kalman.SortedRows(np.repeat(np.arange(KEYS), many), np.tile(np.arange(many), KEYS) * SECOND, y, u)
 
 
 def with_numbers(definition: dict[str, Any], u: np.ndarray) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def test_the_start_is_that_of_statsmodels():
     peer["design"], peer["obs_cov"] = np.array([[1.0, 0.0]]), np.array([[0.8]])
     peer["transition"], peer["selection"] = np.array([[1.0, 1.0], [0.0, 1.0]]), np.eye(2)
     peer["state_cov"] = np.diag([0.3, 0.1])
-    truth = peer.ssm.filter()
+    truth: Any = peer.ssm.filter()
     np.testing.assert_allclose(out.mean, truth.filtered_state, rtol=1e-11)
     np.testing.assert_allclose(out.log_likelihood, truth.llf_obs, rtol=1e-11)
 
@@ -235,7 +236,7 @@ def test_a_mixture_starts_as_its_first_row_says(kind, more):
     y = rng.normal(size=(m, 12)) if kind == "gaussian_mixture" else rng.integers(0, 2, (m, 12)).astype(float)
     u = np.full((len(values), 12), 7.0)
     u[:, [0, 6]] = np.array(values)[:, None]
-    rows = kalman.SortedRows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2) * UNIT, y, u)
+    rows = kalman.SortedRows(np.repeat([0, 1], 6), np.tile(np.arange(6), 2) * SECOND, y, u)
     found = kalman.run(model, kalman.initial_states(model, 2), rows, UNIT)
     expected = kalman.run(number, kalman.initial_states(number, 2), rows._replace(u=u[:0]), UNIT)
     np.testing.assert_array_equal(found[1].mean, expected[1].mean)

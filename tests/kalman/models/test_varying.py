@@ -13,6 +13,7 @@ from kalman.learning import maximum_likelihood
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.oracles import UNIT
 
+SECOND = 1_000_000
 FORMS = [
     ("linear", None),
     ("linear", "square_root"),
@@ -50,7 +51,7 @@ def model_of(process: dict[str, Any], n: int, control: list[str], **more: Any) -
 
 def rows_of(y: np.ndarray, u: np.ndarray, dt: np.ndarray | None = None) -> kalman.SortedRows:
     n = len(y)
-    time = np.arange(n) * UNIT if dt is None else (np.cumsum(dt) * UNIT).astype(np.int64)
+    time = np.arange(n) * SECOND if dt is None else (np.cumsum(dt) * UNIT).astype(np.int64)
     return kalman.SortedRows(np.zeros(n, np.int64), time, y[None], np.ascontiguousarray(u))
 
 
@@ -125,7 +126,7 @@ def test_a_random_walk_whose_variance_is_a_column_is_that_of_statsmodels():
     peer["obs_intercept"] = bias[None]
     # its covariance at t acts from t to t + 1, ours between the previous row and this one
     peer["state_cov"] = np.concatenate([variance[1:], [1.0]])[None, None]
-    truth = peer.ssm.filter()
+    truth: Any = peer.ssm.filter()
     np.testing.assert_allclose(out.mean[0], truth.filtered_state[0], rtol=1e-11)
     np.testing.assert_allclose(out.covariance[0], truth.filtered_state_cov[0, 0], rtol=1e-11)
     np.testing.assert_allclose(out.log_likelihood, truth.llf_obs, rtol=1e-10, atol=1e-12)
