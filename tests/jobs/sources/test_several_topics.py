@@ -95,7 +95,7 @@ def test_topics_that_match_a_pattern_land_once_and_those_that_come_and_go_are_to
     held = pipeline.warehouse.read("quarantine").collect()
     (position,) = (json.loads(row["position"]) for row in held)
     assert (position["topic"], position["topic_id"]) == ("plant-y", ids["plant-y"])
-    row = {"id": "key 1", "at": "2024-03-02T00:00:00Z", "a": 1.0, "b": 2.0}
+    row = {"id": "key 1", "at": "2024-04-01T00:00:00Z", "a": 1.0, "b": 2.0}
     edited = tmp_path / "edited.jsonl"
     quarantine.act(pipeline.settings, "show", "walk", output=str(edited))
     shown = json.loads(edited.read_text())
