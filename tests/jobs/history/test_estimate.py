@@ -130,7 +130,7 @@ def test_history_is_the_stream_over_the_same_rows(tmp_path: Path, kind: str) -> 
         lists_equal(found, streamed, ["innovation"])
 
 
-@pytest.mark.parametrize("kind", some_slow(ALONE, "extended", "mixture"))
+@pytest.mark.parametrize("kind", some_slow(ALONE, "mixture"))
 def test_history_is_the_filter_alone_over_the_same_rows(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **ALONE[kind])
     days = random_rows(2, rows=60)
@@ -159,7 +159,7 @@ def test_recursive_least_squares_with_a_control(tmp_path: Path) -> None:
     assert_bit_equal(history(pipeline), alone(pipeline, *days))
 
 
-@pytest.mark.parametrize("kind", some_slow(SMOOTHED, "linear", "expiry"))
+@pytest.mark.parametrize("kind", some_slow(SMOOTHED, "expiry"))
 def test_smoothing_on_spark_is_smoothing_alone(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **SMOOTHED[kind])
     days = random_rows(2, rows=60)
