@@ -63,7 +63,7 @@ def test_python_in_the_guide_imports_public_modules(page: Path):
     "page", [page for page in PAGES if page.name != "CONTRIBUTING.md"], ids=lambda page: page.stem
 )
 def test_files_that_a_page_names_exist(page: Path):
-    rooms = "jobs|kalman|dags|tests|scripts|demo|benchmarks"
+    rooms = "jobs|kalman|dags|tests|scripts|demo|benchmarks|examples"
     named = re.findall(rf"`((?:{rooms})/[\w./-]+?)/?`", prose(page))
     assert [name for name in named if "VERB" not in name and not (ROOT / name).exists()] == []
 

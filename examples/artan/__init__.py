@@ -1,0 +1,1 @@
+"""What the guides of Artan show, as specs of this project: see docs/artan.md."""
