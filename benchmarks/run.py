@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import results
 from benchmarks.contenders import equality
 from benchmarks.contenders.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
-from benchmarks.suites import batch, life, streaming
+from benchmarks.suites import batch, history, life, streaming
 from benchmarks.suites.streaming import Share
 from benchmarks.workloads.data import CORES
 from benchmarks.workloads.memory import Peak
-from benchmarks.workloads.work import ALL, DENSE, KINDS, QUICK, SCALE, Work
+from benchmarks.workloads.work import ALL, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, SCALE, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,7 +68,8 @@ def names_of(quick: bool) -> list[str]:
     """Return the names of all works, in their order."""
     if quick:
         return [*(work.name for work in QUICK), f"pretrain_{DENSE[0].name}"]
-    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", LEARN_KEY, LIFE]
+    histories = [work.name for work in (*HISTORY, *HISTORY_DELTA)]
+    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", *histories, LEARN_KEY, LIFE]
 
 
 def session(settings: Settings) -> SparkSession:
@@ -103,10 +104,12 @@ def measure(
     if name == LEARN_KEY:
         own = Work(name, given.keys or 1_000_000, 5)
         return results.results_of(name, batch.by_key(spark, own, folder), {})
-    known = {work.name: work for work in (*ALL, *QUICK)}
+    known = {work.name: work for work in (*ALL, *QUICK, *HISTORY, *HISTORY_DELTA)}
     work = known[name.removeprefix("pretrain_")]
     if given.keys is not None:
         work = work._replace(keys=given.keys, touched=work.touched and min(work.touched, given.keys))
+    if name.startswith("history_"):
+        return results.results_of(name, history.compare(spark, work, rounds, folder), {})
     if name.startswith("pretrain_"):
         rates = batch.compare(spark, work, 2 if given.quick else 5, rounds, folder)
         return results.results_of(name, rates, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jobs import (
     compare,
+    estimate,
     export,
     filter,
     forecast,
@@ -39,6 +40,7 @@ VERBS = {
     "ingest": ingest.run,
     "inputs": inputs.run,
     "pretrain": pretrain.run,
+    "estimate": estimate.run,
     "stream": stream.run,
     "monitor": monitor.run,
     "skill": skill.run,

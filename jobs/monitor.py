@@ -7,6 +7,10 @@ micro-batch), so that a restart after a crash is idempotent.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from typing import Annotated
+
+from typer import Option
 
 from jobs.core.command import Model, Trigger, command
 from jobs.core.errors import UserError
@@ -16,16 +20,28 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 
 
 @command
-def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> Report:
+def run(
+    settings: Settings,
+    model: Model,
+    trigger: Trigger = AVAILABLE_NOW,
+    history: Annotated[
+        bool,
+        Option("--history", help="Over estimates_history/MODEL instead of the live estimates, all at once."),
+    ] = False,
+) -> Report:
     """Watch the live estimates: windows over time, and rules over keys that raise alerts.
 
     Raises:
         UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
     """
     from jobs.downstream.monitor import MonitorQueries
+    from jobs.downstream.over_history import monitor_history
     from jobs.downstream.queries import MONITOR
     from jobs.downstream.runner import exclusive_run
+    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
+    from jobs.warehouse.delta import Warehouse
 
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)
@@ -33,6 +49,12 @@ def run(settings: Settings, model: Model, trigger: Trigger = AVAILABLE_NOW) -> R
         raise UserError(
             f"{spec.source_path}: has no section `monitor`: add it with windows or rules (docs/streaming.md)"
         )
+    if history:
+        warehouse = Warehouse(
+            spark_session(settings, f"monitor {spec.name}", short_rows_conf()), settings.warehouse
+        )
+        found = monitor_history(warehouse, spec, spec.monitor)
+        return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     with exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
         queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor)
         queries.run(progress)

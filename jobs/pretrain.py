@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Option
@@ -20,6 +21,9 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.history.estimating import Result
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
     from jobs.training.learning import Learned
@@ -48,6 +52,13 @@ def run(
             "--history", help="Use only what `ingest --history` has landed, for running streams to import."
         ),
     ] = False,
+    estimates: Annotated[
+        bool,
+        Option(
+            "--estimates",
+            help="Also write every row's estimate, with the snapshot's parameters, to estimates_history/MODEL.",
+        ),
+    ] = False,
     profile: Profile = False,
 ) -> Report:
     """Learn the model's parameters, filter the whole history, and commit a snapshot.
@@ -55,6 +66,7 @@ def run(
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
     """
+    from jobs.history.estimating import estimate_reflected
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
@@ -77,6 +89,8 @@ def run(
     )
     if window.first is not None and window.last is not None and window.first >= window.last:
         raise UserError("--learn-from must be before --learn-to")
+    if history and estimates:
+        raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
@@ -89,12 +103,34 @@ def run(
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
-        found = snapshot_at(warehouse, spec, table, cut, window, progress)
+        results: list[Result] = []
+
+        def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:
+            results.append(estimate_reflected(warehouse, spec, manifest, cut, progress.note, packed))
+
+        found = snapshot_at(warehouse, spec, table, cut, window, progress, beside if estimates else None)
+        if estimates and not results:
+            beside(found.manifest)  # the snapshot was there
         told = summary(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
-    return profiler.added_to(_report(spec, found, told, offers, time.monotonic() - started))
+    report = _report(spec, found, told, offers, time.monotonic() - started)
+    return profiler.added_to(_with_estimates(report, results))
+
+
+def _with_estimates(report: Report, results: list[Result]) -> Report:
+    if not results:
+        return report
+    (made,) = results
+    done = "had already been committed" if not made.commits else f"{plural(made.written, 'row')} written"
+    line = f"estimates of the rows that it reflects: {done}, run {made.run} -> {made.table}"
+    data = {"run": made.run, "table": made.table, "made": made.commits > 0, "rows": made.written}
+    return replace(
+        report,
+        lines=[*report.lines[:-1], line, *report.lines[-1:]],
+        data={**report.data, "estimates": data},
+    )
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:

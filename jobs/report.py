@@ -41,6 +41,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    history: Annotated[
+        bool,
+        Option(
+            "--history",
+            help="As the new one take the last run over history (or the one named by --generation), against the live "
+            "generation.",
+        ),
+    ] = False,
 ) -> Report:
     """Compare two generations of a model, and write an HTML and a JSON report beside the tables.
 
@@ -55,6 +63,8 @@ def run(
     from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
+    if snapshot is not None and history:
+        raise UserError("--history names a run, and --snapshot a generation: give one of them")
     if snapshot is not None and generation is not None:
         raise UserError(
             "--snapshot and --generation both say which generation is the new one: give one of them"
@@ -64,7 +74,10 @@ def run(
         spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse
     )
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
-        new, old = _pair(warehouse, spec.name, generation, against, snapshot)
+        if history:
+            new, old = _pair_with_history(warehouse, spec.name, generation, against)
+        else:
+            new, old = _pair(warehouse, spec.name, generation, against, snapshot)
         learned = {one.generation: _learned(warehouse, one) for one in (new, old)}
         progress.note(f"comparing {new.generation} with {old.generation}")
         comparison, page = compare(warehouse, spec, old, new)
@@ -108,6 +121,43 @@ def _learned(warehouse: Warehouse, generation: Generation) -> tuple[str, dict[st
     whose = {"key": "; each key has its own", "group": "; each group has its own"}
     also = "" if learn is None else whose.get(learn.scope, "")
     return f"{values}{also}, of snapshot {generation.snapshot_id}", manifest.parameters
+
+
+def _pair_with_history(
+    warehouse: Warehouse, model: str, run: str | None, against: str | None
+) -> tuple[Generation, Generation]:
+    """Return a run over history as a generation, and the one to compare it with.
+
+    Raises:
+        UserError: there is no such run, or nothing is live.
+    """
+    from jobs.history.table import HistoryTable
+    from jobs.lineage import generations
+    from jobs.warehouse.tables import estimates_history
+
+    runs = HistoryTable(warehouse, estimates_history(model)).runs()
+    found = next((one for one in runs if run in (None, one.run)), None)
+    if found is None:
+        known = f"its last runs are {', '.join(one.run for one in runs[:3])}" if runs else "it has none"
+        raise UserError(
+            f"model {model} has no such run over its history ({known}): make one with "
+            f"`kalman-pipeline estimate --model {model}`",
+            RUN_FAILED,
+        )
+    old = generations.named(warehouse, model, against)
+    new = generations.Generation(
+        generation=found.run,
+        model=model,
+        model_version=found.model_version,
+        fingerprint=found.fingerprint,
+        snapshot_id=found.snapshot or "",
+        checkpoint="",
+        start_position={},
+        partitions=0,
+        blocks=0,
+        status="history",
+    )
+    return new, old
 
 
 def _pair(

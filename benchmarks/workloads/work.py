@@ -55,5 +55,11 @@ SCALE = tuple(
     Work(f"scale_{keys // 1000}k", keys, 1, touched=10_000)
     for keys in (10_000, 100_000, 1_000_000, 5_000_000)
 )
+HISTORY = (
+    Work("history_2m_x1", 2_000_000, 1),
+    Work("history_20k_x100", 20_000, 100),
+)
+"""Estimates of every row in batch: one row a key, and a hundred."""
+HISTORY_DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in HISTORY)
 ALL = (*DENSE, DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
 QUICK = (DENSE[0], Work("sparse_1k_of_100k", 100_000, 1, touched=1_000))

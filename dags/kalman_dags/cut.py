@@ -1,4 +1,4 @@
-"""The event times at which a run of `pretrain` cuts history: from the form, else from the data interval."""
+"""The event times that decide a run of `pretrain` or `estimate`: from the form, else from the data interval."""
 
 from __future__ import annotations
 
@@ -28,3 +28,22 @@ def learn_from(params: Mapping[str, Any], dag_run: Any, window_us: int | None) -
     if not cut or window_us is None:
         return ""
     return (datetime.fromisoformat(cut) - timedelta(microseconds=window_us)).isoformat()
+
+
+def first(params: Mapping[str, Any], dag_run: Any) -> str:
+    """Return the first event time that a run of `estimate` estimates, ISO 8601; empty: all rows before its last one."""
+    return _end(params["first"], dag_run, dag_run.data_interval_start)
+
+
+def last(params: Mapping[str, Any], dag_run: Any) -> str:
+    """Return the event time before which a run of `estimate` estimates rows, ISO 8601; empty: all rows."""
+    return _end(params["last"], dag_run, dag_run.data_interval_end)
+
+
+def _end(given: str | None, dag_run: Any, end: datetime | None) -> str:
+    """Return an end of a run's interval; a run by hand has an interval of no length, which stands for all rows."""
+    if given:
+        return str(given)
+    if end is None or dag_run.data_interval_start == dag_run.data_interval_end:
+        return ""
+    return end.astimezone(UTC).isoformat()

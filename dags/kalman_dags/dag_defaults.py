@@ -40,6 +40,11 @@ def estimates(model: str) -> Asset:
     return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
 
 
+def history(model: str) -> Asset:
+    """Return the asset that is updated when an interval of a model's history has been estimated."""
+    return Asset(name=f"kalman_history__{model}", uri=f"kalman://history/{model}", group="kalman")
+
+
 def pool(verb: str, model: str) -> str:
     """Return the name of the one-slot pool for the drivers of a model's stream, monitor or skill query."""
     return f"kalman_{verb}__{model}"

@@ -131,18 +131,21 @@ class RuleProcessor(StatefulProcessor):
         if records is not known:
             self.states.update((self.plan.layout.encode(records),))
         if len(events.key):
-            assert records.text is not None
-            yield pd.DataFrame(
-                {
-                    "key": records.text.take(pa.array(events.key)).to_pandas(),
-                    "rule": events.rule.astype(np.int32),
-                    "raised": events.raised,
-                    "time": events.time,
-                    "value": events.value,
-                    "since": events.since,
-                    "readings": events.readings,
-                }
-            )
+            yield pd.DataFrame(event_columns(records, events))
+
+
+def event_columns(records: Records, events: Events) -> dict[str, Any]:
+    """Return a bucket's events as the columns `OUTPUT`; records: its states."""
+    assert records.text is not None
+    return {
+        "key": records.text.take(pa.array(events.key)).to_pandas(),
+        "rule": events.rule.astype(np.int32),
+        "raised": events.raised,
+        "time": events.time,
+        "value": events.value,
+        "since": events.since,
+        "readings": events.readings,
+    }
 
 
 def update_bucket(
@@ -188,6 +191,15 @@ def _arrays(states: RuleStates) -> dict[str, Any]:
 
 def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
     """Return the stream of alerts for a stream of live estimates."""
+    plan, packed = rule_packets(spec, monitor, estimates, buckets)
+    grouped = packed.groupBy("bucket")
+    return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None")
+
+
+def rule_packets(
+    spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
+) -> tuple[RulePlan, DataFrame]:
+    """Return the plan of the rules, and the readings of estimates as packets by bucket (`PACKED`)."""
     rules = rules_of(monitor)
     read = []
     for number, rule in enumerate(monitor.rules):
@@ -199,11 +211,25 @@ def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets
             column = F.lit(None).cast("double")
         read.append(column.alias(f"r{number}"))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
-    plan = RulePlan(rules, fmt)
     chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
     packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
-    grouped = packed.groupBy("bucket")
-    return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None")
+    return RulePlan(rules, fmt), packed
+
+
+def alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
+    """Return events (`OUTPUT`) as rows of the table of alerts."""
+    names = F.array(*(F.lit(rule.name) for rule in monitor.rules))
+    return events.select(
+        "key",
+        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        F.get(names, F.col("rule")).alias("rule"),
+        F.when(F.col("raised"), RAISED).otherwise(CLEARED).alias("status"),
+        F.timestamp_micros("time").alias("event_time"),
+        "value",
+        F.timestamp_micros("since").alias("since"),
+        "readings",
+        F.lit(monitor.definition("rules")).alias("definition"),
+    )
 
 
 def _packer(
@@ -247,19 +273,8 @@ class Alerts:
             counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}
             if not counts:
                 return
-            names = F.array(*(F.lit(rule.name) for rule in self.monitor.rules))
-            rows = events.select(
-                "key",
-                *([] if self.kind.is_plain_key else columns_of(self.kind, F.col("key"))),
-                F.get(names, F.col("rule")).alias("rule"),
-                F.when(F.col("raised"), RAISED).otherwise(CLEARED).alias("status"),
-                F.timestamp_micros("time").alias("event_time"),
-                "value",
-                F.timestamp_micros("since").alias("since"),
-                "readings",
-                F.lit(self.monitor.definition("rules")).alias("definition"),
-                F.lit(batch_id).cast("bigint").alias("batch_id"),
-            )
+            rows = alert_rows(events, self.monitor, self.kind)
+            rows = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
             table = alerts(self.spec.name)
             self.warehouse.append(
                 rows.coalesce(1), table, (self.application, batch_id), {"mergeSchema": "true"}

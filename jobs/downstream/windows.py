@@ -112,7 +112,7 @@ class Windows:
     def _add(self, sums: DataFrame, batch_id: int) -> None:
         table, warehouse = windows(self.spec.name), self.warehouse
         if not warehouse.exists(table):
-            empty = _with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS), "")
+            empty = with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS))
             columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in empty.schema.fields)
             warehouse.create(table, columns)
         session = sums.sparkSession
@@ -171,6 +171,6 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_means(rows: DataFrame, prefix: str) -> DataFrame:
-    sums = {name: F.col(f"{prefix}{name}") for name in (*COUNTS, *_SUMS)}
-    return rows.withColumns(_means(sums))
+def with_means(rows: DataFrame) -> DataFrame:
+    """Return sums with the columns that are derived from them."""
+    return rows.withColumns(_means({name: F.col(name) for name in (*COUNTS, *_SUMS)}))

@@ -86,8 +86,8 @@ def full_of_packed(n: int) -> NDArray[np.int64]:
     return np.array([max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for i in range(n) for j in range(n)])
 
 
-def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of rows and the packet of the accepted rows, in the order in which they were applied."""
+def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Records:
+    """Return the estimates of the accepted rows, in the order in which they were applied."""
     rows = keyed.rows
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
     covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
@@ -105,11 +105,33 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
         arrays["key"] = integer_keys(keyed.keys.arrays["route"])[code]
     text = None if keyed.keys.text is None else keyed.keys.text.take(pa.array(code))
     records = Records(arrays, text)
-    if accepted is not None:
-        records = records.take(accepted)
+    return records if accepted is None else records.take(accepted)
+
+
+def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Iterator[tuple[int, bytes]]:
+    """Yield the number of rows and the packet of the accepted rows, in the order in which they were applied."""
+    records = estimate_records(fmt, keyed, outputs)
     for start in range(0, records.size, ROWS_A_PACKET):
         stop = min(start + ROWS_A_PACKET, records.size)
         yield stop - start, fmt.layout.encode(records.slice(start, stop))
+
+
+def estimate_schema(fmt: EstimateFormat, batch_id: bool) -> str:
+    """Return the columns of `estimate_batch`."""
+    extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
+    number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
+    return (
+        f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
+        f"log_likelihood double, nis double, flags string{extra}{', batch_id bigint' if batch_id else ''}"
+    )
+
+
+def with_key_columns(rows: DataFrame, kind: KeyKind) -> DataFrame:
+    """Return rows of `estimate_batch` with the columns of the key where there are several, or one that is a text."""
+    if kind.integer or kind.is_plain_key:
+        return rows
+    _, *others = rows.columns
+    return rows.select("key", *columns_of(kind, F.col("key")), *others)
 
 
 def unpack_estimates(
@@ -123,19 +145,10 @@ def unpack_estimates(
     The number of a micro-batch becomes a column `batch_id`: as a literal in Spark's plan it would make Spark compile
     new code for each micro-batch. `around` wraps the unpacking function, for a profile.
     """
-    extra = "".join(f", `{name}` array<double>" for name, _ in fmt.extra)
-    number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
-    schema = (
-        f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
-        f"log_likelihood double, nis double, flags string{extra}"
-        f"{'' if batch_id is None else ', batch_id bigint'}"
-    )
+    schema = estimate_schema(fmt, batch_id is not None)
     # The columns come in their final order: Spark would copy every row to reorder them.
     rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
-    if fmt.kind.integer or fmt.kind.is_plain_key:
-        return rows
-    _, *others = rows.columns
-    return rows.select("key", *columns_of(fmt.kind, F.col("key")), *others)
+    return with_key_columns(rows, fmt.kind)
 
 
 def _has_number(kind: KeyKind) -> bool:
@@ -197,48 +210,43 @@ def _key_at(records: Records, position: int) -> int | str:
 def _unpacker(
     fmt: EstimateFormat, batch_id: int | None = None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    n, layout = fmt.states, fmt.layout
-    full = None if fmt.diagonal else full_of_packed(n)
-    names = [
-        "key",
-        *(fmt.kind.columns if _has_number(fmt.kind) else ()),
-        "event_time",
-        "mean",
-        "covariance",
-        "log_likelihood",
-        "nis",
-        "flags",
-        *(x for x, _ in fmt.extra),
-        *(() if batch_id is None else ("batch_id",)),
-    ]
-    number_type = _ARROW[fmt.kind.types[0]] if fmt.kind.integer else None
+    layout = fmt.layout
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for payload in batch.column("payload"):
                 records = layout.decode(payload.as_py())  # a copy, and aligned
-                arrays = records.arrays
-                covariance = arrays["covariance"] if full is None else arrays["covariance"][full]
-                nis = arrays["nis"]
-                number = None if number_type is None else pa.array(arrays["key"]).cast(number_type)
-                beside = [number] if number is not None and _has_number(fmt.kind) else []
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        records.text if number is None else number.cast(pa.string()),
-                        *beside,
-                        pa.array(arrays["time"]).view(_TIMESTAMP),
-                        lists(arrays["mean"]),
-                        lists(covariance),
-                        pa.array(arrays["log_likelihood"]),
-                        pa.array(nis, mask=np.isnan(nis)),
-                        flag_names(arrays["flag"]),
-                        *(lists(arrays[name]) for name, _ in fmt.extra),
-                        *(() if batch_id is None else (pa.array(np.full(len(nis), batch_id)),)),
-                    ],
-                    names,
-                )
+                number = None if batch_id is None else np.full(records.size, batch_id)
+                yield estimate_batch(fmt, records, number)
 
     return unpack
+
+
+def estimate_batch(
+    fmt: EstimateFormat, records: Records, batch_id: NDArray[np.int64] | None = None
+) -> pa.RecordBatch:
+    """Return estimates as rows with the columns of `estimate_schema`; batch_id (N,): of each row."""
+    arrays = records.arrays
+    covariance = arrays["covariance"] if fmt.diagonal else arrays["covariance"][full_of_packed(fmt.states)]
+    nis = arrays["nis"]
+    number = None
+    if fmt.kind.integer:
+        number = pa.array(np.ascontiguousarray(arrays["key"])).cast(_ARROW[fmt.kind.types[0]])
+    named: dict[str, pa.Array] = {"key": records.text if number is None else number.cast(pa.string())}
+    if number is not None and _has_number(fmt.kind):
+        named[fmt.kind.columns[0]] = number
+    columns = {
+        **named,
+        "event_time": pa.array(np.ascontiguousarray(arrays["time"])).view(_TIMESTAMP),
+        "mean": lists(arrays["mean"]),
+        "covariance": lists(covariance),
+        "log_likelihood": pa.array(np.ascontiguousarray(arrays["log_likelihood"])),
+        "nis": pa.array(nis, mask=np.isnan(nis)),
+        "flags": flag_names(arrays["flag"]),
+        **{name: lists(arrays[name]) for name, _ in fmt.extra},
+        **({} if batch_id is None else {"batch_id": pa.array(batch_id)}),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 def flag_names(flags: NDArray[np.uint8]) -> pa.Array:

@@ -29,7 +29,7 @@ from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.tables import archive, estimates
+from jobs.warehouse.tables import archive, estimates, history_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -199,7 +199,7 @@ class Maintenance:
 
     def _tables(self) -> list[str]:
         name = self.spec.name
-        own = (estimates(name), archive(name), table_of(name), *tables_of(name))
+        own = (estimates(name), archive(name), table_of(name), *tables_of(name), *history_tables(name))
         return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
 
     def _compact(self, table: str) -> dict[str, Any] | None:

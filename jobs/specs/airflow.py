@@ -104,6 +104,9 @@ class Airflow(Section):
     tags: list[str] = Field(default=[], description="tags in addition to the model's name")
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
     pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
+    estimate: ScheduledDag = Field(
+        default_factory=ScheduledDag, description="the estimate DAG, which estimates history by intervals"
+    )
     stream: StreamDag = Field(default_factory=StreamDag, description="the stream DAG")
     monitor: FollowerDag = Field(
         default_factory=FollowerDag, description="the monitor DAG, of a model that has `monitor`"

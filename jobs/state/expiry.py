@@ -68,6 +68,20 @@ def lives(
     return rows._replace(key=life), key_of_life
 
 
+def lives_from(
+    row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
+) -> tuple[SortedRows, KeyStates]:
+    """Return the rows with each life as a key of its own, and the states in which these L lives begin.
+
+    Args: as of `run_lives`.
+    """
+    life, key_of_life, begins, *_ = _settled(row_filter, before, fresh, rows, idle)
+    states = before.take(key_of_life)
+    for field, new in zip(states, fresh.take(key_of_life), strict=True):
+        field[..., begins] = new[..., begins]
+    return rows._replace(key=life), states
+
+
 def _settled(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], KeyStates, Outputs]:

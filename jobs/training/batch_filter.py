@@ -44,6 +44,11 @@ def batch_of(runtime: ModelRuntime) -> Batch:
     return Batch(runtime.rows.joined, runtime.spec.unit_us, runtime.spec.idle_us)
 
 
+def bucket_count(rows: int) -> int:
+    """Return the number of buckets of so many rows."""
+    return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
+
+
 def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
     """Pack rows, and move the packets of each bucket to one partition.
 
@@ -52,7 +57,7 @@ def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
         fmt: their format.
         count: number of rows, which decides the number of buckets.
     """
-    buckets = max(MIN_BUCKETS, -(-count // ROWS_A_BUCKET))
+    buckets = bucket_count(count)
     routing = make_routing(buckets, 1)
     return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
-from jobs.training.key_learning import learn_populations, learned_states
+from jobs.training.key_learning import Populations, learn_populations, learned_states
 from jobs.training.learning import Window, learn_pooled
 from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
     from jobs.training.batch_filter import Batch
-    from jobs.training.key_learning import Populations
     from jobs.training.learning import Learned
 
 
@@ -58,10 +58,20 @@ class Made(NamedTuple):
     made: bool
 
 
+Beside = Callable[[Manifest, "DataFrame"], None]
+"""Takes a snapshot that was made, and the packets of its rows, bucket by bucket, while they are at hand."""
+
+
 def snapshot_at(
-    warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut, window: Window, progress: Progress
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    table: str,
+    cut: Cut,
+    window: Window,
+    progress: Progress,
+    beside: Beside | None = None,
 ) -> Made:
-    """Return the snapshot of a model at a cut."""
+    """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
     frame = _history(warehouse, spec, table, cut)
     window = _window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
@@ -103,18 +113,31 @@ def snapshot_at(
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         position = cut.place or position_at(warehouse, spec, table, cut.version, of_table)
         manifest = _manifest(runtime, identity, position, cut, window, given)
+        result = populations if learned is None else learned
         with labelled(spark, doing, "filter and write the snapshot"):
-            if populations is not None:
-                return Made(
-                    write_with_keys(warehouse, manifest, runtime, packed, window, populations, held),
-                    None,
-                    True,
-                )
-            states = final_states(packed, runtime.kernel, batch, runtime.begin)
-            told = None if learned is None else learned_rows.of_driver(warehouse, learned.entries)
-            return Made(write(warehouse, manifest, states, held, told), learned, True)
+            manifest = _written(warehouse, manifest, runtime, packed, window, result, held)
+        if beside is not None:
+            beside(manifest, packed)
+        return Made(manifest, learned, True)
     finally:
         packed.unpersist()
+
+
+def _written(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    runtime: ModelRuntime,
+    packed: DataFrame,
+    window: Window,
+    found: Learned | Populations | None,
+    held: Held | None,
+) -> Manifest:
+    """Filter the rows and write the snapshot, with what was learned."""
+    if isinstance(found, Populations):
+        return write_with_keys(warehouse, manifest, runtime, packed, window, found, held)
+    states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
+    told = None if found is None else learned_rows.of_driver(warehouse, found.entries)
+    return write(warehouse, manifest, states, held, told)
 
 
 @dataclass(frozen=True)

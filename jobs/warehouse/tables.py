@@ -66,6 +66,11 @@ def estimates(model: str) -> str:
     return f"estimates/{model}"
 
 
+def estimates_history(model: str) -> str:
+    """Return the name of the table of the estimates of a model's history (`jobs.history`)."""
+    return f"estimates_history/{model}"
+
+
 def latest(model: str) -> str:
     """Return the name of the table of a model's latest states."""
     return f"latest/{model}"
@@ -84,6 +89,21 @@ def windows(model: str) -> str:
 def alerts(model: str) -> str:
     """Return the name of the table of a model's alerts."""
     return f"alerts/{model}"
+
+
+def windows_history(model: str) -> str:
+    """Return the name of the table of the windows over a model's history."""
+    return f"windows_history/{model}"
+
+
+def alerts_history(model: str) -> str:
+    """Return the name of the table of the alerts over a model's history."""
+    return f"alerts_history/{model}"
+
+
+def history_tables(model: str) -> tuple[str, ...]:
+    """Return the names of the tables of a model's history, existing or not."""
+    return estimates_history(model), windows_history(model), alerts_history(model)
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:

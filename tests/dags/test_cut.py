@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalman_dags.cut import as_of, learn_from
+from kalman_dags.cut import as_of, first, last, learn_from
 
 DAY_US = 86_400_000_000
 EMPTY: dict[str, Any] = {"as_of": None, "to_version": None, "learn_from": None, "learn_to": None}
@@ -63,3 +63,18 @@ def test_the_form_sets_the_start_of_learning() -> None:
         learn_from({**EMPTY, "learn_from": "2013-01-01T00:00:00Z"}, INTERVAL, DAY_US)
         == "2013-01-01T00:00:00Z"
     )
+
+
+def test_the_interval_is_what_is_estimated() -> None:
+    start, end = datetime(2013, 10, 1, tzinfo=UTC), datetime(2013, 10, 2, tzinfo=UTC)
+    run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
+    empty: dict[str, Any] = {"first": None, "last": None}
+    assert (first(empty, run), last(empty, run)) == ("2013-10-01T00:00:00+00:00", "2013-10-02T00:00:00+00:00")
+    assert last({**empty, "last": "2013-10-05T00:00:00Z"}, run) == "2013-10-05T00:00:00Z"
+
+
+def test_a_run_by_hand_has_no_interval_and_estimates_everything() -> None:
+    now = datetime(2020, 1, 1, tzinfo=UTC)
+    for at in (now, None):
+        run = SimpleNamespace(data_interval_start=at, data_interval_end=at)
+        assert (first({"first": None}, run), last({"last": None}, run)) == ("", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from demo.delta_log import rows_of
@@ -42,6 +44,13 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
     estimates = rows_of(landed.warehouse / "estimates" / "tiny")
     assert len(estimates) == ROWS_A_DAY
     assert {row["key"] for row in estimates} == {f"s{sensor}" for sensor in range(SENSORS)}
+
+
+def test_estimate_writes_the_rows_of_its_interval_once(landed: Tiny) -> None:
+    for day in (1, 0, 1):  # any interval, in any order, cleared and run again
+        assert run_dag(landed, "kalman_estimate__tiny", day) == {"estimate": "success"}
+    found = rows_of(landed.warehouse / "estimates_history" / "tiny")
+    assert Counter(row["event_time"].day for row in found) == {1: ROWS_A_DAY, 2: ROWS_A_DAY}
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ def uris(condition: Any) -> set[str]:
 def test_each_model_has_each_family(bag: DagBag) -> None:
     assert bag.import_errors == {}
     assert {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()} == {
+        "kalman_estimate__tiny": ["estimate"],
         "kalman_export__tiny": ["export"],
         "kalman_ingest__tiny": ["ingest"],
         "kalman_maintain__tiny": ["maintain"],
@@ -47,13 +49,23 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
     assert shipped.import_errors == {}
     assert sorted(shipped.dags) == sorted(
         f"kalman_{verb}__{name}"
-        for verb in ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade", "verify")
+        for verb in (
+            "estimate",
+            "export",
+            "ingest",
+            "maintain",
+            "pretrain",
+            "rollback",
+            "stream",
+            "upgrade",
+            "verify",
+        )
         for name in names
     )
 
 
-def test_ingest_and_pretrain_run_on_the_intervals_of_their_schedule(bag: DagBag) -> None:
-    for name in ("kalman_ingest__tiny", "kalman_pretrain__tiny"):
+def test_ingest_pretrain_and_estimate_run_on_the_intervals_of_their_schedule(bag: DagBag) -> None:
+    for name in ("kalman_ingest__tiny", "kalman_pretrain__tiny", "kalman_estimate__tiny"):
         timetable = bag.dags[name].timetable
         assert isinstance(timetable, CronDataIntervalTimetable)
         assert (timetable.expression, str(timetable.timezone)) == ("0 0 * * *", "UTC")
@@ -80,6 +92,26 @@ def test_a_model_without_schedules_is_run_by_hand_and_by_snapshots(
     assert dags["kalman_pretrain__nile"].timetable.can_be_scheduled is False
     assert dags["kalman_ingest__nile"].timetable.can_be_scheduled is False
     assert uris(dags["kalman_stream__nile"].timetable.asset_condition) == {"kalman://snapshots/nile"}
+
+
+def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> None:
+    dag: Any = bag.dags["kalman_estimate__tiny"]
+    task: Any = dag.get_task("estimate")
+    run = SimpleNamespace(
+        data_interval_start=datetime(2013, 10, 1, tzinfo=UTC),
+        data_interval_end=datetime(2013, 10, 2, tzinfo=UTC),
+    )
+
+    def rendered(**form: Any) -> list[str]:
+        values = {"params": {**dict(dag.params), **form}, "dag_run": run, **dag.user_defined_macros}
+        texts = [*task.options.values(), *task.flags]
+        return [jinja2.Template(text).render(values) for text in texts]
+
+    assert rendered() == ["tiny", "2013-10-01T00:00:00+00:00", "2013-10-02T00:00:00+00:00", "", ""]
+    form = {"first": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
+    expected = ["tiny", "2013-09-01T00:00:00Z", "2013-10-02T00:00:00+00:00", "none", "--smooth"]
+    assert rendered(**form) == expected
+    assert {outlet.uri for outlet in task.outlets} == {"kalman://history/tiny"}
 
 
 def test_one_driver_a_stream(bag: DagBag) -> None:

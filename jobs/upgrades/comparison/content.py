@@ -24,7 +24,7 @@ from jobs.upgrades.comparison.statistics import (
     totals,
 )
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, measurements
+from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -128,8 +128,8 @@ def gather(
         numbers = totals(keys)
         course = sums_over_time(both)
         numbers["gain"] = paired_gain(numbers.pop("scored"), course)._asdict()
-        if same_model(warehouse, old, new):
-            table = estimates_table(warehouse, spec.name)
+        if same_model(warehouse, spec, old, new):
+            table = estimates_table(warehouse, spec.name, new.generation)
             numbers["unequal_rows"] = count_unequal_rows(table, old.generation, new.generation, first_batch)
         sample = (
             keys.orderBy(F.xxhash64("key")).limit(SAMPLE).toPandas().sort_values("key", ignore_index=True)
@@ -211,7 +211,7 @@ def _examples(
     common = common | (F.col("generation") == new.generation)
     columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
     table = (
-        latest_corrections(warehouse.read(estimates(spec.name)).filter(wanted & common))
+        latest_corrections(estimates_table(warehouse, spec.name, new.generation).filter(wanted & common))
         .select(*columns)
         .toPandas()
     )

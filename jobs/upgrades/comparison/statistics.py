@@ -11,12 +11,14 @@ Rows of one key and one event time cannot be told apart, so their statistics are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pyspark.sql import functions as F
 
 from jobs.encoding.keys import key_kind, text_of
+from jobs.history.table import is_run
 from jobs.lineage.generations import Generation
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.replayed_late_rows import without
@@ -24,7 +26,7 @@ from jobs.lineage.start_point import origin
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.paired import Squares
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, measurements
+from jobs.warehouse.tables import estimates, estimates_history, measurements
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
@@ -37,13 +39,20 @@ SUMS = ("rows", "ll", "nis", "degrees", "flagged", "innovation", "components")
 of freedom), flagged rows, normalised innovations and their number."""
 
 
-def same_model(warehouse: Warehouse, old: Generation, new: Generation) -> bool:
-    """Tell if two generations have the same model and parameters, whatever their version numbers."""
-    before, after = origin(warehouse, old), origin(warehouse, new)
-    fingerprints = {
-        one.model_spec().model_copy(update={"version": 1}).fingerprint() for one in (before, after)
-    }
-    return len(fingerprints) == 1 and before.parameters == after.parameters
+def same_model(warehouse: Warehouse, spec: ModelSpec, old: Generation, new: Generation) -> bool:
+    """Tell if two generations have the same model and parameters, whatever their version numbers.
+
+    spec: the new one's.
+    """
+    sides: list[tuple[str, Mapping[str, Any]]] = []
+    for one in (old, new):
+        if one.snapshot_id:
+            made = origin(warehouse, one)
+            model, parameters = made.model_spec(), made.parameters
+        else:  # a run over history with the values in the spec
+            model, parameters = spec, {}
+        sides.append((model.model_copy(update={"version": 1}).fingerprint(), parameters))
+    return sides[0] == sides[1]
 
 
 def paired_sums(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first_batch: int) -> DataFrame:
@@ -54,7 +63,7 @@ def paired_sums(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first
 
     first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
-    table = estimates_table(warehouse, spec.name)
+    table = estimates_table(warehouse, spec.name, new)
     a, b = (
         _sums_of(table, generation, letter, first)
         for generation, letter, first in ((old, "a", first_batch), (new, "b", 0))
@@ -70,10 +79,16 @@ def paired_sums(warehouse: Warehouse, spec: ModelSpec, old: str, new: str, first
     return _with_degrees(warehouse, spec, both)
 
 
-def estimates_table(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return the estimates of all generations; no rows if none has estimated any yet."""
+def estimates_table(warehouse: Warehouse, model: str, new: str) -> DataFrame:
+    """Return the estimates of all generations; no rows if none has estimated any yet.
+
+    If the new side is a run over history, its estimates are among them.
+    """
     if warehouse.exists(estimates(model)):
-        return warehouse.read(estimates(model))
+        rows = warehouse.read(estimates(model))
+        if not is_run(new):
+            return rows
+        return rows.unionByName(warehouse.read(estimates_history(model)), allowMissingColumns=True)
     return warehouse.spark.createDataFrame(
         [],
         "key string, event_time timestamp, generation string, batch_id bigint, mean array<double>, "

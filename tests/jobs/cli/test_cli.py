@@ -70,6 +70,9 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     assert call("ingest", "--model", "m", "--input", "a", "--input", "b*", "--history").exit_code == 0
     assert call("pretrain", "--model", "m", "--to-version", "3", "--learn-from", "2013-01-01").exit_code == 0
     assert (
+        call("estimate", "--model", "m", "--from", "2013-01-01", "--smooth", "--output", "t").exit_code == 0
+    )
+    assert (
         call("stream", "--model", "m", "--trigger", "5", "--metrics-port", "9000", "--profile").exit_code == 0
     )
     assert call("export", "--model", "m", "--batch", "4").exit_code == 0
@@ -122,6 +125,21 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "learn_from": "2013-01-01",
                 "learn_to": None,
                 "history": False,
+                "estimates": False,
+                "profile": False,
+            },
+        ),
+        (
+            "estimate",
+            {
+                **one,
+                "since": "2013-01-01",
+                "to": None,
+                "snapshot": None,
+                "smooth": True,
+                "input": None,
+                "output": "t",
+                "to_version": None,
                 "profile": False,
             },
         ),
@@ -160,7 +178,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("maintain", {**one, "dry_run": True, "estimates": True}),
-        ("report", {**one, "generation": "g2", "against": "g1", "snapshot": None}),
+        ("report", {**one, "generation": "g2", "against": "g1", "snapshot": None, "history": False}),
         ("filter", {**one, **files, "smooth": False, "inputs": None, "snapshot": "s1"}),
         ("forecast", {**one, **files, **ahead, "future": "f.csv", "inputs": None, "snapshot": "none"}),
         ("skill", {**one, "trigger": "available-now", "snapshot": "s1"}),

@@ -1,0 +1,72 @@
+"""Estimate every row of `<model>` in batch, into `estimates_history/<model>`.
+
+The run's data interval determines the rows: those with an event time in it are estimated and replaced in the table. So
+a run can be cleared, and any part of the past can be backfilled, even beside a live stream, whose estimates are not
+touched. The states before the interval come from the newest snapshot that reflects just the rows before it; without one
+these rows are filtered too. A run by hand without an interval estimates all rows. The form overrides the interval. A
+run that was killed is continued by its retry after its last commit.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.specs.model_spec import ModelSpec
+from kalman_dags import cut, dag_defaults, specs
+from kalman_dags.operator import KalmanOperator
+
+
+def instant(title: str, description: str) -> Param:
+    """Return a form's field for an instant; it may stay empty."""
+    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that estimates one model's history."""
+    with DAG(
+        schedule=dag_defaults.intervals(spec.airflow.estimate.schedule),
+        user_defined_macros={"first": cut.first, "last": cut.last},
+        **dag_defaults.arguments(
+            "estimate",
+            spec,
+            __doc__,
+            f"Estimate every row of {spec.name} in batch",
+            timeout=timedelta(hours=12),
+            first=instant(
+                "From",
+                "Rows from this event time on (empty: the beginning of the run's data interval).",
+            ),
+            last=instant("To", "Rows before this event time (empty: the end of the run's data interval)."),
+            snapshot=Param(
+                None,
+                type=["null", "string"],
+                title="Snapshot",
+                description="Take parameters from this snapshot; none: the spec's values (empty: the best one).",
+            ),
+            smooth=Param(
+                False,
+                type="boolean",
+                title="Smooth",
+                description="Also give each row's state given all rows of its key before the end.",
+            ),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="estimate",
+            verb="estimate",
+            options={
+                "--model": spec.name,
+                "--from": "{{ first(params, dag_run) }}",
+                "--to": "{{ last(params, dag_run) }}",
+                "--snapshot": "{{ params.snapshot or '' }}",
+            },
+            flags=["{{ '--smooth' if params.smooth else '' }}"],
+            outlets=[dag_defaults.history(spec.name)],
+        )
+    return dag
+
+
+for one in specs.load_specs():
+    build(one)

@@ -1,0 +1,96 @@
+"""Windows and rules over the estimates of a history, in one batch pass, with the code of the queries over live ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.core.report import Report, plural
+from jobs.downstream.rule_operator import (
+    OUTPUT,
+    RulePlan,
+    alert_rows,
+    event_columns,
+    rule_packets,
+    update_bucket,
+)
+from jobs.downstream.rules import NEVER
+from jobs.downstream.windows import Windows, with_means
+from jobs.encoding.keys import key_kind
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import Monitor
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import alerts_history, estimates_history, windows_history
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+ROWS_A_BUCKET = 1_000_000
+
+
+def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> Report:
+    """Compute the windows and alerts over a model's history, and replace those of the same definition.
+
+    Raises:
+        UserError: there is no history.
+    """
+    table = estimates_history(spec.name)
+    if not warehouse.exists(table):
+        raise UserError(
+            f"model {spec.name} has no history in {warehouse.root}: make it with "
+            f"`kalman-pipeline estimate --model {spec.name}`"
+        )
+    rows = warehouse.read(table)
+    lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
+    if monitor.windows:
+        name = windows_history(spec.name)
+        sums = Windows(warehouse, spec, monitor, "").sums(rows, None)
+        replace(warehouse, with_means(sums), name, monitor.definition("windows"))
+        lines.append(f"windows over {table} -> {name}")
+    if monitor.rules:
+        name, kind = alerts_history(spec.name), key_kind(spec.key, rows.schema)
+        found = alert_rows(events_of(spec, monitor, rows), monitor, kind)
+        replace(warehouse, found, name, monitor.definition("rules"))
+        mine = warehouse.read(name).filter(F.col("definition") == monitor.definition("rules"))
+        counts = {row["status"]: row["count"] for row in mine.groupBy("status").count().collect()}
+        raised, cleared = (int(counts.get(status, 0)) for status in ("raised", "cleared"))
+        lines.append(f"{plural(raised, 'alert')} raised and {cleared:,} cleared -> {name}")
+        data |= {"raised": raised, "cleared": cleared}
+    return Report(lines, data)
+
+
+def events_of(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> DataFrame:
+    """Return the alerts that estimates raise and clear (`rule_operator.OUTPUT`)."""
+    buckets = max(1, -(-estimates.count() // ROWS_A_BUCKET))
+    plan, packed = rule_packets(spec, monitor, estimates, buckets)
+    return packed.repartition(buckets, "bucket").mapInPandas(_events(plan), OUTPUT)
+
+
+def _events(plan: RulePlan) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.DataFrame]]:
+    def work(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        payloads: dict[int, list[bytes]] = {}
+        clock = NEVER
+        for frame in frames:
+            for bucket, payload in zip(frame["bucket"], frame["payload"], strict=True):
+                if payload is not None:
+                    payloads.setdefault(bucket, []).append(payload)
+            clock = max(clock, int(frame["clock"].max()))
+        for bucket in sorted(payloads):
+            records, events = update_bucket(plan, plan.layout.empty(), payloads[bucket], clock)
+            if len(events.key):
+                yield pd.DataFrame(event_columns(records, events))
+
+    return work
+
+
+def replace(warehouse: Warehouse, rows: DataFrame, table: str, definition: str) -> None:
+    """Replace a definition's rows in a table, which is made if it is missing, in one commit."""
+    columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
+    warehouse.create(table, columns)
+    writer = rows.write.format("delta").mode("overwrite").option("mergeSchema", "true")
+    with warehouse.lock(table):
+        writer.option("replaceWhere", f"definition = '{definition}'").save(warehouse.path(table))

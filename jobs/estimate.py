@@ -1,0 +1,162 @@
+"""Estimate every row of a table in batch: history's estimates, with the bits that the stream gives the same rows.
+
+The rows of an interval of event time are replaced in the table, never doubled, in a few commits, each of some of the
+keys. A run that was killed is continued after its last commit (`jobs.history.table`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from jobs.core.command import Model, Profile, command
+from jobs.core.errors import UserError
+from jobs.core.progress import Progress
+from jobs.core.report import Report, plural
+from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.history.estimating import Result
+    from jobs.specs.model_spec import ModelSpec
+
+
+@command
+def run(
+    settings: Settings,
+    model: Model,
+    since: Annotated[
+        str | None,
+        Option(
+            "--from",
+            help="Estimate rows from this event time on (ISO 8601); by default from the first.",
+            show_default=False,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        Option(
+            help="Estimate rows before this event time (ISO 8601); by default to the last.",
+            show_default=False,
+        ),
+    ] = None,
+    snapshot: Annotated[
+        str | None,
+        Option(
+            help="Take learned parameters from this snapshot, and states if it reflects just the rows before --from; "
+            "`none`: the spec's values. By default the newest that does, else the newest good one.",
+            show_default=False,
+        ),
+    ] = None,
+    smooth: Annotated[
+        bool, Option("--smooth", help="Also give each row's state given all rows of its key before --to.")
+    ] = False,
+    input: Annotated[
+        str | None,
+        Option(
+            help="In place of the measurements: a Delta table, by its name in the warehouse or its path, or Parquet "
+            "files, with the spec's columns.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        Option(
+            help="Delta table to write, by name or path; by default estimates_history/MODEL.",
+            show_default=False,
+        ),
+    ] = None,
+    to_version: Annotated[
+        int | None, Option(min=0, help="Read the table at this Delta version; by default the newest.")
+    ] = None,
+    profile: Profile = False,
+) -> Report:
+    """Estimate every row of the measurements, or of any table, in batch.
+
+    Raises:
+        UserError: an option, the rows or the snapshot cannot be used.
+    """
+    from jobs.history.estimating import Request, estimate
+    from jobs.history.source import Interval
+    from jobs.observability.verb_profile import VerbProfiler
+    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.session import spark_session
+    from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.positions import parse_time
+
+    started, profiler = time.monotonic(), VerbProfiler(profile)
+    spec = load_checked_spec(model, settings.models)
+    interval = Interval(
+        None if since is None else parse_time(since, "--from"), None if to is None else parse_time(to, "--to")
+    )
+    if interval.first is not None and interval.last is not None and interval.first >= interval.last:
+        raise UserError("--from must be before --to")
+    spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
+    warehouse = Warehouse(spark, settings.warehouse)
+    with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
+        request = Request(interval, snapshot, smooth, input, output, to_version)
+        result = estimate(warehouse, spec, request, progress.note)
+    return profiler.added_to(_report(spec, result, time.monotonic() - started))
+
+
+def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
+    counts, start = result.counts, result.start
+    of = "" if result.version is None else f" of version {result.version}"
+    lines = [f"run {result.run}: {plural(result.written, 'row')} estimated{of} -> {result.table}"]
+    if not result.commits:
+        lines = [f"run {result.run}{of} had already been committed: the same rows give the same estimates"]
+    elif result.continued:
+        lines.append(
+            "it had been interrupted: what it had committed was kept, and the rest was estimated now"
+        )
+    elif result.written < counts.rows:
+        lines.append(
+            f"without an estimate: {plural(counts.rows - result.written, 'row')} that are duplicates, or of keys that "
+            f"have no valid state"
+        )
+    for number, what in (
+        (counts.unfit, "without key, time or control, or with an infinite number"),
+        (counts.without_inputs, "whose keys have no inputs"),
+    ):
+        if number:
+            lines.append(f"left out: {plural(number, 'row')} {what}")
+    if result.commits and not counts.rows:
+        lines.append("warning: there are no rows in the interval")
+    lines += [_start_line(result), f"{seconds:.1f} s"]
+    data = {
+        "model": spec.name,
+        "model_version": spec.version,
+        "run": result.run,
+        "table": result.table,
+        "version": result.version,
+        "made": result.commits > 0,
+        "continued": result.continued,
+        "commits": result.commits,
+        "rows": result.written,
+        "rows_in_interval": counts.rows,
+        "rows_before": counts.before,
+        "unfit": counts.unfit,
+        "without_inputs": counts.without_inputs,
+        "snapshot": None if start.manifest is None else start.manifest.snapshot_id,
+        "began_from_states": start.before is not None,
+        "seconds": seconds,
+    }
+    return Report(lines, data)
+
+
+def _start_line(result: Result) -> str:
+    """Return where parameters and states came from."""
+    manifest = result.start.manifest
+    if manifest is None:
+        parameters = "the spec's parameters"
+    else:
+        parameters = f"snapshot {manifest.snapshot_id}: its parameters"
+    if result.start.before is not None:
+        return f"{parameters}, and its states before the interval"
+    return f"{parameters}; {plural(result.counts.before, 'row')} before the interval filtered, from each key's first"
+
+
+if __name__ == "__main__":
+    run.main()

@@ -1,0 +1,121 @@
+"""Estimate the rows of one bucket of keys: the step that runs on the executors. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, estimate_records
+from jobs.encoding.keys import match
+from jobs.encoding.packet_kinds import NEVER, RowPacket
+from jobs.encoding.packets import Layout, Records, concat
+from jobs.encoding.routing import bucket_of
+from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
+from jobs.history.smoothing import smoothed
+from jobs.state.distinct import distinct
+from jobs.state.filter_step import Begin, filter_step, gather
+from jobs.state.plan import without_state
+from jobs.state.row_filter import RowFilter
+from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.run import Outputs, initial_states
+from kalman.types import Filter
+
+SLICES = 1 << 16
+"""A key belongs to one of so many slices, by its route. Buckets, and what one commit replaces, are whole slices."""
+
+
+class Plan(NamedTuple):
+    """What a bucket's estimates are computed with; sent to the executors.
+
+    layout: of state records; since: estimates of earlier event times are computed, and not put out; idle: microseconds
+    of silence after which a key restarts; smooth: also give each row's state given all rows of its key; only_own: of
+    the given states only the parameters of the keys are taken, and each key begins anew
+    """
+
+    kernel: Filter
+    unit: float
+    rows: RowFormat
+    layout: Layout
+    estimates: EstimateFormat
+    begin: Begin | None = None
+    idle: int | None = None
+    since: int = NEVER
+    smooth: bool = False
+    only_own: bool = False
+
+
+def estimator(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function from a partition's packets (`TYPED_ROW_PACKETS`) to rows of estimates."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        packets: dict[RowPacket, dict[int, list[bytes]]] = {RowPacket.ROWS: {}, RowPacket.STATES: {}}
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in ("bucket", "kind", "payload"))
+            for bucket, kind, payload in zip(*columns, strict=True):
+                packets[RowPacket(kind)].setdefault(bucket, []).append(payload)
+        rows, states = packets[RowPacket.ROWS], packets[RowPacket.STATES]
+        for bucket in sorted(rows):
+            keyed = distinct(unpack_rows(rows.pop(bucket), plan.rows), plan.rows)
+            yield from bucket_estimates(plan, keyed, known_states(plan, states.pop(bucket, [])))
+
+    return over
+
+
+def known_states(plan: Plan, payloads: list[bytes]) -> Records:
+    """Return the states of a bucket's keys, ordered by route."""
+    if not payloads:
+        return plan.layout.empty()
+    whole = concat([plan.layout.decode(one) for one in payloads])
+    return whole.take(np.argsort(whole.arrays["route"], kind="stable"))
+
+
+def bucket_estimates(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
+    """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
+    if len(keyed.rows.key) == 0:
+        return
+    outputs = bucket_outputs(plan, keyed, known)
+    left_out = outputs.late | without_state(outputs) | (keyed.rows.time < plan.since)
+    records = estimate_records(plan.estimates, keyed, outputs._replace(late=left_out))
+    slices = bucket_of(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
+    for start in range(0, records.size, ROWS_A_PACKET):
+        stop = min(start + ROWS_A_PACKET, records.size)
+        yield estimate_batch(plan.estimates, records.slice(start, stop), slices[start:stop])
+
+
+def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Outputs:
+    """Return the filter's outputs of a bucket's rows, those of smoothing among the extras."""
+    row_filter = RowFilter(plan.kernel, plan.unit, plan.estimates.with_innovations)
+    begin = None if plan.begin is None else plan.begin(keyed)
+    if plan.only_own:
+        begin, known = with_known_parameters(plan, keyed, known, begin), plan.layout.empty()
+    if not plan.smooth:
+        return filter_step(row_filter, plan.layout, known, keyed, begin=begin, idle=plan.idle).outputs
+    at = match(known, keyed.keys)
+    fresh = initial_states(plan.kernel, len(at))
+    if begin is not None:
+        fresh = fresh._replace(values=begin)
+    return smoothed(row_filter, gather(known, at, at < 0, fresh), fresh, keyed.rows, plan.idle)
+
+
+def with_known_parameters(
+    plan: Plan, keyed: KeyedRows, known: Records, begin: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return the states (size, K) in which keys begin: those of known keys with the parameters that these have.
+
+    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
+    """
+    kernel = plan.kernel
+    at = match(known, keyed.keys)
+    states = kernel.initial(len(at)) if begin is None else begin.copy()
+    own, there = own_parameters(kernel), np.flatnonzero(at >= 0)
+    fixed = [name for name in own.learned if name not in own.adapted]
+    if not fixed or not len(there):
+        return states
+    values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
+    field = kernel.snapshot(values)[2][FIELD]
+    states[:, there] = with_own(kernel, states[:, there], {name: field[own.rows[name]] for name in fixed})
+    return states

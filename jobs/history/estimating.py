@@ -1,0 +1,396 @@
+"""Estimate every row of an interval: read, pack by bucket, filter, and commit slice after slice of the keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import UserError
+from jobs.encoding.estimates import EstimateFormat, estimate_schema, with_key_columns
+from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.encoding.routing import Routing, make_routing, partition_of
+from jobs.encoding.rows import row_packer, select_columns
+from jobs.history.bucket import SLICES, Plan, estimator
+from jobs.history.smoothing import smoothed_widths
+from jobs.history.source import Interval, Rows, rows_of
+from jobs.history.start import Asked, Start, start_of
+from jobs.history.table import HistoryTable, Part, Run, Slices, run_name
+from jobs.key_inputs.table import InputsTable, home_of
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.store import verify
+from jobs.spark.conf import COMPILED_FROM, codegen_for
+from jobs.spark.job_labels import labelled
+from jobs.specs.model_spec import ModelSpec
+from jobs.state.block_format import state_layout
+from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates_history
+from kalman.filters.own_parameters import own_parameters
+from kalman.filters.rounded import stored_as
+from kalman.types import ModelError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.key_inputs.table import Version
+    from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.positions import Cut
+
+ROWS_A_COMMIT = 16_000_000
+"""About how many rows one commit writes: what a run that is killed has to do again at most."""
+_LABELS = 1 << 20
+"""Labels among which those of the buckets of one commit are."""
+
+
+class Request(NamedTuple):
+    """What a run is asked for: see the options of `estimate`."""
+
+    interval: Interval
+    snapshot: str | None = None
+    smooth: bool = False
+    input: str | None = None
+    output: str | None = None
+    version: int | None = None
+
+
+class Counts(NamedTuple):
+    """Rows of the interval, rows before it that were read, rows that do not fit, rows whose key has no inputs."""
+
+    rows: int
+    before: int
+    unfit: int
+    without_inputs: int
+
+
+class Result(NamedTuple):
+    """What a run has done.
+
+    written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed
+    """
+
+    run: str
+    table: str
+    version: int | None
+    start: Start
+    counts: Counts
+    written: int
+    commits: int
+    kept: int
+    continued: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that decides a run's estimates."""
+
+    spec: ModelSpec
+    request: Request
+    rows: Rows
+    start: Start
+    inputs: Version | None
+
+    @property
+    def digest(self) -> str:
+        """Return what tells this question from others, whichever version of a Delta table it is asked of."""
+        of_rows = self.rows.identity if self.rows.version is None else [self.rows.name, self.rows.identity[2]]
+        return self._digest(of_rows)
+
+    @property
+    def run(self) -> str:
+        """Return the id of the run: the same rows, parameters and options have the same."""
+        return run_name(self.spec.name, self.spec.version, self._digest(self.rows.identity))
+
+    @property
+    def mark(self) -> Run:
+        """Return what the run's commits say of it."""
+        made = self.start.manifest
+        return Run(
+            run=self.run,
+            question=self.digest,
+            version=self.rows.version,
+            snapshot=None if made is None else made.snapshot_id,
+            model_version=self.spec.version,
+            fingerprint=self.spec.fingerprint(),
+        )
+
+    def _digest(self, of_rows: list[Any]) -> str:
+        parts = {
+            "fingerprint": self.spec.fingerprint(),
+            "outputs": self.spec.outputs.model_dump(mode="json"),
+            "rows": of_rows,
+            "interval": self.request.interval.data,
+            "start": self.start.identity,
+            "smooth": self.request.smooth,
+            "inputs": self.spec.inputs and [self.spec.inputs.model_dump(), self.inputs],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+
+
+class Layout(NamedTuple):
+    """How rows are shared out: buckets, a power of two, and commits, each of equally many buckets."""
+
+    buckets: int
+    commits: int
+
+    @property
+    def a_commit(self) -> int:
+        """Return the buckets that one commit writes."""
+        return self.buckets // self.commits
+
+    def slices(self, commit: int) -> Slices:
+        """Return the slices of the keys of a commit's buckets."""
+        width = SLICES // self.commits
+        return Slices(commit * width, (commit + 1) * width)
+
+    def routing(self) -> Routing:
+        """Return labels of buckets: each has a partition of its own, and those of a commit are next to each other."""
+        labels: list[int] = []
+        for commit in range(self.commits):
+            first, found = commit * self.a_commit, {}
+            label = commit * _LABELS
+            while len(found) < self.a_commit:
+                partition = partition_of(label, self.buckets)
+                if first <= partition < first + self.a_commit:
+                    found.setdefault(partition, label)
+                label += 1
+            labels += [found[first + i] for i in range(self.a_commit)]
+        return Routing(tuple(labels), 1)
+
+    def of_commit(self, commit: int) -> Any:
+        """Return the condition for the packets of a commit's buckets."""
+        return (F.col("bucket") >= commit * _LABELS) & (F.col("bucket") < (commit + 1) * _LABELS)
+
+
+def layout_for(rows: int) -> Layout:
+    """Return the layout for so many rows; it depends on nothing else."""
+
+    def power_of_two(least: int) -> int:
+        return 1 << max(0, least - 1).bit_length()
+
+    buckets = min(SLICES, power_of_two(max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))))
+    return Layout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
+
+
+def estimate(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    request: Request,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> Result:
+    """Estimate every row of the request's interval, and replace the interval's rows in the table.
+
+    packed: the packets of just the rows that the run reads (`jobs.training.batch_filter.bucket_rows`), if a caller has
+    them; they are written in one commit.
+
+    Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began
+    with; one that has ended is not made again.
+
+    Raises:
+        UserError: the rows, the snapshot or the options cannot be used.
+    """
+    home, name = warehouse, estimates_history(spec.name)
+    if request.output is not None:
+        home, name = home_of(warehouse, request.output)
+    table = HistoryTable(home, name)
+    question = _question(warehouse, spec, request)
+    done = table.unfinished(question.digest, request.interval)
+    if done is not None and done.run != question.run and request.version is None:
+        # Rows have landed since the run was killed: it is completed as it began.
+        again = _question(warehouse, spec, request._replace(version=done.version))
+        whole = Slices(0, SLICES).within(done.slices)
+        question = again if again.run == done.run and not whole else question
+    kept = done.slices if done is not None and done.run == question.run else []
+    return _Run(warehouse, table, question, note, packed).result(kept)
+
+
+def estimate_reflected(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    cut: Cut,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> Result:
+    """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
+
+    Args:
+        warehouse, spec, note: as of `estimate`.
+        manifest: of the snapshot.
+        cut: at which it was made.
+        packed: the packets of its rows, if a caller has them.
+    """
+    last = cut.before
+    if last is None and manifest.waiting is not None and spec.order.waits:
+        last = manifest.waiting["watermark"]
+    request = Request(Interval(None, last), manifest.snapshot_id, version=cut.version)
+    return estimate(warehouse, spec, request, note, packed)
+
+
+def _question(warehouse: Warehouse, spec: ModelSpec, request: Request) -> Question:
+    rows = rows_of(warehouse, spec, request.input, request.version)
+    inputs = None if spec.inputs is None else InputsTable(warehouse, spec).newest()
+    start = start_of(warehouse, spec, Asked(rows, request.interval, request.snapshot, inputs))
+    return Question(spec, request, rows, start, inputs)
+
+
+@dataclass(frozen=True)
+class _Run:
+    warehouse: Warehouse
+    table: HistoryTable
+    question: Question
+    note: Callable[[str], None]
+    given: DataFrame | None = None
+
+    def result(self, kept: list[Slices]) -> Result:
+        question, spark = self.question, self.warehouse.spark
+        whole = Slices(0, SLICES).within(kept)
+        written = commits = 0
+        counts = Counts(0, 0, 0, 0)
+        doing = f"estimate {question.spec.name}"
+        if not whole:
+            runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
+            plan = self._plan(runtime)
+            frame = self._frame(runtime)
+            with labelled(spark, doing, "count the rows"):
+                frame, counts = self._counted(frame)
+            runtime.ship(spark)
+            layout = layout_for(counts.rows + counts.before)
+            if self.given is not None:
+                layout = Layout(bucket_count(counts.rows), 1)
+            self.note(f"estimating {counts.rows:,} rows")
+            with labelled(spark, doing, "filter and write the estimates"):
+                written, commits = self._write(runtime, plan, frame, counts, layout, kept)
+        path = self.table.warehouse.path(self.table.name)
+        return Result(
+            question.run,
+            self.table.name if self.table.warehouse.root == self.warehouse.root else path,
+            question.rows.version,
+            question.start,
+            counts,
+            written,
+            commits,
+            len(kept),
+            bool(kept) and not whole,
+        )
+
+    def _plan(self, runtime: ModelRuntime) -> Plan:
+        spec, request, start = runtime.spec, self.question.request, self.question.start
+        kernel, fmt = runtime.kernel, runtime.rows.joined
+        kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
+        estimates: EstimateFormat = runtime.estimates
+        if request.smooth:
+            try:
+                estimates = estimates._replace(extra=(*estimates.extra, *smoothed_widths(kernel)))
+            except ModelError as error:
+                raise UserError(f"--smooth: {spec.name}: {error}") from error
+        return Plan(
+            kernel,
+            spec.unit_us,
+            fmt,
+            state_layout(fmt.kind, kernel.size, stored_as(kernel)),
+            estimates,
+            runtime.begin,
+            spec.idle_us,
+            NEVER if request.interval.first is None else request.interval.first,
+            request.smooth,
+            start.before is None,
+        )
+
+    def _frame(self, runtime: ModelRuntime) -> DataFrame:
+        """Return the rows to read, with the inputs of their keys."""
+        question, spec = self.question, runtime.spec
+        frame = question.rows.frame
+        time = F.unix_micros(F.col(f"`{spec.time}`"))
+        read = F.coalesce(question.request.interval.of(time), F.lit(True))
+        if question.start.before is not None:
+            read = read & (time >= question.start.before)
+        frame = frame.filter(read)
+        if question.inputs is not None:
+            inputs = InputsTable(self.warehouse, spec)
+            inputs.load(runtime.kind, question.inputs.version)  # an invalid table raises here
+            frame = inputs.joined(frame, runtime.kind, question.inputs.version)
+        return frame
+
+    def _counted(self, frame: DataFrame) -> tuple[DataFrame, Counts]:
+        """Return the rows that can be filtered, and the counts."""
+        spec, first = self.question.spec, self.question.request.interval.first
+        fits = F.lit(True) if self.question.rows.fits is None else self.question.rows.fits
+        has_inputs = F.lit(True)
+        for name in spec.input_names:
+            has_inputs = has_inputs & F.col(f"`{name}`").isNotNull()
+        time = F.unix_micros(F.col(f"`{spec.time}`"))
+        inside = F.lit(True) if first is None else time >= first
+        good = fits & has_inputs
+        row = frame.agg(
+            F.count_if(good & inside).alias("rows"),
+            F.count_if(good & ~inside).alias("before"),
+            F.count_if(~fits).alias("unfit"),
+            F.count_if(fits & ~has_inputs).alias("without_inputs"),
+        ).first()
+        assert row is not None
+        return frame.filter(good), Counts(**{name: int(row[name]) for name in Counts._fields})
+
+    def _write(
+        self,
+        runtime: ModelRuntime,
+        plan: Plan,
+        frame: DataFrame,
+        counts: Counts,
+        layout: Layout,
+        kept: list[Slices],
+    ) -> tuple[int, int]:
+        """Commit the slices that are not kept; return the rows and the commits."""
+        question, total = self.question, counts.rows + counts.before
+        missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
+        packed = self._packed(runtime, plan, frame, layout)
+        if len(missing) > 1:
+            packed = packed.persist()
+        written = 0
+        try:
+            for number, commit in enumerate(missing):
+                mine = packed if layout.commits == 1 else packed.filter(layout.of_commit(commit))
+                if total < COMPILED_FROM:
+                    mine = mine.coalesce(1)
+                rows = self._marked(mine, plan)
+                part = Part(layout.slices(commit), question.request.interval)
+                with codegen_for(self.warehouse.spark, total):
+                    written += self.table.replace(rows, question.mark, part)
+                self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
+        finally:
+            packed.unpersist()
+        return written, len(missing)
+
+    def _packed(self, runtime: ModelRuntime, plan: Plan, frame: DataFrame, layout: Layout) -> DataFrame:
+        """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
+        start = self.question.start
+        routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
+        if self.given is None:
+            chosen = select_columns(frame, plan.rows)
+            packed = chosen.mapInArrow(row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+        else:
+            kind = F.lit(int(RowPacket.ROWS)).alias("kind")
+            packed = self.given.select("bucket", kind, "payload")
+        manifest = start.manifest
+        if manifest is None or (plan.only_own and not own_parameters(runtime.kernel).learned):
+            return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
+        states = verify(self.warehouse, manifest)
+        seeds = seed_packets(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
+        kind = F.lit(int(RowPacket.STATES)).alias("kind")
+        both = packed.union(seeds.select("bucket", kind, "payload"))
+        return both.repartition(layout.buckets, "bucket")
+
+    def _marked(self, packed: DataFrame, plan: Plan) -> DataFrame:
+        """Return the rows of estimates, with the run as their generation."""
+        rows = packed.mapInArrow(estimator(plan), estimate_schema(plan.estimates, batch_id=True))
+        rows = with_key_columns(rows, plan.estimates.kind)
+        spec = self.question.spec
+        return rows.withColumns(
+            {"model_version": F.lit(spec.version).cast("int"), "generation": F.lit(self.question.run)}
+        )

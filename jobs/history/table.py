@@ -1,0 +1,166 @@
+"""The table of a history's estimates: each commit replaces an interval of event time for some slices of the keys.
+
+A row of the measurements has at most one estimate in the table, after every commit: that of the last run over it. The
+metadata of each commit says what it has replaced, so a run that was killed is continued after its last commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delta.tables import DeltaTable
+
+from jobs.history.source import Interval
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.positions import to_datetime
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+STATISTICS = "generation,batch_id,event_time,key"
+"""Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
+_NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
+
+
+_MARK = "-history-"
+
+
+def run_name(model: str, version: int, digest: str) -> str:
+    """Return the id of a run over the history of a version of a model."""
+    return f"{model}-v{version}{_MARK}{digest}"
+
+
+def is_run(generation: str) -> bool:
+    """Tell if estimates are of a run over history; the names of a stream's generations have a number alone."""
+    return _MARK in generation
+
+
+class Slices(NamedTuple):
+    """The slices of keys from the first up to and without the last."""
+
+    first: int
+    stop: int
+
+    def within(self, covered: Iterable[Slices]) -> bool:
+        """Tell if others, in any order, have all of these slices."""
+        at = self.first
+        for one in sorted(covered):
+            if one.first <= at < one.stop:
+                at = one.stop
+        return at >= self.stop
+
+
+class Run(NamedTuple):
+    """What the metadata of a run's commits say of it.
+
+    run: its id; question: the digest of what it was asked, without the version of the rows; version: of the rows;
+    snapshot: whose parameters it took, None: the spec's values; model_version, fingerprint: of the spec
+    """
+
+    run: str
+    question: str
+    version: int | None
+    snapshot: str | None
+    model_version: int
+    fingerprint: str
+
+
+class Replaced(NamedTuple):
+    """What a run has replaced so far: its version of the rows, and the slices, in the order of the commits."""
+
+    run: str
+    version: int | None
+    slices: list[Slices]
+
+
+class HistoryTable(NamedTuple):
+    """The table of one model's history."""
+
+    warehouse: Warehouse
+    name: str
+
+    def replace(self, rows: DataFrame, run: Run, part: Part) -> int:
+        """Replace a part of the table by rows of a run, in one commit; return how many were written."""
+        self._create(rows)
+        detail = {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
+        writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", part.condition)
+        writer = writer.option("mergeSchema", "true").option("userMetadata", json.dumps(detail))
+        with self.warehouse.lock(self.name):
+            writer.save(self.warehouse.path(self.name))
+            return self._written()
+
+    def runs(self) -> list[Run]:
+        """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
+        found = (self._detail(row) for row in self._commits())
+        marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
+        return list({one.run: one for one in marks}.values())
+
+    def unfinished(self, question: str, whole: Interval) -> Replaced | None:
+        """Return what the last run that touched an interval has replaced, if it was one over the same question.
+
+        None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
+        """
+        found: Replaced | None = None
+        for row in self._commits():
+            detail = self._detail(row)
+            if row["operation"] in _NO_CHANGE:
+                continue
+            if "run" not in detail:
+                break
+            if not _meet(Interval(*detail["interval"]), whole):
+                continue
+            if detail["question"] != question or (found is not None and detail["run"] != found.run):
+                break
+            found = found or Replaced(detail["run"], detail["version"], [])
+            found.slices.append(Slices(*detail["slices"]))
+        return found
+
+    def _commits(self) -> list[Any]:
+        """Return the commits that Delta's history has, the newest first."""
+        if not self.warehouse.exists(self.name):
+            return []
+        history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(self.name)).history()
+        rows = history.select("version", "operation", "userMetadata").collect()
+        return sorted(rows, key=lambda row: row["version"], reverse=True)
+
+    @staticmethod
+    def _detail(row: Any) -> dict[str, Any]:
+        return json.loads(row["userMetadata"] or "{}")
+
+    def _create(self, rows: DataFrame) -> None:
+        fields = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
+        self.warehouse.create(self.name, fields, properties={"delta.dataSkippingStatsColumns": STATISTICS})
+
+    def _written(self) -> int:
+        """Return how many rows the newest commit has written."""
+        files = hadoop_files(self.warehouse, f"{self.name}/_delta_log")
+        line = files.first_line(f"{self.warehouse.latest_version(self.name):020d}.json")
+        metrics = json.loads(line or "{}").get("commitInfo", {}).get("operationMetrics", {})
+        copied = int(metrics.get("numCopiedRows", 0))
+        return int(metrics.get("numOutputRows", 0)) - copied
+
+
+class Part(NamedTuple):
+    """What one commit replaces: an interval of event time for some slices of the keys."""
+
+    slices: Slices
+    interval: Interval
+
+    @property
+    def condition(self) -> str:
+        """Return the condition of its rows, in SQL."""
+        conditions = [f"batch_id >= {self.slices.first}", f"batch_id < {self.slices.stop}"]
+        for sign, micros in ((">=", self.interval.first), ("<", self.interval.last)):
+            time = to_datetime(micros)
+            if time is not None:
+                conditions.append(f"event_time {sign} TIMESTAMP '{time:%Y-%m-%d %H:%M:%S.%f}+00:00'")
+        return " AND ".join(conditions)
+
+
+def _meet(one: Interval, other: Interval) -> bool:
+    """Tell if two intervals have a time in common."""
+    starts = one.first is None or other.last is None or one.first < other.last
+    return starts and (one.last is None or other.first is None or other.first < one.last)
