@@ -68,5 +68,11 @@ class MonitorQueries(LiveQueries):
             data |= {"window_rows": rows, "late": late}
         if self.alerts is not None:
             lines.append(f"raised {self.alerts.raised:,} alerts and cleared {self.alerts.cleared:,}")
-            data |= {"raised": self.alerts.raised, "cleared": self.alerts.cleared}
+            data |= {
+                "raised": self.alerts.raised,
+                "cleared": self.alerts.cleared,
+                "failed": self.alerts.failed,
+            }
+            if self.alerts.failed:
+                lines.append(f"functions of rules failed at {self.alerts.failed:,} rows, which they left out")
         return Report(lines, {"model": self.spec.name, **data, "seconds": seconds})

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
-from jobs.encoding.packet_kinds import INNOVATION, MEASURED
+from jobs.encoding.packet_kinds import CONTROL, INNOVATION, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
 from kalman.flags import FLAGS
@@ -72,6 +72,8 @@ def estimate_format(kind: KeyKind, spec: ModelSpec, kernel: Filter) -> EstimateF
         extra[INNOVATION] = kernel.measurements
     if spec.outputs.measured:
         extra[MEASURED] = kernel.measurements
+    if spec.outputs.control:
+        extra[CONTROL] = len(spec.control) + len(spec.input_names)
     diagonal = spec.outputs.covariance == "diagonal"
     return EstimateFormat(kind, len(spec.states), diagonal, tuple(extra.items()))
 
@@ -89,6 +91,7 @@ def full_of_packed(n: int) -> NDArray[np.int64]:
 def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Records:
     """Return the estimates of the accepted rows, in the order in which they were applied."""
     rows = keyed.rows
+    of_row = {MEASURED: rows.y, CONTROL: rows.u}
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
     covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
     arrays: dict[str, NDArray] = {
@@ -98,7 +101,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
         "log_likelihood": outputs.log_likelihood,
         "nis": outputs.nis,
         "flag": outputs.flag,
-        **{name: rows.y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra},
+        **{name: of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra},
     }
     code = rows.key
     if fmt.kind.integer:

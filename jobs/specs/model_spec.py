@@ -39,6 +39,7 @@ from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
 from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of
+from jobs.specs.readings import Readings
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
 from jobs.specs.sections import (
@@ -285,6 +286,7 @@ class ModelSpec(Section):
             self.source.check_keys(self.key, self.id_columns)
         if self.monitor is not None:
             self.monitor.check_names(self.key, self.states)
+            self.monitor.check_readings(self.readings)
         elif self.airflow.monitor.schedule is not None:
             raise invalid(
                 "there is nothing to monitor",
@@ -297,6 +299,8 @@ class ModelSpec(Section):
             )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
+        if self.outputs.control and not (self.control or self.input_names):
+            raise invalid("the model has no controls and no inputs", "remove it", "outputs.control")
         if self.forecast is not None and not self.outputs.measured:
             raise invalid(
                 "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
@@ -366,7 +370,13 @@ class ModelSpec(Section):
             *flat,
             *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
         }
-        of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
+        several, with_control = len(self.key) > 1, self.outputs.control
+        of_keys = {
+            *reserved,
+            *ESTIMATE_COLUMNS,
+            *(["key"] if several else []),
+            *(["control"] if with_control else []),
+        }
         for field, names, taken in (("key", self.key, of_keys), ("time", [self.time], reserved)):
             for name in names:
                 if name.casefold() in {word.casefold() for word in taken}:
@@ -449,6 +459,11 @@ class ModelSpec(Section):
     def source_kind(self) -> str:
         """Return the kind of the stream's source: kafka, or delta for the measurements table."""
         return "delta" if self.source is None else self.source.kind
+
+    @property
+    def readings(self) -> Readings:
+        """Return the numbers of an estimate that rules and windows can read."""
+        return Readings(self.states, self.measurement, [*self.control, *self.input_names], self.outputs)
 
     @property
     def speaks_to_kafka(self) -> bool:

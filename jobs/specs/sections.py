@@ -219,6 +219,10 @@ class Outputs(Section):
     measured: bool = Field(
         default=False, description="true: also each row's measurement, with which forecasts are compared"
     )
+    control: bool = Field(
+        default=False,
+        description="true: also each row's controls, and the inputs of its key as they were used for it",
+    )
 
 
 class Stream(Section):
