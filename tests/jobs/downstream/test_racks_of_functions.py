@@ -45,7 +45,7 @@ def test_racks_by_a_function_live_and_over_history(tmp_path: Path) -> None:
     done = monitor.run(pipeline.settings, "rack").data
     assert forget_the_last_commit(pipeline) == 1
     monitor.run(pipeline.settings, "rack")
-    assert done["raised"] == 3 and done["failed"] == 0
+    assert done["raised"] == 4 and done["failed"] == 0
     pipeline.land(
         readings({"rack1": [("08:21:05", 98.0)], "rack2": [("08:22:00", 13.0), ("08:27:00", 107.0)]})
     )
