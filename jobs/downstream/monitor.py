@@ -32,8 +32,9 @@ class MonitorQueries(LiveQueries):
     def start(self) -> list[StreamingQuery]:
         """Start a query for the windows and one for the rules."""
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
-        if monitor.kafka is not None:
-            read_topic(warehouse.spark, monitor.kafka.topic)
+        for given in (monitor.kafka, monitor.windows_kafka):
+            if given is not None:
+                read_topic(warehouse.spark, given.topic)
         queries = []
         for query in queries_of(spec, MONITOR):
             if query.part == "windows":

@@ -285,7 +285,8 @@ class ModelSpec(Section):
         if self.source is not None:
             self.source.check_keys(self.key, self.id_columns)
         if self.monitor is not None:
-            self.monitor.check_names(self.key, self.states)
+            self.monitor.check_groups(self.key, self.readings)
+            self.monitor.check_names(self.states)
             self.monitor.check_readings(self.readings)
         elif self.airflow.monitor.schedule is not None:
             raise invalid(
@@ -468,8 +469,9 @@ class ModelSpec(Section):
     @property
     def speaks_to_kafka(self) -> bool:
         """Tell whether commands of this model need Spark's connector for Kafka."""
-        alerts = self.monitor is not None and self.monitor.kafka is not None
-        return self.source is not None or self.sinks.kafka is not None or alerts
+        monitor = self.monitor
+        watched = monitor is not None and (monitor.kafka is not None or monitor.windows_kafka is not None)
+        return self.source is not None or self.sinks.kafka is not None or watched
 
     @property
     def columns(self) -> list[str]:

@@ -25,6 +25,11 @@ class Window(Section):
         default=None,
         description="time between the starts of windows, such as 5min; null: where the previous one ended",
     )
+    when: Literal["growing", "final"] = Field(
+        default="growing",
+        description="growing: a window's row is there from its first estimate on, and is updated; final: it is "
+        "appended once, when the watermark has passed its end",
+    )
 
     @model_validator(mode="after")
     def _durations(self) -> Self:
@@ -38,6 +43,39 @@ class Window(Section):
     def slide_or_size(self) -> str:
         """Return how often a window begins."""
         return self.slide or self.size
+
+
+class Aggregate(Section):
+    """An aggregate of a number of the estimates in each window."""
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name in the windows' aggregates"
+    )
+    of: str = Field(description="the number of an estimate, as in rules[].reads, such as measured.COLUMN")
+    kind: Literal["count", "min", "max", "sum", "mean", "variance", "stddev", "quantile", "function"] = Field(
+        description="what is computed of its finite values; variance and stddev are those of a sample; quantile and "
+        "function keep every value of a window"
+    )
+    level: Number | None = Field(
+        default=None, ge=0.0, le=1.0, description="with kind: quantile, its level, such as 0.9"
+    )
+    function: str | None = Field(
+        default=None,
+        description="with kind: function, module:function, called with the values of many windows in ascending order, "
+        "and where those of each start",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for field, kind in (("level", "quantile"), ("function", "function")):
+            given = getattr(self, field) is not None
+            if given and self.kind != kind:
+                raise invalid(f"is for kind: {kind}", "remove it", field)
+            if not given and self.kind == kind:
+                raise invalid("is missing", f"give it with kind: {kind}", field)
+        if self.function is not None:
+            _check_function_name(self.function, "function")
+        return self
 
 
 class Rule(Section):
@@ -118,9 +156,7 @@ class Rule(Section):
         return self
 
     def _check_function(self) -> None:
-        module, colon, function = (self.function or "").partition(":")
-        if not colon or not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
-            raise invalid(f"{self.function!r} does not name a function", "write module:function", "function")
+        _check_function_name(self.function or "", "function")
         if not self.reads:
             raise invalid("is empty", "name the numbers of an estimate that it reads, such as nis", "reads")
         for name, kind in self.keeps.items():
@@ -149,6 +185,12 @@ class Rule(Section):
             raise invalid("is not below at_least", "a reading between the two is within bounds", "at_most")
 
 
+def _check_function_name(name: str, field: str) -> None:
+    module, colon, function = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
+        raise invalid(f"{name!r} does not name a function", "write module:function", field)
+
+
 FIELD_TYPES = ("float64", "int64", "bool", "timestamp")
 
 
@@ -165,9 +207,20 @@ class Monitor(Section):
         default="10min",
         description="how far rows may lag the newest event time and still count in their window",
     )
-    by: list[str] = Field(default=[], description="key columns that group windows")
+    by: list[str] = Field(
+        default=[],
+        description="columns that group windows: key columns; with outputs.control controls and inputs, with "
+        "outputs.measured measurements",
+    )
     windows: list[Window] = Field(
         default=[], description="windows over time, such as {size: 10min, slide: 5min}"
+    )
+    aggregates: list[Aggregate] = Field(
+        default=[],
+        description="more numbers of each window, such as {name: hot, of: measured.volume, kind: quantile, level: 0.9}",
+    )
+    windows_kafka: KafkaSink | None = Field(
+        default=None, description="a topic that also gets each window's row as it changes, {topic: ...}"
     )
     rules: list[Rule] = Field(
         default=[],
@@ -182,25 +235,56 @@ class Monitor(Section):
         check_duration(self.watermark, "watermark")
         if not self.windows and not self.rules:
             raise invalid("watches nothing", "give windows, rules, or both", "")
-        names = [rule.name for rule in self.rules]
-        for place, name in enumerate(names):
-            if name in names[:place]:
+        for field, what, some in (
+            ("rules", "rule", self.rules),
+            ("aggregates", "aggregate", self.aggregates),
+        ):
+            names = [one.name for one in some]
+            for place, name in enumerate(names):
+                if name in names[:place]:
+                    raise invalid(
+                        f"'{name}' is named twice", f"give each {what} its own name", f"{field}[{place}].name"
+                    )
+        whens: dict[tuple[str, str], str] = {}
+        for place, window in enumerate(self.windows):
+            if whens.setdefault((window.size, window.slide_or_size), window.when) != window.when:
                 raise invalid(
-                    f"'{name}' is named twice", "give each rule its own name", f"rules[{place}].name"
+                    "differs between two windows of one size and slide",
+                    "give it once",
+                    f"windows[{place}].when",
                 )
+        for field in ("aggregates", "windows_kafka"):
+            if getattr(self, field) and not self.windows:
+                raise invalid("needs windows", "give windows, or remove it", field)
         return self
 
-    def check_names(self, key: Sequence[str], states: Sequence[str]) -> None:
+    def check_groups(self, key: Sequence[str], readings: Readings) -> None:
+        """Refuse columns of groups that a row of the model does not have.
+
+        Raises:
+            ValueError: in the form of the spec's own checks.
+        """
+        kinds = {
+            **dict.fromkeys(readings.measurement, "measured"),
+            **dict.fromkeys(readings.control, "control"),
+        }
+        for place, name in enumerate(self.by):
+            field = f"monitor.by[{place}]"
+            if name in key:
+                continue
+            if name not in kinds:
+                known = ", ".join([*key, *kinds])
+                raise invalid(f"'{name}' is not a column of a row", f"choose from {known}", field)
+            readings.find(f"{kinds[name]}.{name}", field)
+            if name.casefold() in WINDOW_COLUMNS:
+                raise invalid(f"'{name}' is a column of windows already", "rename it in the data", field)
+
+    def check_names(self, states: Sequence[str]) -> None:
         """Refuse names that the model does not have.
 
         Raises:
             ValueError: in the form of the spec's own checks.
         """
-        for place, name in enumerate(self.by):
-            if name not in key:
-                raise invalid(
-                    f"'{name}' is not a key column", f"choose from {', '.join(key)}", f"monitor.by[{place}]"
-                )
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
                 field = f"monitor.rules[{place}].state"
@@ -212,6 +296,8 @@ class Monitor(Section):
         Raises:
             ValueError: in the form of the spec's own checks.
         """
+        for place, one in enumerate(self.aggregates):
+            readings.find(one.of, f"monitor.aggregates[{place}].of")
         for place, rule in enumerate(self.rules):
             if rule.kind == "measured":
                 name = rule.measurement or readings.measurement[0]
@@ -225,10 +311,32 @@ class Monitor(Section):
         content = self.model_dump(include=include)
         if part == "rules":
             content["rules"] = [_without_later(rule, LATER_IN_RULE) for rule in self.rules]
+        else:
+            content["windows"] = [_without_later(window, ("when",)) for window in self.windows]
+            if self.aggregates:
+                content["aggregates"] = [one.model_dump() for one in self.aggregates]
         text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+WINDOW_COLUMNS = frozenset(
+    (
+        "definition",
+        "size",
+        "slide",
+        "window_start",
+        "window_end",
+        "rows",
+        "late",
+        "gated",
+        "flagged",
+        "nis_rows",
+    )
+    + ("nis_sum", "mean_sum", "innovation_sum", "mean_nis", "share_gated", "share_flagged", "mean", "bias")
+    + ("accumulators", "aggregates", "key", "query", "batch_id", "ordinal", "event_time", "flags", "nis")
+    + ("covariance", "innovation", "measured", "control", "log_likelihood", "generation", "model_version")
+)
+"""Names that columns of windows, or of the estimates that they are made of, already have."""
 LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "parameters")
 """Fields of a rule that earlier releases did not have. At their defaults they are no part of its definition."""
 
