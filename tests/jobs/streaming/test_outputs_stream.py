@@ -81,6 +81,7 @@ def test_stream_batch_and_offline_give_the_same_outputs_and_a_restart_goes_on_wi
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_outputs_may_be_switched_between_two_starts_and_the_window_with_a_new_version(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
