@@ -237,6 +237,15 @@ def test_a_csv_of_states_before_any_row_begins_a_stream(tmp_path: Path) -> None:
             **{f"covariance_{a}_{b}": float(a == b) for a in ("level", "slope") for b in ("level", "slope")},
         }
     ).to_csv(path, index=False)
+    listed = tmp_path / "lists.csv"
+    pd.DataFrame({"id": [1], "event_time": ["2024-02-29"], "mean": ["[1, 2]"], "covariance": ["[]"]}).to_csv(
+        listed
+    )
+    with pytest.raises(UserError, match="unknown column _c0"):
+        import_states.run(pipeline.settings, "walk", str(listed))
+    pd.read_csv(listed, index_col=0).to_csv(listed, index=False)
+    with pytest.raises(UserError, match="mean is of type string, not a list of numbers"):
+        import_states.run(pipeline.settings, "walk", str(listed))
     made = import_states.run(pipeline.settings, "walk", str(path)).data
     assert made["keys"] == len(ids) and made["left_out"] == 0
     pipeline.stream()  # the only snapshot
