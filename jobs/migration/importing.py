@@ -101,7 +101,7 @@ def import_states(
     _refuse_texts(frame, table, name)
     runtime.ship(spark)
     on_progress("checking every key")
-    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table), CHECKED).persist()
+    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table.form), CHECKED).persist()
     try:
         with labelled(spark, f"import {spec.name}", "check every key"):
             good = typed_states(rows.filter(F.col("problem").isNull())).drop("problem", "given")
@@ -139,7 +139,7 @@ def import_states(
 def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
     """Refuse lists of numbers that are written as text."""
     for column in table.lists:
-        if column in frame.columns and table.widths[column] > 1:
+        if column in frame.columns and table.form.widths[column] > 1:
             kind = frame.schema[column].dataType
             if not isinstance(kind, ArrayType):
                 raise UserError(
