@@ -18,7 +18,7 @@ from tests.jobs.specs.test_spec import NILE, refused
 from tests.jobs.support.feeds import Feed
 from tests.jobs.support.pipeline import Pipeline
 
-MINUTE = pd.Timedelta("1min")
+MINUTE: Any = pd.Timedelta("1min")
 BEGAN = pd.Timestamp("2017-06-02T08:00:00Z")
 FUNCTION = "def span(values, start):\n    return values[start[1:] - 1] - values[start[:-1]]\n"
 OF = "measured.temperature"
@@ -50,7 +50,7 @@ def loaded(**monitored: Any) -> dict[str, Any]:
     }
 
 
-def some_rows(count: int) -> pd.DataFrame:
+def some_rows(count: int) -> Any:
     rng = np.random.default_rng(4)
     at = BEGAN + MINUTE * np.arange(count) + pd.to_timedelta(rng.integers(0, 60_000, count), unit="ms")
     value = np.where(rng.random(count) < 0.1, np.nan, rng.normal(100.0, 7.0, count))
@@ -85,7 +85,7 @@ def expected(rows: pd.DataFrame) -> dict[tuple[str, float, pd.Timestamp], dict[s
 
 
 def table(pipeline: Pipeline, name: str) -> pd.DataFrame:
-    rows = pipeline.warehouse.read(f"{name}/rack").toPandas().sort_values(PLACE, ignore_index=True)
+    rows: Any = pipeline.warehouse.read(f"{name}/rack").toPandas().sort_values(PLACE, ignore_index=True)
     return rows[[*PLACE, "window_end", "rows", "late", "gated", "flagged", "nis_rows", "aggregates"]]
 
 
