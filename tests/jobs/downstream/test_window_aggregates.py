@@ -52,7 +52,7 @@ def loaded(**monitored: Any) -> dict[str, Any]:
 
 def some_rows(count: int) -> Any:
     rng = np.random.default_rng(4)
-    at = BEGAN + MINUTE * np.arange(count) + pd.to_timedelta(rng.integers(0, 60_000, count), unit="ms")
+    at = BEGAN + pd.to_timedelta(60_000 * np.arange(count) + rng.integers(0, 60_000, count), unit="ms")
     value = np.where(rng.random(count) < 0.1, np.nan, rng.normal(100.0, 7.0, count))
     frame = pd.DataFrame(
         {
