@@ -195,18 +195,19 @@ def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
 
 def row_rules(spec: ModelSpec) -> dict[str, Any]:
     """Return the fields that decide how a row is processed and that may change between micro-batches."""
-    names = {"late", "outputs", "order", "duplicates"}
+    names = {"late", "order", "duplicates"}
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
     if spec.source:
         names |= {"time_zone", "time_format", "missing_values"}
-    return {
+    rules = {
         name: value
         for name, value in _fields(spec).items()
         if name in names
         or name.startswith("source.")
         and name not in ("source.max_offsets_per_batch", "source.start")
     }
+    return {**rules, "outputs": spec.outputs.model_dump(mode="json", exclude=spec.outputs.left_out)}
 
 
 def refuse_half_written(

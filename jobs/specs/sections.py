@@ -224,6 +224,13 @@ class Outputs(Section):
         description="true: also each row's controls, and the inputs of its key as they were used for it",
     )
 
+    @property
+    def left_out(self) -> set[str]:
+        """Return the fields that have their defaults: what releases before these fields have stored leaves them out."""
+        fields = type(self).model_fields
+        later = ("control",)
+        return {name for name in later if getattr(self, name) == fields[name].default}
+
 
 class Stream(Section):
     """The size of micro-batches and the layout of the state; only new_keys changes results."""

@@ -16,6 +16,7 @@ from jobs.downstream.rules import Events
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.encoding.rows import RowFormat
+from jobs.lineage.compatibility import row_rules
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.downstream.test_monitor import RACKS
 from tests.jobs.specs.test_spec import NILE, refused
@@ -148,6 +149,14 @@ def test_a_broken_function_is_named_with_its_rule(how: float, said: str) -> None
     }
     with pytest.raises(UserError, match=said):
         Bucket(rule).take(*some_readings(3, count=200, keys=4))
+
+
+def test_outputs_of_an_earlier_release_are_the_same_rules() -> None:
+    """A micro-batch that an earlier release has left half-written is finished: new outputs are not in its rules."""
+    plain = ModelSpec.model_validate(RACKS)
+    assert row_rules(plain)["outputs"] == {"covariance": "full", "innovation": False, "measured": False}
+    changed = plain.model_copy(update={"outputs": plain.outputs.model_copy(update={"control": True})})
+    assert row_rules(changed)["outputs"]["control"] is True
 
 
 def test_earlier_definitions_stay() -> None:
