@@ -32,8 +32,9 @@ class MonitorQueries(LiveQueries):
     def start(self) -> list[StreamingQuery]:
         """Start a query for the windows and one for the rules."""
         spec, monitor, warehouse = self.spec, self.monitor, self.warehouse
-        if monitor.kafka is not None:
-            read_topic(warehouse.spark, monitor.kafka.topic)
+        for given in (monitor.kafka, monitor.windows_kafka):
+            if given is not None:
+                read_topic(warehouse.spark, given.topic)
         queries = []
         for query in queries_of(spec, MONITOR):
             if query.part == "windows":
@@ -68,5 +69,11 @@ class MonitorQueries(LiveQueries):
             data |= {"window_rows": rows, "late": late}
         if self.alerts is not None:
             lines.append(f"raised {self.alerts.raised:,} alerts and cleared {self.alerts.cleared:,}")
-            data |= {"raised": self.alerts.raised, "cleared": self.alerts.cleared}
+            data |= {
+                "raised": self.alerts.raised,
+                "cleared": self.alerts.cleared,
+                "failed": self.alerts.failed,
+            }
+            if self.alerts.failed:
+                lines.append(f"functions of rules failed at {self.alerts.failed:,} rows, which they left out")
         return Report(lines, {"model": self.spec.name, **data, "seconds": seconds})

@@ -19,7 +19,7 @@ from jobs.downstream.rule_operator import (
     update_bucket,
 )
 from jobs.downstream.rules import NEVER
-from jobs.downstream.windows import Windows, with_means
+from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
@@ -48,8 +48,8 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
     lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
     if monitor.windows:
         name = windows_history(spec.name)
-        sums = Windows(warehouse, spec, monitor, "").sums(rows, None)
-        replace(warehouse, with_means(sums), name, monitor.definition("windows"))
+        found = Windows(warehouse, spec, monitor, "").complete(rows)
+        replace(warehouse, found, name, monitor.definition("windows"))
         lines.append(f"windows over {table} -> {name}")
     if monitor.rules:
         name, kind = alerts_history(spec.name), key_kind(spec.key, rows.schema)

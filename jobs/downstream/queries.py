@@ -20,7 +20,7 @@ from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
-from jobs.warehouse.tables import alerts, forecast_skill, windows
+from jobs.warehouse.tables import alerts, forecast_skill, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
@@ -84,7 +84,7 @@ def query_of(model: str, folder: str) -> Query | None:
 
 def tables_of(model: str) -> list[str]:
     """Return the names of a model's downstream tables, existing or not."""
-    return [table(model) for table in _KINDS.values()]
+    return [*(table(model) for table in _KINDS.values()), windows_open(model)]
 
 
 class Started(NamedTuple):
@@ -134,7 +134,10 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
     hadoop_files(warehouse, APPLICATIONS).remove(f"{query.name}.json")
     for source in range(SOURCES):
         view_file(warehouse, query, source).remove()
-    return warehouse.delete(query.table, F.col("definition") == query.definition)
+    mine = F.col("definition") == query.definition
+    if query.part == "windows":
+        warehouse.delete(windows_open(query.model), mine)
+    return warehouse.delete(query.table, mine)
 
 
 class KeptFile(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +20,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.core.times import duration_us
+from jobs.downstream.readings import check_columns, column_of
+from jobs.downstream.rule_functions import FAILED, Field, FunctionRule
 from jobs.downstream.rules import (
     NEVER,
     Events,
@@ -33,13 +36,15 @@ from jobs.encoding.keys import KeyKind, columns_of, match
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
+from jobs.spark.user_functions import ship_named
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.monitor import Monitor
+from jobs.specs.monitor import Monitor, Rule, field_type
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import alerts
+from kalman.models.named import Named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +54,7 @@ PACKED = "bucket int, payload binary, clock bigint"
 OUTPUT = "key string, rule int, raised boolean, time bigint, value double, since bigint, readings bigint"
 BUCKETS_A_PARTITION = 4
 KIND = KeyKind(("key",), ("string",), False)
-RAISED, CLEARED = "raised", "cleared"
+RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 
 
 def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
@@ -64,10 +69,14 @@ def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 
 
 class RulePlan(NamedTuple):
-    """The operator's rules and formats, sent to the executors once a query."""
+    """The operator's rules and formats, sent to the executors once a query.
+
+    functions: the rules among them that a function decides; their readings come after those of all rules.
+    """
 
     rules: Rules
     rows: RowFormat
+    functions: tuple[FunctionRule, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -80,7 +89,17 @@ class RulePlan(NamedTuple):
             Column("last", "<f8", r),
             Column("active", "|u1", r),
         ]
+        own = [column for rule in self.functions for column in rule.columns]
+        columns[-1:-1] = [column for column in own if column.dtype != "|u1"]
+        columns += [column for column in own if column.dtype == "|u1"]  # those of one byte go last
         return Layout(tuple(columns), text=True)
+
+    def fresh(self, keys: int) -> dict[str, Any]:
+        """Return the arrays of so many keys without readings."""
+        arrays = _arrays(no_states(self.rules, keys))
+        for rule in self.functions:
+            arrays |= rule.fresh(keys)
+        return arrays
 
 
 def rules_of(monitor: Monitor) -> Rules:
@@ -137,10 +156,12 @@ class RuleProcessor(StatefulProcessor):
 def event_columns(records: Records, events: Events) -> dict[str, Any]:
     """Return a bucket's events as the columns `OUTPUT`; records: its states."""
     assert records.text is not None
+    raised = pd.array(events.raised, "boolean")
+    raised[events.readings == FAILED] = pd.NA
     return {
         "key": records.text.take(pa.array(events.key)).to_pandas(),
         "rule": events.rule.astype(np.int32),
-        "raised": events.raised,
+        "raised": raised,
         "time": events.time,
         "value": events.value,
         "since": events.since,
@@ -155,28 +176,50 @@ def update_bucket(
 
     clock: the micro-batch's newest event time in microseconds.
     """
-    rules = plan.rules
+    rules, own, found = plan.rules, {}, []
     keyed = unpack_rows(payloads, plan.rows) if payloads else None
     if keyed is not None:
         at = match(known, keyed.keys)
         absent = np.flatnonzero(at < 0)
         if len(absent):
             new = keyed.keys.take(absent)
-            added = Records({**new.arrays, **_arrays(no_states(rules, len(absent)))}, new.text)
+            added = Records({**new.arrays, **plan.fresh(len(absent))}, new.text)
             whole = concat([known, added]) if known.size else added
             known = whole.take(np.argsort(whole.arrays["route"], kind="stable"))
             at = match(known, keyed.keys)
         states = _states(known)
         rows = keyed.rows
         # Both number keys in the order of their routes, so rows stay in the order of keys.
-        states, events = apply_rules(rules, states, at[rows.key], rows.time, rows.y)
+        key = at[rows.key]
+        if plan.functions:
+            kept = np.flatnonzero(rows.time >= states.time[key])  # as `apply_rules` does
+            for rule in plan.functions:
+                changed, events = rule.apply(known.arrays, key[kept], rows.time[kept], rows.y[:, kept])
+                own |= changed
+                found.append(events)
+        states, events = apply_rules(rules, states, key, rows.time, rows.y[: len(rules.high)])
+        found.insert(0, events)
     else:
-        states, events = _states(known), None
+        states = _states(known)
     states, quiet = silences(rules, states, clock)
-    found = concatenated([*([] if events is None else [events]), quiet])
+    whole = concatenated([*found, quiet])
     if keyed is None and len(quiet.key) == 0:
-        return known, found
-    return Records({**known.arrays, **_arrays(states)}, known.text), found
+        return known, whole
+    return _remembered(plan, Records({**known.arrays, **_arrays(states), **own}, known.text), whole, clock)
+
+
+def _remembered(plan: RulePlan, records: Records, events: Events, clock: int) -> tuple[Records, Events]:
+    """Leave out keys whose state every rule would begin anew, and that have no events now."""
+    spans = [rule.forget for rule in plan.functions if rule.forget is not None]
+    time = records.arrays["time"]
+    if len(spans) < len(plan.rules.high) or not len(time) or clock == NEVER:
+        return records, events
+    kept = clock - time <= max(spans)
+    kept[events.key] = True
+    if kept.all():
+        return records, events
+    number = np.cumsum(kept) - 1
+    return records.take(np.flatnonzero(kept)), events._replace(key=number[events.key])
 
 
 def _states(records: Records) -> RuleStates:
@@ -200,20 +243,58 @@ def rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
     """Return the plan of the rules, and the readings of estimates as packets by bucket (`PACKED`)."""
-    rules = rules_of(monitor)
+    rules, functions, names = rules_of(monitor), functions_of(spec, monitor), own_readings(monitor)
+    ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
+    used = [reading_of(spec, rule) for rule in monitor.rules]
+    check_columns(spec, [*names, *(name for name in used if name is not None)], estimates.columns)
     read = []
-    for number, rule in enumerate(monitor.rules):
-        if rule.kind == "nis":
-            column = F.col("nis")
-        elif rule.kind == "level":
-            column = F.get(F.col("mean"), spec.states.index(rule.state or spec.states[0]))
-        else:
-            column = F.lit(None).cast("double")
+    for number, name in enumerate([*used, *names]):
+        column = F.lit(None).cast("double") if name is None else column_of(spec, name)
         read.append(column.alias(f"r{number}"))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(len(read))), ())
     chosen = select_columns(estimates.select("key", "event_time", *read), fmt)
     packed = chosen.mapInArrow(_packer(fmt, buckets, bool((rules.after >= 0).any())), PACKED)
-    return RulePlan(rules, fmt), packed
+    return RulePlan(rules, fmt, functions), packed
+
+
+def own_readings(monitor: Monitor) -> list[str]:
+    """Return the names of the readings of all functions, each once."""
+    return list(dict.fromkeys(name for rule in monitor.rules for name in rule.reads))
+
+
+def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
+    """Return a spec's rules that a function decides."""
+    place = {name: len(monitor.rules) + i for i, name in enumerate(own_readings(monitor))}
+    found = []
+    for number, rule in enumerate(monitor.rules):
+        if rule.function is not None:
+            fields = tuple(
+                Field(name, *(field_type(kind) or ("", None))) for name, kind in rule.keeps.items()
+            )
+            reads = tuple((name, place[name]) for name in rule.reads)
+            function = Named(rule.function, spec.folder)
+            found.append(
+                FunctionRule(
+                    number,
+                    rule.name,
+                    rule.function,
+                    function,
+                    reads,
+                    fields,
+                    rule.parameters,
+                    None if rule.forget is None else duration_us(rule.forget),
+                )
+            )
+    return tuple(found)
+
+
+def reading_of(spec: ModelSpec, rule: Rule) -> str | None:
+    """Return the name of the reading that a rule compares to its bounds; None: it has none."""
+    if rule.kind == "level":
+        return f"mean.{rule.state or spec.states[0]}"
+    if rule.kind == "measured":
+        return f"measured.{rule.measurement or spec.measurement[0]}"
+    return "nis" if rule.kind == "nis" else None
 
 
 def alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
@@ -223,11 +304,14 @@ def alert_rows(events: DataFrame, monitor: Monitor, kind: KeyKind) -> DataFrame:
         "key",
         *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
         F.get(names, F.col("rule")).alias("rule"),
-        F.when(F.col("raised"), RAISED).otherwise(CLEARED).alias("status"),
+        F.when(F.col("raised").isNull(), NOT_DECIDED)
+        .when(F.col("raised"), RAISED)
+        .otherwise(CLEARED)
+        .alias("status"),
         F.timestamp_micros("time").alias("event_time"),
         "value",
         F.timestamp_micros("since").alias("since"),
-        "readings",
+        F.when(F.col("raised").isNotNull(), F.col("readings")).alias("readings"),
         F.lit(monitor.definition("rules")).alias("definition"),
     )
 
@@ -265,6 +349,7 @@ class Alerts:
     kind: KeyKind
     raised: int = 0
     cleared: int = 0
+    failed: int = 0
 
     def __call__(self, events: DataFrame, batch_id: int) -> None:
         """Append a micro-batch's alerts, once, and publish them to the topic, if any, at least once."""
@@ -287,3 +372,11 @@ class Alerts:
             events.unpersist()
         self.raised += counts.get(True, 0)
         self.cleared += counts.get(False, 0)
+        failed = counts.get(None, 0)
+        if failed and self.failed == 0:
+            print(
+                f"{self.spec.name}: a rule's function failed at {failed:,} rows, which are left out and in "
+                f"{alerts(self.spec.name)} with the status {NOT_DECIDED}; the executor's log says why",
+                file=sys.stderr,
+            )
+        self.failed += failed

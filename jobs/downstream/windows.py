@@ -1,7 +1,9 @@
 """Windows over event time: each micro-batch of estimates is added to the windows of its rows, exactly once.
 
-A window has a row from its first estimate on, which is updated. The watermark is the newest event time of all earlier
-micro-batches less the spec's delay; an estimate for a window that ended before it is counted as late and not added.
+A window has a row from its first estimate on, which is updated; or, if the spec wants it when it is final, the row is
+kept in a table of open windows until no later estimate can change it. The watermark is the newest event time of all
+earlier micro-batches less the spec's delay; an estimate for a window that ended before it is counted as late and not
+added.
 """
 
 from __future__ import annotations
@@ -14,11 +16,28 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.times import duration_us
+from jobs.downstream.readings import check_columns
+from jobs.downstream.views import any_of
+from jobs.downstream.window_aggregates import (
+    ACCUMULATORS,
+    AGGREGATES,
+    Aggregated,
+    accumulated,
+    aggregated_of,
+    both,
+    figures,
+    group_columns,
+    in_window,
+    place_of,
+)
+from jobs.spark.user_functions import ship_named
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.streaming.sinks.published_batch import numbered
+from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse, of_transaction
 from jobs.warehouse.files import hadoop_files
-from jobs.warehouse.tables import windows
+from jobs.warehouse.tables import windows, windows_open
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -38,23 +57,30 @@ class Windows:
     rows: int = 0
     late: int = 0
 
+    def __post_init__(self) -> None:
+        functions = [one.function for one in self.monitor.aggregates if one.function is not None]
+        ship_named(self.warehouse.spark, functions, self.spec.folder)
+
     def __call__(self, estimates: DataFrame, batch_id: int) -> None:
         """Add a micro-batch to its windows. Idempotent."""
-        estimates = estimates.persist()
+        estimates = self._grouped(estimates).persist()
+        delay = duration_us(self.monitor.watermark)
         try:
             newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
             assert newest is not None
             before = self._before(batch_id)
             if newest["newest"] is not None:
-                delay = duration_us(self.monitor.watermark)
-                sums = self.sums(estimates, None if before is None else before - delay).persist()
-                self._add(sums, batch_id)
+                watermark = None if before is None else before - delay
+                sums = self.sums(estimates, watermark).persist()
+                self._add_all(sums, estimates, watermark, batch_id)
                 counts = sums.agg(F.sum("rows").alias("rows"), F.sum("late").alias("late")).first()
                 assert counts is not None
                 self.rows += counts["rows"] or 0
                 self.late += counts["late"] or 0
                 sums.unpersist()
             after = max((one for one in (before, newest["newest"]) if one is not None), default=None)
+            if after is not None:
+                self._close(after - delay, batch_id)
             detail = {"batch": batch_id, "before": before, "after": after}
             self._files.write(self._file, json.dumps(detail).encode())
         finally:
@@ -62,15 +88,11 @@ class Windows:
 
     def sums(self, estimates: DataFrame, watermark: int | None) -> DataFrame:
         """Return the sums of a micro-batch: a row for each window and group."""
-        definition, parts = self.monitor.definition("windows"), []
+        parts = []
         n, m = len(self.spec.states), len(self.spec.measurement)
         biased = "innovation" in estimates.columns
         for window in self.monitor.windows:
-            size, slide = duration_us(window.size), duration_us(window.slide_or_size)
-            taken = F.window("event_time", f"{size} microseconds", f"{slide} microseconds")
-            marked = estimates.withColumn("_window", taken)
-            ended = F.lit(False) if watermark is None else F.unix_micros(F.col("_window.end")) <= watermark
-            marked = marked.withColumn("_late", ended)
+            marked = in_window(estimates, window, watermark)
             here = ~F.col("_late")
 
             def total(values: Column, here: Column = here) -> Column:
@@ -94,12 +116,7 @@ class Windows:
                     ),
                 )
                 .select(
-                    F.lit(definition).alias("definition"),
-                    F.lit(window.size).alias("size"),
-                    F.lit(window.slide_or_size).alias("slide"),
-                    F.col("_window.start").alias("window_start"),
-                    F.col("_window.end").alias("window_end"),
-                    *(F.col(f"`{name}`") for name in self.monitor.by),
+                    *place_of(self.monitor, window),
                     *COUNTS,
                     *("nis_sum", "mean_sum", "innovation_sum"),
                 )
@@ -109,14 +126,126 @@ class Windows:
             whole = whole.unionByName(part)
         return whole
 
-    def _add(self, sums: DataFrame, batch_id: int) -> None:
-        table, warehouse = windows(self.spec.name), self.warehouse
+    def complete(self, estimates: DataFrame) -> DataFrame:
+        """Return the rows of all windows of a history; of those that appear when they are final, the final ones."""
+        rows = self._grouped(estimates)
+        sums = self.sums(rows, None)
+        if self._several:
+            sums = self._with_aggregates(sums, accumulated(self.spec, self.monitor, rows, None), None)
+        final = self._of("final")
+        if final is not None:
+            newest = estimates.agg(F.max(F.unix_micros("event_time")).alias("newest")).first()
+            assert newest is not None
+            cut = (newest["newest"] or 0) - duration_us(self.monitor.watermark)
+            sums = sums.filter(~final | (F.unix_micros("window_end") <= cut))
+        return with_means(sums)
+
+    @property
+    def _several(self) -> list[Aggregated]:
+        return aggregated_of(self.spec, self.monitor)
+
+    def _grouped(self, estimates: DataFrame) -> DataFrame:
+        """Return estimates with the columns by which windows are grouped."""
+        names = [one.of for one in self.monitor.aggregates]
+        check_columns(self.spec, names, estimates.columns)
+        groups = group_columns(self.spec, self.monitor)
+        return estimates.withColumns(groups) if groups else estimates
+
+    def _of(self, when: str) -> Column | None:
+        """Return the condition for the rows of windows that appear then; None: there are none."""
+        some = [one for one in self.monitor.windows if one.when == when]
+        if not some:
+            return None
+        return any_of((F.col("size") == one.size) & (F.col("slide") == one.slide_or_size) for one in some)
+
+    def _add_all(self, sums: DataFrame, estimates: DataFrame, watermark: int | None, batch_id: int) -> None:
+        several = self._several
+        more = accumulated(self.spec, self.monitor, estimates, watermark) if several else None
+        growing, final = self._of("growing"), self._of("final")
+        if growing is not None:
+            rows, table = sums.filter(growing), windows(self.spec.name)
+            self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
+            if self.monitor.windows_kafka is not None:
+                self._send(self._joined(self._mine(table), rows.select(*self._place), "left_semi"), batch_id)
+        if final is not None:  # what came too late for a window that has appeared is not added to it
+            rows, table = sums.filter(final & (F.col("rows") > 0)), windows_open(self.spec.name)
+            self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
+
+    @property
+    def _place(self) -> list[str]:
+        return [*PLACE, *self.monitor.by]
+
+    def _mine(self, table: str) -> DataFrame:
+        return self.warehouse.read(table).filter(F.col("definition") == self.monitor.definition("windows"))
+
+    def _joined(self, rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+        """Return rows joined to others of the same window and group."""
+        renamed = others.withColumnsRenamed({name: f"_{name}" for name in self._place})
+        same = F.lit(True)
+        for name in self._place:
+            same = same & rows[f"`{name}`"].eqNullSafe(renamed[f"`_{name}`"])
+        return rows.join(renamed, same, how).drop(*(f"_{name}" for name in self._place))
+
+    def _with_aggregates(self, sums: DataFrame, more: DataFrame, table: str | None) -> DataFrame:
+        """Return sums with the accumulators that a table's windows then have, and their aggregates."""
+        several, warehouse = self._several, self.warehouse
+        rows = self._joined(sums, more.withColumnRenamed(ACCUMULATORS, "_new"), "left")
+        there = (
+            table is not None and warehouse.exists(table) and ACCUMULATORS in warehouse.read(table).columns
+        )
+        if table is not None and there:
+            kept = self._mine(table).select(*self._place, F.col(ACCUMULATORS).alias("_old"))
+            rows = self._joined(rows, kept, "left")
+        else:
+            rows = rows.withColumn("_old", F.lit(None).cast("array<binary>"))
+        rows = rows.withColumn(ACCUMULATORS, both(several, "_old", "_new")).drop("_old", "_new")
+        return rows.withColumn(AGGREGATES, figures(several, F.col(ACCUMULATORS)))
+
+    def _close(self, cut: int, batch_id: int) -> None:
+        """Let the windows appear that ended by an instant (microseconds): no later estimate is added to them."""
+        table, warehouse = windows_open(self.spec.name), self.warehouse
+        if self._of("final") is None or not warehouse.exists(table):
+            return
+        ended = F.unix_micros("window_end") <= cut
+        rows = self._mine(table).filter(ended).persist()
+        if not rows.isEmpty():
+            target = windows(self.spec.name)
+            self._create(target, rows)
+            # A transaction of its own: the same micro-batch may have changed growing windows of this table.
+            transaction = (f"{self.application}-final", batch_id)
+            warehouse.append(rows.coalesce(1), target, transaction, {"mergeSchema": "true"})
+            self._send(rows, batch_id)
+            mine = F.col("definition") == self.monitor.definition("windows")
+            warehouse.delete(table, mine & ended)
+        rows.unpersist()
+
+    def _send(self, rows: DataFrame, batch_id: int) -> None:
+        """Send the rows of windows to the topic, if any, at least once."""
+        if self.monitor.windows_kafka is None:
+            return
+        topic, by = KafkaSink(self.monitor.windows_kafka.topic), self.monitor.by
+        groups = [F.col(f"`{name}`").cast("string") for name in by]
+        key = F.concat_ws("/", "size", "slide") if not by else groups[0]
+        rows = rows.drop(ACCUMULATORS).withColumn("key", F.to_json(F.array(*groups)) if len(by) > 1 else key)
+        numbers = {"query": F.lit(self.application), "batch_id": F.lit(batch_id).cast("bigint")}
+        messages = numbered(rows.coalesce(1).sort(*map(F.col, PLACE), "key")).withColumns(numbers)
+        naming_the_sink(topic.name, batch_id, lambda: topic.send(messages))
+
+    def _create(self, table: str, rows: DataFrame) -> None:
+        columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in rows.schema.fields)
+        self.warehouse.create(table, columns)
+
+    def _add(self, sums: DataFrame, table: str, batch_id: int) -> None:
+        warehouse = self.warehouse
+        more = [name for name in (ACCUMULATORS, AGGREGATES) if name in sums.columns]
         if not warehouse.exists(table):
             empty = with_means(sums.select(*PLACE, *self.monitor.by, *COUNTS, *_SUMS))
-            columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in empty.schema.fields)
-            warehouse.create(table, columns)
+            types = {name: sums.schema[name].dataType for name in more}
+            empty = empty.withColumns({name: F.lit(None).cast(kind) for name, kind in types.items()})
+            self._create(table, empty)
+        sums = sums.persist() if more else sums  # computed once: a merge reads its rows twice
         session = sums.sparkSession
-        place = [*PLACE, *self.monitor.by]
+        place = self._place
         # With the definition as a constant, windows of other definitions are not read.
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in place[1:])
         same = f"t.definition = '{self.monitor.definition('windows')}' AND {same}"
@@ -125,13 +254,16 @@ class Windows:
         }
         for name in ("mean_sum", "innovation_sum"):
             added[name] = F.zip_with(F.col(f"t.{name}"), F.col(f"s.{name}"), lambda a, b: a + b)
-        fresh: dict[str, Any] = {name: F.col(f"s.`{name}`") for name in (*place, *COUNTS, *_SUMS)}
+        added |= {name: F.col(f"s.{name}") for name in more}
+        fresh: dict[str, Any] = {name: F.col(f"s.`{name}`") for name in (*place, *COUNTS, *_SUMS, *more)}
         target = DeltaTable.forPath(session, warehouse.path(table)).alias("t")
         merge = target.merge(sums.alias("s"), same).withSchemaEvolution()
         merge = merge.whenMatchedUpdate(set={**added, **_means(added)})
         merge = merge.whenNotMatchedInsert(values={**fresh, **_means(fresh)})
         with warehouse.lock(table), of_transaction(session, self.application, batch_id):
             merge.execute()
+        if more:
+            sums.unpersist()
 
     def _before(self, batch_id: int) -> int | None:
         """Return the newest event time (us) of earlier micro-batches, None in the first."""

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from jobs.encoding.arrow import lists
 from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
 from jobs.encoding.keys import KeyKind, columns_of, integer_keys
-from jobs.encoding.packet_kinds import MEASURED
+from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, Packer
 from kalman.flags import FLAGS
@@ -87,6 +87,7 @@ def full_of_packed(n: int) -> NDArray[np.int64]:
 def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> Records:
     """Return the estimates of the accepted rows, in the order in which they were applied."""
     rows = keyed.rows
+    of_row = {MEASURED: rows.y, CONTROL: rows.u}
     accepted = None if not outputs.late.any() else np.flatnonzero(~outputs.late)
     covariance = outputs.covariance[diagonal_of_packed(fmt.states)] if fmt.diagonal else outputs.covariance
     arrays: dict[str, NDArray] = {
@@ -96,7 +97,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
         "log_likelihood": outputs.log_likelihood,
         "nis": outputs.nis,
         "flag": outputs.flag,
-        **{name: rows.y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra},
+        **{name: of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra},
     }
     code = rows.key
     if fmt.kind.integer:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding.arrow import lists
-from jobs.encoding.packet_kinds import MEASURED, STATE_INDEX
+from jobs.encoding.packet_kinds import CONTROL, MEASURED, STATE_INDEX
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, SYSTEM, figures
 from kalman.filters.sliding_likelihood import OUTPUT as SLIDING
 
@@ -25,7 +25,7 @@ SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64()
 
 def extra_widths(kernel: Filter) -> dict[str, int]:
     """Return name and width of each extra that estimates of a kind of filter may have beside its own outputs."""
-    return {**figures(kernel), MEASURED: kernel.measurements, STATE_INDEX: 1}
+    return {**figures(kernel), MEASURED: kernel.measurements, CONTROL: kernel.controls, STATE_INDEX: 1}
 
 
 def type_of_extra(name: str) -> str:

@@ -9,6 +9,8 @@ import pyarrow as pa
 
 MEASURED, STATE_INDEX = "measured", "state_index"
 """Names of two extras of an estimate: the row's own measurement, and the number of the key's rows in its state."""
+CONTROL = "control"
+"""Name of an extra of an estimate: the row's controls and the inputs of its key."""
 
 NEVER = np.iinfo(np.int64).min
 """An event time before all others: the watermark before the first row."""

@@ -45,7 +45,7 @@ class Rule(NamedTuple):
     effect: str
 
 
-STATELESS_OUTPUTS = ("innovation", "measured", "residual", "matrices", "state_index")
+STATELESS_OUTPUTS = ("innovation", "measured", "control", "residual", "matrices", "state_index")
 """The options of `outputs` that a row's estimate follows without more in the state than there is anyway."""
 
 RULES = (

@@ -14,7 +14,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.extras import COMPUTED, SCALARS, extra_column
 from jobs.encoding.order import order_rows
-from jobs.encoding.packet_kinds import MEASURED
+from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.ingestion.parsing import ParsedRows
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
@@ -137,7 +137,8 @@ def filter_rows(
     row_filter = RowFilter(model, spec.unit_us, tuple(beside))
     out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
     tested = fit(sorted_rows.key, out, keys, out.extra[INNOVATION]) if judged else None
-    wanted = {name: sorted_rows.y if name == MEASURED else out.extra[name] for name in spec.outputs.columns}
+    given = {MEASURED: sorted_rows.y, CONTROL: sorted_rows.u}
+    wanted = {name: given[name] if name in given else out.extra[name] for name in spec.outputs.columns}
     extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
     total = len(rows.reason)
 
@@ -238,6 +239,8 @@ def _parts(field: str, width: int, spec: ModelSpec) -> list[str] | None:
         return states
     if field in (RESIDUAL, INNOVATION, MEASURED):
         return measurements
+    if field == CONTROL:
+        return [*spec.control, *spec.input_names]
     if field == RESIDUAL_COVARIANCE:
         return _pairs(measurements)
     if field.endswith("covariance") and width == len(states) ** 2:

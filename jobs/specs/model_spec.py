@@ -39,6 +39,7 @@ from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
 from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of, remedy_of_key
+from jobs.specs.readings import Readings
 from jobs.specs.retention import Retention
 from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
 from jobs.specs.sections import (
@@ -294,7 +295,9 @@ class ModelSpec(Section):
         if self.source is not None:
             self.source.check_keys(self.key, self.id_columns)
         if self.monitor is not None:
-            self.monitor.check_names(self.key, self.states)
+            self.monitor.check_groups(self.key, self.readings)
+            self.monitor.check_names(self.states)
+            self.monitor.check_readings(self.readings)
         elif self.airflow.monitor.schedule is not None:
             raise invalid(
                 "there is nothing to monitor",
@@ -308,6 +311,8 @@ class ModelSpec(Section):
                 )
         if self.inputs is not None:
             self.inputs.check_names(self.key)
+        if self.outputs.control and not (self.control or self.input_names):
+            raise invalid("the model has no controls and no inputs", "remove it", "outputs.control")
         if self.forecast is not None and not self.outputs.measured:
             raise invalid(
                 "needs the measurements beside the estimates", "add outputs: {measured: true}", "forecast"
@@ -415,7 +420,8 @@ class ModelSpec(Section):
             *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
         }
         for name in self.outputs.columns:
-            reserved |= {name, *(f"{name}_{column}" for column in self.measurement)}
+            inside = self.measurement if name != "control" else [*self.control, *self.input_names]
+            reserved |= {name, *(f"{name}_{column}" for column in inside)}
         if self.outputs.sliding_log_likelihood is not None:
             reserved.add("sliding_log_likelihood")
         of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}
@@ -508,11 +514,17 @@ class ModelSpec(Section):
         return self.source if self.source is not None and self.source.streamed else None
 
     @property
+    def readings(self) -> Readings:
+        """Return the numbers of an estimate that rules and windows can read."""
+        return Readings(self.states, self.measurement, [*self.control, *self.input_names], self.outputs)
+
+    @property
     def speaks_to_kafka(self) -> bool:
         """Tell whether commands of this model need Spark's connector for Kafka."""
-        alerts = self.monitor is not None and self.monitor.kafka is not None
+        monitor = self.monitor
+        watched = monitor is not None and (monitor.kafka is not None or monitor.windows_kafka is not None)
         topics = self.source is not None and self.source.kind == "kafka"
-        return topics or self.sinks.kafka is not None or alerts
+        return topics or self.sinks.kafka is not None or watched
 
     @property
     def columns(self) -> list[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from jobs.core.times import duration_us
-from jobs.specs.problems import invalid, remedy_of_key
+from jobs.specs.problems import invalid
+from jobs.specs.readings import Readings
 from jobs.specs.sections import Number, Section, check_duration
 from jobs.specs.sinks import KafkaSink
 
@@ -22,6 +24,11 @@ class Window(Section):
     slide: str | None = Field(
         default=None,
         description="time between the starts of windows, such as 5min; null: where the previous one ended",
+    )
+    when: Literal["growing", "final"] = Field(
+        default="growing",
+        description="growing: a window's row is there from its first estimate on, and is updated; final: it is "
+        "appended once, when the watermark has passed its end",
     )
 
     @model_validator(mode="after")
@@ -38,14 +45,51 @@ class Window(Section):
         return self.slide or self.size
 
 
+class Aggregate(Section):
+    """An aggregate of a number of the estimates in each window."""
+
+    name: str = Field(
+        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name in the windows' aggregates"
+    )
+    of: str = Field(description="the number of an estimate, as in rules[].reads, such as measured.COLUMN")
+    kind: Literal["count", "min", "max", "sum", "mean", "variance", "stddev", "quantile", "function"] = Field(
+        description="what is computed of its finite values; variance and stddev are those of a sample; quantile and "
+        "function keep every value of a window"
+    )
+    level: Number | None = Field(
+        default=None, ge=0.0, le=1.0, description="with kind: quantile, its level, such as 0.9"
+    )
+    function: str | None = Field(
+        default=None,
+        description="with kind: function, module:function, called with the values of many windows in ascending order, "
+        "and where those of each start",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for field, kind in (("level", "quantile"), ("function", "function")):
+            given = getattr(self, field) is not None
+            if given and self.kind != kind:
+                raise invalid(f"is for kind: {kind}", "remove it", field)
+            if not given and self.kind == kind:
+                raise invalid("is missing", f"give it with kind: {kind}", field)
+        if self.function is not None:
+            _check_function_name(self.function, "function")
+        return self
+
+
 class Rule(Section):
     """A condition on consecutive readings of a key that raises an alert, and the condition that clears it."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="name of the rule in alerts")
-    kind: Literal["level", "nis", "silence"] = Field(
-        description="reading of each estimate: a state's mean (level) or its nis; or the absence of estimates (silence)"
+    kind: Literal["level", "nis", "measured", "silence", "function"] = Field(
+        description="reading of each estimate: a state's mean (level), its nis, or the row's measurement (measured); "
+        "the absence of estimates (silence); or what a function of yours decides (function)"
     )
     state: str | None = Field(default=None, description="with kind: level, the state; null: the first")
+    measurement: str | None = Field(
+        default=None, description="with kind: measured, the measured column; null: the first"
+    )
     at_least: Number | None = Field(default=None, description="a reading at or above this is out of bounds")
     at_most: Number | None = Field(default=None, description="a reading at or below this is out of bounds")
     rising: bool = Field(
@@ -67,23 +111,74 @@ class Rule(Section):
         default=None, description="with kind: silence, how long a key may be silent, such as 1h"
     )
 
+    function: str | None = Field(
+        default=None,
+        description="with kind: function, module:function, called with the rows of many keys and their state",
+    )
+    reads: list[str] = Field(
+        default=[],
+        description="with kind: function, the numbers of an estimate that it is given: nis, log_likelihood, "
+        "mean.STATE, variance.STATE, measured.COLUMN, innovation.COLUMN, control.COLUMN",
+    )
+    keeps: dict[str, str] = Field(
+        default={},
+        description="with kind: function, the state that it keeps for each key: each field with its type, float64, "
+        "int64, bool or timestamp, or such as float64[3] for several",
+    )
+    forget: str | None = Field(
+        default=None,
+        description="with kind: function, the silence of a key after which its state begins anew, such as 90d; null: "
+        "never",
+    )
+    parameters: dict[str, Number] = Field(
+        default={},
+        description="with kind: function, numbers that it is given by name, such as {limit: 100.0}",
+    )
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        silent = self.kind == "silence"
+        silent, own = self.kind == "silence", self.kind == "function"
         check_duration(self.after, "after")
+        check_duration(self.forget, "forget")
         if silent and self.after is None:
             raise invalid("is missing", "give the silence that raises the alert, such as 1h", "after")
-        if not silent and self.at_least is None and self.at_most is None:
+        if not silent and not own and self.at_least is None and self.at_most is None:
             raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
-        for field in bounds if silent else ("after",):
+        foreign = [*(bounds if silent or own else ()), *(() if silent else ("after",))]
+        for field in [*foreign, *(() if own else ("function", "reads", "keeps", "forget", "parameters"))]:
             # Compared by value: a spec from a manifest has every field set.
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise invalid(f"is not for kind: {self.kind}", "remove it", field)
+        if own:
+            self._check_function()
         if self.state is not None and self.kind != "level":
             raise invalid("is for kind: level", "remove it", "state")
+        if self.measurement is not None and self.kind != "measured":
+            raise invalid("is for kind: measured", "remove it", "measurement")
         if self.rising and self.at_least is None:
             raise invalid("needs at_least", "give it, or remove rising", "rising")
+        self._check_hysteresis()
+        return self
+
+    def _check_function(self) -> None:
+        _check_function_name(self.function or "", "function")
+        if not self.reads:
+            raise invalid("is empty", "name the numbers of an estimate that it reads, such as nis", "reads")
+        for name, kind in self.keeps.items():
+            if not name.isidentifier():
+                raise invalid(f"'{name}' is not a name", "use letters, digits and _", "keeps")
+            if field_type(kind) is None:
+                raise invalid(
+                    f"'{kind}' is not a type of a field",
+                    f"write {', '.join(FIELD_TYPES)}, or such as float64[3]",
+                    f"keeps.{name}",
+                )
+        for name in self.parameters:
+            if not name.isidentifier():
+                raise invalid(f"'{name}' is not a name", "use letters, digits and _", "parameters")
+
+    def _check_hysteresis(self) -> None:
         for field, bound, value, wider in (
             ("clear_below", "at_least", self.clear_below, 1),
             ("clear_above", "at_most", self.clear_above, -1),
@@ -94,7 +189,21 @@ class Rule(Section):
         low, high = self.at_most, self.at_least
         if low is not None and high is not None and low >= high:
             raise invalid("is not below at_least", "a reading between the two is within bounds", "at_most")
-        return self
+
+
+def _check_function_name(name: str, field: str) -> None:
+    module, colon, function = name.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *function.split("."))):
+        raise invalid(f"{name!r} does not name a function", "write module:function", field)
+
+
+FIELD_TYPES = ("float64", "int64", "bool", "timestamp")
+
+
+def field_type(text: str) -> tuple[str, int | None] | None:
+    """Return the type of a field that a function keeps, and how many numbers it has: `float64[3]`; None: none."""
+    found = re.fullmatch(rf"({'|'.join(FIELD_TYPES)})(?:\[([1-9][0-9]{{0,3}})\])?", text)
+    return None if found is None else (found[1], None if found[2] is None else int(found[2]))
 
 
 class Monitor(Section):
@@ -104,9 +213,20 @@ class Monitor(Section):
         default="10min",
         description="how far rows may lag the newest event time and still count in their window",
     )
-    by: list[str] = Field(default=[], description="key columns that group windows")
+    by: list[str] = Field(
+        default=[],
+        description="columns that group windows: key columns; with outputs.control controls and inputs, with "
+        "outputs.measured measurements",
+    )
     windows: list[Window] = Field(
         default=[], description="windows over time, such as {size: 10min, slide: 5min}"
+    )
+    aggregates: list[Aggregate] = Field(
+        default=[],
+        description="more numbers of each window, such as {name: hot, of: measured.volume, kind: quantile, level: 0.9}",
+    )
+    windows_kafka: KafkaSink | None = Field(
+        default=None, description="a topic that also gets each window's row as it changes, {topic: ...}"
     )
     rules: list[Rule] = Field(
         default=[],
@@ -121,30 +241,117 @@ class Monitor(Section):
         check_duration(self.watermark, "watermark")
         if not self.windows and not self.rules:
             raise invalid("watches nothing", "give windows, rules, or both", "")
-        names = [rule.name for rule in self.rules]
-        for place, name in enumerate(names):
-            if name in names[:place]:
+        for field, what, some in (
+            ("rules", "rule", self.rules),
+            ("aggregates", "aggregate", self.aggregates),
+        ):
+            names = [one.name for one in some]
+            for place, name in enumerate(names):
+                if name in names[:place]:
+                    raise invalid(
+                        f"'{name}' is named twice", f"give each {what} its own name", f"{field}[{place}].name"
+                    )
+        whens: dict[tuple[str, str], str] = {}
+        for place, window in enumerate(self.windows):
+            if whens.setdefault((window.size, window.slide_or_size), window.when) != window.when:
                 raise invalid(
-                    f"'{name}' is named twice", "give each rule its own name", f"rules[{place}].name"
+                    "differs between two windows of one size and slide",
+                    "give it once",
+                    f"windows[{place}].when",
                 )
+        for field in ("aggregates", "windows_kafka"):
+            if getattr(self, field) and not self.windows:
+                raise invalid("needs windows", "give windows, or remove it", field)
         return self
 
-    def check_names(self, key: Sequence[str], states: Sequence[str]) -> None:
+    def check_groups(self, key: Sequence[str], readings: Readings) -> None:
+        """Refuse columns of groups that a row of the model does not have.
+
+        Raises:
+            ValueError: in the form of the spec's own checks.
+        """
+        kinds = {
+            **dict.fromkeys(readings.measurement, "measured"),
+            **dict.fromkeys(readings.control, "control"),
+        }
+        for place, name in enumerate(self.by):
+            field = f"monitor.by[{place}]"
+            if name in key:
+                continue
+            if name not in kinds:
+                known = ", ".join([*key, *kinds])
+                raise invalid(f"'{name}' is not a column of a row", f"choose from {known}", field)
+            readings.find(f"{kinds[name]}.{name}", field)
+            if name.casefold() in WINDOW_COLUMNS:
+                raise invalid(f"'{name}' is a column of windows already", "rename it in the data", field)
+
+    def check_names(self, states: Sequence[str]) -> None:
         """Refuse names that the model does not have.
 
         Raises:
             ValueError: in the form of the spec's own checks.
         """
-        for place, name in enumerate(self.by):
-            if name not in key:
-                raise invalid(f"'{name}' is not a key column", remedy_of_key(key), f"monitor.by[{place}]")
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
                 field = f"monitor.rules[{place}].state"
                 raise invalid(f"'{rule.state}' is not a state", f"choose from {', '.join(states)}", field)
 
+    def check_readings(self, readings: Readings) -> None:
+        """Refuse readings that the model's estimates do not have.
+
+        Raises:
+            ValueError: in the form of the spec's own checks.
+        """
+        for place, one in enumerate(self.aggregates):
+            readings.find(one.of, f"monitor.aggregates[{place}].of")
+        for place, rule in enumerate(self.rules):
+            if rule.kind == "measured":
+                name = rule.measurement or readings.measurement[0]
+                readings.find(f"measured.{name}", f"monitor.rules[{place}].measurement")
+            for i, name in enumerate(rule.reads):
+                readings.find(name, f"monitor.rules[{place}].reads[{i}]")
+
     def definition(self, part: Literal["windows", "rules"]) -> str:
         """Return a short hash of the windows or the rules, which names the query's checkpoint and rows."""
         include = {"windows", "watermark", "by"} if part == "windows" else {"rules"}
-        text = json.dumps(self.model_dump(include=include), sort_keys=True)
+        content = self.model_dump(include=include)
+        if part == "rules":
+            content["rules"] = [_without_later(rule, LATER_IN_RULE) for rule in self.rules]
+        else:
+            content["windows"] = [_without_later(window, ("when",)) for window in self.windows]
+            if self.aggregates:
+                content["aggregates"] = [one.model_dump() for one in self.aggregates]
+        text = json.dumps(content, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+WINDOW_COLUMNS = frozenset(
+    (
+        "definition",
+        "size",
+        "slide",
+        "window_start",
+        "window_end",
+        "rows",
+        "late",
+        "gated",
+        "flagged",
+        "nis_rows",
+    )
+    + ("nis_sum", "mean_sum", "innovation_sum", "mean_nis", "share_gated", "share_flagged", "mean", "bias")
+    + ("accumulators", "aggregates", "key", "query", "batch_id", "ordinal", "event_time", "flags", "nis")
+    + ("covariance", "innovation", "measured", "control", "log_likelihood", "generation", "model_version")
+)
+"""Names that columns of windows, or of the estimates that they are made of, already have."""
+LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "parameters")
+"""Fields of a rule that earlier releases did not have. At their defaults they are no part of its definition."""
+
+
+def _without_later(section: Section, later: Sequence[str]) -> dict[str, Any]:
+    fields = type(section).model_fields
+    same = {
+        name
+        for name in later
+        if getattr(section, name) == fields[name].get_default(call_default_factory=True)
+    }
+    return section.model_dump(exclude=same)

@@ -236,6 +236,10 @@ class Outputs(Section):
     measured: bool = Field(
         default=False, description="true: also each row's measurement, with which forecasts are compared"
     )
+    control: bool = Field(
+        default=False,
+        description="true: also each row's controls, and the inputs of its key as they were used for it",
+    )
     residual: bool = Field(
         default=False,
         description="true: also each row's residual, the measurement minus its prediction, and the covariance of the "
@@ -262,7 +266,7 @@ class Outputs(Section):
     def left_out(self) -> set[str]:
         """Return the fields that have their defaults: what releases before these fields have stored leaves them out."""
         fields = type(self).model_fields
-        later = ("residual", "matrices", "state_index", "sliding_log_likelihood")
+        later = ("control", "residual", "matrices", "state_index", "sliding_log_likelihood")
         return {name for name in later if getattr(self, name) == fields[name].default}
 
     @model_validator(mode="after")
@@ -287,6 +291,7 @@ class Outputs(Section):
         return [
             *self.figures,
             *(["measured"] if self.measured else []),
+            *(["control"] if self.control else []),
             *(["state_index"] if self.state_index else []),
         ]
 

@@ -8,7 +8,7 @@ on how rows are cut into calls, so one call for all micro-batches gives the bits
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from jobs.encoding.estimates import EstimateFormat, full_of_packed
 from jobs.encoding.keys import KeyKind
-from jobs.encoding.packet_kinds import MEASURED, NEVER
+from jobs.encoding.packet_kinds import CONTROL, MEASURED, NEVER
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.encoding.rows import KeyedRows
@@ -379,7 +379,8 @@ class _Check(NamedTuple):
             after, outputs = lives.after, lives.outputs
         else:
             after, outputs = row_filter.run(begin, sorted_rows)
-        return _Attempt(_numbers(recipe.estimates, outputs, y), outputs.flag, after)
+        of_row = {MEASURED: y, CONTROL: u}
+        return _Attempt(_numbers(recipe.estimates, outputs, of_row), outputs.flag, after)
 
     def _compared(self, applied: Ints, attempt: _Attempt) -> Comparison:
         """Compare the applied rows' estimates."""
@@ -514,9 +515,9 @@ def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
     return work
 
 
-def _numbers(fmt: EstimateFormat, outputs: Outputs, y: Floats) -> Floats:
-    """Return the numbers (D, N) of estimates, in the order of the table's columns."""
-    extra = [y if name == MEASURED else outputs.extra[name] for name, _ in fmt.extra]
+def _numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]) -> Floats:
+    """Return the numbers (D, N) of estimates, in the order of the table's columns; of_row: extras that rows bring."""
+    extra = [of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra]
     return np.vstack(
         [
             outputs.mean,

@@ -91,6 +91,11 @@ def windows(model: str) -> str:
     return f"windows/{model}"
 
 
+def windows_open(model: str) -> str:
+    """Return the name of the table of those windows of a model that are to appear when they are final."""
+    return f"windows_open/{model}"
+
+
 def alerts(model: str) -> str:
     """Return the name of the table of a model's alerts."""
     return f"alerts/{model}"

@@ -249,7 +249,11 @@ def test_a_buckets_states_do_not_depend_on_when_keys_appear() -> None:
             {"windows": [{"size": "5min", "slide": "1h"}]},
             "monitor.windows[0].slide: is longer than the window",
         ),
-        ({"windows": [{"size": "5min"}], "by": ["volume"]}, "monitor.by[0]: 'volume' is not a key column"),
+        ({"windows": [{"size": "5min"}], "by": ["lake"]}, "monitor.by[0]: 'lake' is not a column of a row"),
+        (
+            {"windows": [{"size": "5min"}], "by": ["volume"]},
+            "monitor.by[0]: needs the column measured beside the estimates; add outputs: {measured: true}",
+        ),
         ({"rules": [{"name": "a", "kind": "level"}]}, "monitor.rules[0]: has no bound"),
         ({"rules": [{"name": "a", "kind": "silence"}]}, "monitor.rules[0].after: is missing"),
         (

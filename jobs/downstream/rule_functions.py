@@ -1,0 +1,329 @@
+"""Rules that a user's function decides, for many keys at once, with a state of its own. No Spark, no clock.
+
+A function is called as `function(rows, state, **parameters)` with the `Rows` of some keys and the arrays of their
+state by field. It returns the arrays after these rows, and its events or None. What it gives for a key must not depend
+on the other keys of the call, nor on how the rows of the key are divided into calls: then a stream of any micro-batches
+and one pass over history give the same.
+
+A row at which a function fails is left out: calls that fail are divided by key, and then by row, until the rows that
+fail alone are found. Each becomes an event, and the state of its key stays as it was before it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError, first_line
+from jobs.downstream.rules import NEVER, Events, concatenated
+from jobs.encoding.packets import Column
+from kalman.models.named import Named
+
+Ints = NDArray[np.int64]
+State = Mapping[str, NDArray]
+
+FAILED = -1
+"""The `readings` of an event at a row at which its rule's function failed."""
+MOST_FAILURES = 100
+"""So many rows of one call may fail. More are taken for a mistake in the function, which ends the query."""
+_TYPES = {"float64": "<f8", "int64": "<i8", "timestamp": "<i8", "bool": "|u1"}
+_FRESH = {"float64": np.nan, "int64": 0, "timestamp": NEVER, "bool": False}
+_GIVEN = {"row": np.int64, "raised": np.bool_, "value": np.float64, "since": np.int64, "readings": np.int64}
+"""The arrays of a function's events, of which only `row` is required, and their types."""
+
+
+class Field(NamedTuple):
+    """A field of a function's state: its type, and for an array of numbers a key their count."""
+
+    name: str
+    type: str
+    width: int | None = None
+
+    def shape(self, keys: int) -> tuple[int, ...]:
+        """Return the shape of the field's array for so many keys."""
+        return (keys,) if self.width is None else (self.width, keys)
+
+    def fresh(self, keys: int) -> NDArray:
+        """Return the field of keys without rows: NaN, 0, false, or for a timestamp NEVER (the least integer)."""
+        kind = bool if self.type == "bool" else _TYPES[self.type]
+        return np.full(self.shape(keys), _FRESH[self.type], kind)
+
+
+class FunctionRule(NamedTuple):
+    """A rule with a function.
+
+    number: of the rule among all; function: named as in `called`; reads: name of each reading, and its place in
+    the rows; fields: of its state; parameters: given to the function by name; forget:
+    microseconds of silence after which a key's state begins anew, None: never.
+    """
+
+    number: int
+    name: str
+    called: str
+    function: Named
+    reads: tuple[tuple[str, int], ...]
+    fields: tuple[Field, ...]
+    parameters: Mapping[str, float]
+    forget: int | None = None
+
+    @property
+    def columns(self) -> list[Column]:
+        """Return the packet columns of the state."""
+        return [Column(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
+
+    def place(self, field: Field) -> str:
+        """Return the name of a field among the columns of all rules."""
+        return f"{self.name}.{field.name}"
+
+    def fresh(self, keys: int) -> dict[str, NDArray]:
+        """Return the packet arrays of keys without rows."""
+        found = {self.place(field): field.fresh(keys) for field in self.fields}
+        return {
+            name: array.astype(np.uint8) if array.dtype == bool else array for name, array in found.items()
+        }
+
+    def apply(
+        self, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
+    ) -> tuple[dict[str, NDArray], Events]:
+        """Apply rows to the states of their keys; return the state's packet arrays and the events.
+
+        Args:
+            arrays: packet arrays of all keys of the bucket, with the time of each key's last row.
+            key: (N,) position of each row's key in them; rows are ordered by key, then time.
+            time: (N,) microseconds.
+            value: (., N) the bucket's readings.
+
+        Raises:
+            UserError: the function breaks its contract, or fails at too many rows.
+        """
+        now, found, calls = dict(arrays), [], _Calls(self)
+        for rows, new in self._lives(arrays["time"], key, time):
+            if len(new):
+                for name, fresh in self.fresh(len(new)).items():
+                    now[name] = np.array(now[name])
+                    now[name][..., new] = fresh
+            changed, events = self._apply(calls, now, key[rows], time[rows], value[:, rows])
+            now |= changed
+            found.append(events)
+        return {self.place(field): now[self.place(field)] for field in self.fields}, concatenated(found)
+
+    def _lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
+        """Yield rows to apply together, and the keys whose state begins anew before them.
+
+        last (K,): time of the last row that each key of the bucket has had. A life of a key ends with a silence.
+        """
+        if len(key) == 0:
+            return
+        first = np.r_[True, key[1:] != key[:-1]]
+        before = np.where(first, last[key], np.r_[NEVER, time[:-1]])
+        ended = np.zeros(len(key), bool)
+        if self.forget is not None:
+            known = before != NEVER
+            ended[known] = time[known] - before[known] > self.forget
+        if not ended.any():
+            yield slice(None), np.zeros(0, np.int64)
+            return
+        lives = np.cumsum(ended)
+        start = np.flatnonzero(first)
+        lives -= np.repeat((lives - ended)[start], np.diff(start, append=len(key)))
+        for number in range(int(lives.max()) + 1):
+            rows = np.flatnonzero(lives == number)
+            yield rows, key[rows[ended[rows]]]
+
+    def _apply(
+        self, calls: _Calls, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
+    ) -> tuple[dict[str, NDArray], Events]:
+        if len(key) == 0:
+            return {}, concatenated([])
+        start = np.r_[0, np.flatnonzero(np.diff(key)) + 1, len(key)]
+        here = key[start[:-1]]
+        code = np.repeat(np.arange(len(here)), np.diff(start))
+        rows = Rows(code, time, start, {name: value[place] for name, place in self.reads})
+        state = {field.name: np.array(arrays[self.place(field)][..., here]) for field in self.fields}
+        state = {
+            f.name: state[f.name].astype(bool) if f.type == "bool" else state[f.name] for f in self.fields
+        }
+        calls.events = []
+        after = calls.over(rows, state, 0)
+        changed = {}
+        for field in self.fields:
+            whole = np.array(arrays[self.place(field)])
+            whole[..., here] = after[field.name]
+            changed[self.place(field)] = whole
+        found = concatenated(calls.events)
+        return changed, found._replace(key=here[found.key])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The N rows of K keys, ordered by key and time.
+
+    key (N,): number of each row's key, from 0 to K - 1; time (N,): microseconds since 1970; start (K + 1,): the rows of
+    key k are start[k] to start[k + 1] - 1; columns: each reading (N,), NaN where there is none. `rows["nis"]` is a
+    reading, too.
+    """
+
+    key: Ints
+    time: Ints
+    start: Ints
+    columns: Mapping[str, NDArray[np.float64]]
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        """Return a reading of each row (N,)."""
+        return self.columns[name]
+
+    @property
+    def keys(self) -> int:
+        """Return K."""
+        return len(self.start) - 1
+
+    def turns(self) -> Iterator[tuple[Ints, Ints]]:
+        """Yield the numbers of the keys that have a first row and of these rows, then of second rows, and so on."""
+        turn = np.arange(len(self.key)) - self.start[self.key]
+        order = np.argsort(turn, kind="stable")
+        for row in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
+            yield self.key[row], row
+
+    def of_keys(self, first: int, stop: int) -> Rows:
+        """Return the rows of keys first..stop-1, numbered from 0."""
+        some = slice(self.start[first], self.start[stop])
+        return self._some(some, first, self.start[first : stop + 1] - self.start[first])
+
+    def of_one(self, first: int, stop: int) -> Rows:
+        """Return rows first..stop-1, where there is only one key."""
+        return self._some(slice(first, stop), 0, np.array([0, stop - first]))
+
+    def _some(self, some: slice, first: int, start: Ints) -> Rows:
+        columns = {name: values[some] for name, values in self.columns.items()}
+        return Rows(self.key[some] - first, self.time[some], start, columns)
+
+
+class _Calls:
+    """The calls of a function for one bucket's rows."""
+
+    def __init__(self, rule: FunctionRule) -> None:
+        self.rule = rule
+        self.function = (
+            rule.function.function
+        )  # found before any call: that it is missing is no failure of a row
+        self.events: list[Events] = []
+        self.failures = 0
+
+    def over(self, rows: Rows, state: State, first: int) -> dict[str, NDArray]:
+        """Return the state after rows; first: number of the first key among all of the call."""
+        n = len(rows.key)
+        given = {name: np.array(array) for name, array in state.items()}
+        try:
+            with np.errstate(all="ignore"):
+                found = self.function(rows, given, **self.rule.parameters)
+        except Exception as error:
+            if rows.keys > 1:
+                half = rows.keys // 2
+                left = self.over(rows.of_keys(0, half), _of(state, 0, half), first)
+                right = self.over(rows.of_keys(half, rows.keys), _of(state, half, rows.keys), first + half)
+                return {name: np.concatenate([left[name], right[name]], -1) for name in state}
+            if n > 1:
+                before = self.over(rows.of_one(0, n // 2), state, first)
+                return self.over(rows.of_one(n // 2, n), before, first)
+            self._failed(rows, first, error)
+            return dict(state)
+        after, events = self._checked(found, rows)
+        if events is not None:
+            self.events.append(events._replace(key=events.key + first))
+        return after
+
+    def _failed(self, rows: Rows, first: int, error: Exception) -> None:
+        rule = self.rule
+        what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {first_line(error)})"
+        if self.failures == 0:
+            print(f"{what}; the row is left out", file=sys.stderr)  # the executor's log
+        self.failures += 1
+        if self.failures > MOST_FAILURES:
+            raise UserError(f"{what}, at more than {MOST_FAILURES} rows of a micro-batch: mend the function")
+        one = np.ones(1, np.int64)
+        self.events.append(
+            Events(
+                one * first,
+                one * rule.number,
+                one < 0,
+                rows.time,
+                np.full(1, np.nan),
+                rows.time,
+                one * FAILED,
+            )
+        )
+
+    def _checked(self, found: Any, rows: Rows) -> tuple[dict[str, NDArray], Events | None]:
+        """Return the state and the events that a function has returned.
+
+        Raises:
+            UserError: they are not what they must be.
+        """
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
+            raise self._broken("must return a pair: the state by field, and the events or None")
+        after, given = found
+        names = [field.name for field in self.rule.fields]
+        if set(after) != set(names):
+            raise self._broken(
+                f"returned the state {', '.join(sorted(map(str, after))) or 'without fields'}: its rule keeps "
+                f"{', '.join(sorted(names)) or 'nothing'}"
+            )
+        types = {field.name: _FRESH_KIND[field.type] for field in self.rule.fields}
+        state = {
+            field.name: self._array(
+                f"state {field.name}", after[field.name], types[field.name], field.shape(rows.keys)
+            )
+            for field in self.rule.fields
+        }
+        return state, None if given is None else self._events(given, rows)
+
+    def _events(self, given: Any, rows: Rows) -> Events | None:
+        if not isinstance(given, Mapping) or "row" not in given or set(given) - set(_GIVEN):
+            raise self._broken(f"must return events as arrays by name, row and any of {', '.join(_GIVEN)}")
+        size = len(np.atleast_1d(np.asarray(given["row"])))
+        arrays = {
+            name: self._array(f"events {name}", given[name] if size else np.zeros(0, kind), kind, (size,))
+            for name, kind in _GIVEN.items()
+            if name in given
+        }
+        if size == 0:
+            return None
+        if arrays.get("readings", np.zeros(1)).min() < 0:
+            raise self._broken("returned an event with less than 0 readings")
+        row = arrays["row"]
+        if row.min() < 0 or row.max() >= len(rows.key):
+            raise self._broken(f"returned an event of a row outside 0 to {len(rows.key) - 1}")
+        return Events(
+            rows.key[row],
+            np.full(size, self.rule.number),
+            arrays.get("raised", np.ones(size, bool)),
+            rows.time[row],
+            arrays.get("value", np.full(size, np.nan)),
+            arrays.get("since", rows.time[row]),
+            arrays.get("readings", np.ones(size, np.int64)),
+        )
+
+    def _array(self, what: str, given: Any, kind: Any, shape: tuple[int, ...]) -> NDArray:
+        array = np.asarray(given)
+        if array.shape != shape:
+            raise self._broken(f"returned {what} of shape {array.shape}, which must be {shape}")
+        if not np.can_cast(array.dtype, kind, "same_kind"):
+            raise self._broken(
+                f"returned {what} of type {array.dtype}, which does not fit {np.dtype(kind).name}"
+            )
+        return array.astype(kind)
+
+    def _broken(self, what: str) -> UserError:
+        return UserError(f"rule {self.rule.name}: {self.rule.called} {what}: mend the function")
+
+
+_FRESH_KIND = {"float64": np.float64, "int64": np.int64, "timestamp": np.int64, "bool": np.bool_}
+
+
+def _of(state: State, first: int, stop: int) -> dict[str, NDArray]:
+    return {name: array[..., first:stop] for name, array in state.items()}

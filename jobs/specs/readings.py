@@ -1,0 +1,64 @@
+"""The numbers of an estimate that rules and windows can read, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jobs.specs.problems import closest, invalid
+from jobs.specs.sections import Outputs
+
+
+class Reading(NamedTuple):
+    """A number of an estimate: a column of the estimates, or the element `index` of a column that is an array."""
+
+    column: str
+    index: int | None = None
+
+
+class Readings(NamedTuple):
+    """What estimates of a model hold.
+
+    states, measurement, control: the names of the model's states, measured columns and controls (with the inputs of its
+    keys); outputs: of the model.
+    """
+
+    states: Sequence[str]
+    measurement: Sequence[str]
+    control: Sequence[str]
+    outputs: Outputs
+
+    @property
+    def by_name(self) -> Mapping[str, Reading]:
+        """Return every reading by name, also those that the model's outputs leave out."""
+        step = 1 if self.outputs.covariance == "diagonal" else len(self.states) + 1
+        found = {"nis": Reading("nis"), "log_likelihood": Reading("log_likelihood")}
+        for i, name in enumerate(self.states):
+            found[f"mean.{name}"] = Reading("mean", i)
+            found[f"variance.{name}"] = Reading("covariance", step * i)
+        for kind, names in (
+            ("measured", self.measurement),
+            ("innovation", self.measurement),
+            ("control", self.control),
+        ):
+            found |= {f"{kind}.{name}": Reading(kind, i) for i, name in enumerate(names)}
+        return found
+
+    def find(self, name: str, field: str) -> Reading:
+        """Return a reading by name.
+
+        Raises:
+            ValueError: there is none, or the outputs leave it out; in the form of the spec's own checks, about `field`.
+        """
+        known = self.by_name
+        if name not in known:
+            choice = f"{closest(name, known)} choose from {', '.join(known)}".strip()
+            raise invalid(f"'{name}' is not a number of an estimate", choice, field)
+        found = known[name]
+        if found.column in ("measured", "innovation", "control") and not getattr(self.outputs, found.column):
+            raise invalid(
+                f"needs the column {found.column} beside the estimates",
+                f"add outputs: {{{found.column}: true}}",
+                field,
+            )
+        return found
