@@ -58,7 +58,8 @@ class FunctionRule(NamedTuple):
     """A rule with a function.
 
     number: of the rule among all; function: named as in `called`; reads: name of each reading, and its place in
-    the rows; fields: of its state; parameters: given to the function by name.
+    the rows; fields: of its state; parameters: given to the function by name; forget:
+    microseconds of silence after which a key's state begins anew, None: never.
     """
 
     number: int
@@ -68,6 +69,7 @@ class FunctionRule(NamedTuple):
     reads: tuple[tuple[str, int], ...]
     fields: tuple[Field, ...]
     parameters: Mapping[str, float]
+    forget: int | None = None
 
     @property
     def columns(self) -> list[Column]:
@@ -91,7 +93,7 @@ class FunctionRule(NamedTuple):
         """Apply rows to the states of their keys; return the state's packet arrays and the events.
 
         Args:
-            arrays: packet arrays of all keys of the bucket.
+            arrays: packet arrays of all keys of the bucket, with the time of each key's last row.
             key: (N,) position of each row's key in them; rows are ordered by key, then time.
             time: (N,) microseconds.
             value: (., N) the bucket's readings.
@@ -99,6 +101,43 @@ class FunctionRule(NamedTuple):
         Raises:
             UserError: the function breaks its contract, or fails at too many rows.
         """
+        now, found, calls = dict(arrays), [], _Calls(self)
+        for rows, new in self._lives(arrays["time"], key, time):
+            if len(new):
+                for name, fresh in self.fresh(len(new)).items():
+                    now[name] = np.array(now[name])
+                    now[name][..., new] = fresh
+            changed, events = self._apply(calls, now, key[rows], time[rows], value[:, rows])
+            now |= changed
+            found.append(events)
+        return {self.place(field): now[self.place(field)] for field in self.fields}, concatenated(found)
+
+    def _lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
+        """Yield rows to apply together, and the keys whose state begins anew before them.
+
+        last (K,): time of the last row that each key of the bucket has had. A life of a key ends with a silence.
+        """
+        if len(key) == 0:
+            return
+        first = np.r_[True, key[1:] != key[:-1]]
+        before = np.where(first, last[key], np.r_[NEVER, time[:-1]])
+        ended = np.zeros(len(key), bool)
+        if self.forget is not None:
+            known = before != NEVER
+            ended[known] = time[known] - before[known] > self.forget
+        if not ended.any():
+            yield slice(None), np.zeros(0, np.int64)
+            return
+        lives = np.cumsum(ended)
+        start = np.flatnonzero(first)
+        lives -= np.repeat((lives - ended)[start], np.diff(start, append=len(key)))
+        for number in range(int(lives.max()) + 1):
+            rows = np.flatnonzero(lives == number)
+            yield rows, key[rows[ended[rows]]]
+
+    def _apply(
+        self, calls: _Calls, arrays: Mapping[str, NDArray], key: Ints, time: Ints, value: NDArray[np.float64]
+    ) -> tuple[dict[str, NDArray], Events]:
         if len(key) == 0:
             return {}, concatenated([])
         start = np.r_[0, np.flatnonzero(np.diff(key)) + 1, len(key)]
@@ -109,14 +148,14 @@ class FunctionRule(NamedTuple):
         state = {
             f.name: state[f.name].astype(bool) if f.type == "bool" else state[f.name] for f in self.fields
         }
-        done = _Calls(self)
-        after = done.over(rows, state, 0)
+        calls.events = []
+        after = calls.over(rows, state, 0)
         changed = {}
         for field in self.fields:
             whole = np.array(arrays[self.place(field)])
             whole[..., here] = after[field.name]
             changed[self.place(field)] = whole
-        found = concatenated(done.events)
+        found = concatenated(calls.events)
         return changed, found._replace(key=here[found.key])
 
 
@@ -208,7 +247,15 @@ class _Calls:
             raise UserError(f"{what}, at more than {MOST_FAILURES} rows of a micro-batch: mend the function")
         one = np.ones(1, np.int64)
         self.events.append(
-            Events(one * first, one * rule.number, one < 0, rows.time, one * np.nan, rows.time, one * FAILED)
+            Events(
+                one * first,
+                one * rule.number,
+                one < 0,
+                rows.time,
+                np.full(1, np.nan),
+                rows.time,
+                one * FAILED,
+            )
         )
 
     def _checked(self, found: Any, rows: Rows) -> tuple[dict[str, NDArray], Events | None]:

@@ -205,7 +205,21 @@ def update_bucket(
     whole = concatenated([*found, quiet])
     if keyed is None and len(quiet.key) == 0:
         return known, whole
-    return Records({**known.arrays, **_arrays(states), **own}, known.text), whole
+    return _remembered(plan, Records({**known.arrays, **_arrays(states), **own}, known.text), whole, clock)
+
+
+def _remembered(plan: RulePlan, records: Records, events: Events, clock: int) -> tuple[Records, Events]:
+    """Leave out keys whose state every rule would begin anew, and that have no events now."""
+    spans = [rule.forget for rule in plan.functions if rule.forget is not None]
+    time = records.arrays["time"]
+    if len(spans) < len(plan.rules.high) or not len(time) or clock == NEVER:
+        return records, events
+    kept = clock - time <= max(spans)
+    kept[events.key] = True
+    if kept.all():
+        return records, events
+    number = np.cumsum(kept) - 1
+    return records.take(np.flatnonzero(kept)), events._replace(key=number[events.key])
 
 
 def _states(records: Records) -> RuleStates:
@@ -260,7 +274,16 @@ def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
             reads = tuple((name, place[name]) for name in rule.reads)
             function = Named(rule.function, spec.folder)
             found.append(
-                FunctionRule(number, rule.name, rule.function, function, reads, fields, rule.parameters)
+                FunctionRule(
+                    number,
+                    rule.name,
+                    rule.function,
+                    function,
+                    reads,
+                    fields,
+                    rule.parameters,
+                    None if rule.forget is None else duration_us(rule.forget),
+                )
             )
     return tuple(found)
 

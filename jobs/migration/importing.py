@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, StringType, TimestampNTZType, TimestampType
+from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.keys import text_of
@@ -98,9 +98,10 @@ def import_states(
     spec, spark = runtime.spec, warehouse.spark
     frame = read_table(warehouse, name)
     table = table_of(runtime.kernel, spec.key, frame.columns, f"--input {name}")
+    _refuse_texts(frame, table, name)
     runtime.ship(spark)
     on_progress("checking every key")
-    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table), CHECKED).persist()
+    rows = _prepared(frame, runtime, table).mapInArrow(checker(runtime.kernel, table.form), CHECKED).persist()
     try:
         with labelled(spark, f"import {spec.name}", "check every key"):
             good = typed_states(rows.filter(F.col("problem").isNull())).drop("problem", "given")
@@ -133,6 +134,18 @@ def import_states(
             return Imported(write(warehouse, manifest, good), keys, left_out, some, True)
     finally:
         rows.unpersist()
+
+
+def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
+    """Refuse lists of numbers that are written as text."""
+    for column in table.lists:
+        if column in frame.columns and table.form.widths[column] > 1:
+            kind = frame.schema[column].dataType
+            if not isinstance(kind, ArrayType):
+                raise UserError(
+                    f"--input {name}: {column} is of type {kind.simpleString()}, not a list of numbers: in a .csv "
+                    f"file write flat columns, a number each (docs/upgrades.md)"
+                )
 
 
 def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFrame:

@@ -40,15 +40,21 @@ TOLERANCE = 1e-6
 """By how much a mixture's weights may miss a sum of 1."""
 
 
-class Table(NamedTuple):
-    """How a table is read: each list of numbers and its column expression, by name, with its width.
+class Form(NamedTuple):
+    """The lists of numbers that a table has: their widths by name. Sent to the executors.
 
     whole: the state is made of its fields alone (mixtures), not of mean and covariance.
     """
 
-    lists: Mapping[str, Column]
     widths: Mapping[str, int]
     whole: bool
+
+
+class Table(NamedTuple):
+    """How a table is read: each list of numbers as a column expression, by name, and the form of these lists."""
+
+    lists: Mapping[str, Column]
+    form: Form
 
 
 def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: str) -> Table:
@@ -82,7 +88,8 @@ def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: s
             f"{where}: {problem}. It may have {', '.join([*key, EVENT_TIME, *needed])}; and "
             f"{', '.join([COUNT, SCORE, *more])} (lists of numbers, or flat columns such as {parts[needed[0]][0]})"
         )
-    return Table({name: one for name, one in found.items() if one is not None}, widths, whole)
+    lists = {name: one for name, one in found.items() if one is not None}
+    return Table(lists, Form({name: widths[name] for name in lists}, whole))
 
 
 def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Column | None:
@@ -98,7 +105,7 @@ def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Colum
     return F.array(*(F.col(f"`{one}`").try_cast("double") for one in flat)).alias(f"l_{name}")
 
 
-def checker(model: Filter, table: Table) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def checker(model: Filter, table: Form) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function from rows to `CHECKED`.
 
     A row has: key, event_time (microseconds), state_index, log_likelihood, times (rows of its key), given, the lists.
@@ -112,10 +119,10 @@ def checker(model: Filter, table: Table) -> Callable[[Iterator[pa.RecordBatch]],
     return check
 
 
-def _checked(model: Filter, table: Table, batch: pa.RecordBatch) -> pa.RecordBatch:
+def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatch:
     size = batch.num_rows
     problems: list[str | None] = [None] * size
-    read = {name: _numbers(batch.column(f"l_{name}"), table.widths[name]) for name in table.lists}
+    read = {name: _numbers(batch.column(f"l_{name}"), table.widths[name]) for name in table.widths}
     with np.errstate(all="ignore"):
         state = _states(model, table, {name: values for name, (values, _) in read.items()}, size)
     found = [
@@ -175,7 +182,7 @@ def _of_rows(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
     ]
 
 
-def _states(model: Filter, table: Table, given: Mapping[str, Floats], size: int) -> Floats:
+def _states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) -> Floats:
     """Return the states (size, K) of the model."""
     if table.whole:
         state = np.zeros((model.size, size))
@@ -190,7 +197,7 @@ def _states(model: Filter, table: Table, given: Mapping[str, Floats], size: int)
 
 
 def _of_states(
-    model: Filter, table: Table, state: Floats, given: Mapping[str, Floats]
+    model: Filter, table: Form, state: Floats, given: Mapping[str, Floats]
 ) -> list[tuple[NDArray[np.bool_], str]]:
     """Return which keys' states cannot be, and why."""
     finite = np.asarray(np.isfinite(state).all(axis=0))

@@ -137,8 +137,8 @@ def filter_rows(
     row_filter = RowFilter(model, spec.unit_us, tuple(beside))
     out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
     tested = fit(sorted_rows.key, out, keys, out.extra[INNOVATION]) if judged else None
-    of_row = {MEASURED: sorted_rows.y, CONTROL: sorted_rows.u}
-    wanted = {name: of_row[name] if name in of_row else out.extra[name] for name in spec.outputs.columns}
+    given = {MEASURED: sorted_rows.y, CONTROL: sorted_rows.u}
+    wanted = {name: given[name] if name in given else out.extra[name] for name in spec.outputs.columns}
     extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
     total = len(rows.reason)
 

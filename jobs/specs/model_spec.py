@@ -420,9 +420,8 @@ class ModelSpec(Section):
             *(f"{when}_{name}" for when in ("smoothed", "lagged") for name in flat),
         }
         for name in self.outputs.columns:
-            reserved |= {name, *(f"{name}_{column}" for column in self.measurement)}
-        if self.outputs.control:
-            reserved |= {f"control_{column}" for column in (*self.control, *self.input_names)}
+            inside = self.measurement if name != "control" else [*self.control, *self.input_names]
+            reserved |= {name, *(f"{name}_{column}" for column in inside)}
         if self.outputs.sliding_log_likelihood is not None:
             reserved.add("sliding_log_likelihood")
         of_keys = {*reserved, *ESTIMATE_COLUMNS, *(["key"] if len(self.key) > 1 else [])}

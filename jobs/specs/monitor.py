@@ -125,6 +125,11 @@ class Rule(Section):
         description="with kind: function, the state that it keeps for each key: each field with its type, float64, "
         "int64, bool or timestamp, or such as float64[3] for several",
     )
+    forget: str | None = Field(
+        default=None,
+        description="with kind: function, the silence of a key after which its state begins anew, such as 90d; null: "
+        "never",
+    )
     parameters: dict[str, Number] = Field(
         default={},
         description="with kind: function, numbers that it is given by name, such as {limit: 100.0}",
@@ -134,13 +139,14 @@ class Rule(Section):
     def _fits(self) -> Self:
         silent, own = self.kind == "silence", self.kind == "function"
         check_duration(self.after, "after")
+        check_duration(self.forget, "forget")
         if silent and self.after is None:
             raise invalid("is missing", "give the silence that raises the alert, such as 1h", "after")
         if not silent and not own and self.at_least is None and self.at_most is None:
             raise invalid("has no bound", "give at_least, at_most, or both", "")
         bounds = ("at_least", "at_most", "rising", "readings", "clear_below", "clear_above", "clear_readings")
         foreign = [*(bounds if silent or own else ()), *(() if silent else ("after",))]
-        for field in [*foreign, *(() if own else ("function", "reads", "keeps", "parameters"))]:
+        for field in [*foreign, *(() if own else ("function", "reads", "keeps", "forget", "parameters"))]:
             # Compared by value: a spec from a manifest has every field set.
             if getattr(self, field) != type(self).model_fields[field].default:
                 raise invalid(f"is not for kind: {self.kind}", "remove it", field)
@@ -337,7 +343,7 @@ WINDOW_COLUMNS = frozenset(
     + ("covariance", "innovation", "measured", "control", "log_likelihood", "generation", "model_version")
 )
 """Names that columns of windows, or of the estimates that they are made of, already have."""
-LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "parameters")
+LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "parameters")
 """Fields of a rule that earlier releases did not have. At their defaults they are no part of its definition."""
 
 

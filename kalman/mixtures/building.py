@@ -134,9 +134,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     count = _count(options, written)
     written, own_start = without_columns(family, count, len(measurement), written, controls)
     definition.check_controls(controls, used(own_start))
-    if own_start is not None and given.get("learn") is not None:
-        problem = "components come from columns, and what is learned is the same for all keys"
-        raise ModelError("learn", problem, "keep one of them")
+    _check_own_start(given, own_start)
     start = _start(family, count, len(measurement), written, learned or {})
     if not start:
         for name in names:
@@ -164,6 +162,12 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
         len(controls),
         own_start,
     )
+
+
+def _check_own_start(given: Definition, own_start: MixtureStart | None) -> None:
+    if own_start is not None and given.get("learn") is not None:
+        problem = "components come from columns, and what is learned is the same for all keys"
+        raise ModelError("learn", problem, "keep one of them")
 
 
 def least(asked: Request, start: Any) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ from jobs.downstream.rules import Events
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.encoding.rows import RowFormat
+from jobs.lineage.compatibility import row_rules
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.downstream.test_monitor import RACKS
 from tests.jobs.specs.test_spec import NILE, refused
@@ -54,12 +55,12 @@ class Bucket:
         self.plan = RulePlan(rules_of(spec.monitor), fmt, functions_of(spec, spec.monitor))
         self.states = self.plan.layout.empty()
 
-    def take(self, route: Any, number: Any, time: Any, value: Any) -> list[Seen]:
+    def take(self, route: Any, number: Any, time: Any, value: Any, clock: int = 0) -> list[Seen]:
         """Apply readings of the keys with these numbers; return the events."""
         arrays = {"route": route, "check": number, "time": time, "y": np.tile(value, (self.width, 1))}
         rows = Records(arrays, pa.array([f"k{one}" for one in number]))
         packet = self.plan.rows.layout.encode(rows)
-        self.states, found = update_bucket(self.plan, self.states, [packet], 0)
+        self.states, found = update_bucket(self.plan, self.states, [packet], clock)
         # As between two micro-batches.
         self.states = self.plan.layout.decode(self.plan.layout.encode(self.states))
         return self.listed(found)
@@ -150,6 +151,14 @@ def test_a_broken_function_is_named_with_its_rule(how: float, said: str) -> None
         Bucket(rule).take(*some_readings(3, count=200, keys=4))
 
 
+def test_outputs_of_an_earlier_release_are_the_same_rules() -> None:
+    """A micro-batch that an earlier release has left half-written is finished: new outputs are not in its rules."""
+    plain = ModelSpec.model_validate(RACKS)
+    assert row_rules(plain)["outputs"] == {"covariance": "full", "innovation": False, "measured": False}
+    changed = plain.model_copy(update={"outputs": plain.outputs.model_copy(update={"control": True})})
+    assert row_rules(changed)["outputs"]["control"] is True
+
+
 def test_earlier_definitions_stay() -> None:
     """A query of an earlier release continues: new fields at their defaults are no part of its name."""
     section = ModelSpec.model_validate(RACKS).monitor
@@ -181,3 +190,35 @@ def test_earlier_definitions_stay() -> None:
 def test_an_unsound_rule_is_refused(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     rule = {"name": "a", "kind": "function", "function": "m:f", "reads": ["nis"], **changed}
     assert said in refused(tmp_path, {**NILE, "monitor": {"rules": [rule]}})
+
+
+@pytest.mark.parametrize("portion", [1200, 90, 4])
+def test_a_silent_key_begins_anew_and_leaves_the_state(portion: int) -> None:
+    route, number, _, value = some_readings(5, keys=5)
+    rng = np.random.default_rng(6)
+    # Pauses of all keys, within the limit and beyond; from the middle on key 0 is silent.
+    step = np.where(rng.random(1200) < 0.01, rng.choice([50, 80, 101, 400], 1200), 1)
+    time = np.cumsum(step)
+    silent = (number == 0) & (np.arange(1200) > 600)
+    keep = np.flatnonzero(~silent)
+    time = time * 1000
+    bucket, events = Bucket({**NEWEST, "forget": "100ms"}), []
+    for start in range(0, len(keep), portion):
+        some = keep[start : start + portion]
+        events += bucket.take(route[some], number[some], time[some], value[some], int(time[some].max()))
+    found = sorted((key, at) for key, _, _, at, *_ in events)
+    expected = []
+    for one in range(5):
+        window: list[float] = []
+        last = None
+        for at, now in zip(time[(number == one) & ~silent], value[(number == one) & ~silent], strict=True):
+            if last is not None and at - last > 100_000:
+                window = []
+            window, last = [*window, now][-3:], at
+            if len(window) == 3 and sum(window) > 306:
+                expected.append((f"k{one}", int(at)))
+    assert found == sorted(expected) and len(found) > 50
+    one = np.flatnonzero(number == 1)[:1]  # the next micro-batch: a key with events stays until then
+    bucket.take(route[one], number[one], time[-1:] + 1, value[one], int(time[-1]) + 1)
+    assert bucket.states.text is not None
+    assert sorted(bucket.states.text.to_pylist()) == ["k1", "k2", "k3", "k4"]

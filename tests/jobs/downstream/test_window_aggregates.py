@@ -18,7 +18,8 @@ from tests.jobs.specs.test_spec import NILE, refused
 from tests.jobs.support.feeds import Feed
 from tests.jobs.support.pipeline import Pipeline
 
-MINUTE = pd.Timedelta("1min")
+MINUTE: Any = pd.Timedelta("1min")
+HOUR: Any = pd.Timedelta("1h").as_unit("us")
 BEGAN = pd.Timestamp("2017-06-02T08:00:00Z")
 FUNCTION = "def span(values, start):\n    return values[start[1:] - 1] - values[start[:-1]]\n"
 OF = "measured.temperature"
@@ -50,9 +51,9 @@ def loaded(**monitored: Any) -> dict[str, Any]:
     }
 
 
-def some_rows(count: int) -> pd.DataFrame:
+def some_rows(count: int) -> Any:
     rng = np.random.default_rng(4)
-    at = BEGAN + MINUTE * np.arange(count) + pd.to_timedelta(rng.integers(0, 60_000, count), unit="ms")
+    at = BEGAN + pd.to_timedelta(60_000 * np.arange(count) + rng.integers(0, 60_000, count), unit="ms")
     value = np.where(rng.random(count) < 0.1, np.nan, rng.normal(100.0, 7.0, count))
     frame = pd.DataFrame(
         {
@@ -85,7 +86,7 @@ def expected(rows: pd.DataFrame) -> dict[tuple[str, float, pd.Timestamp], dict[s
 
 
 def table(pipeline: Pipeline, name: str) -> pd.DataFrame:
-    rows = pipeline.warehouse.read(f"{name}/rack").toPandas().sort_values(PLACE, ignore_index=True)
+    rows: Any = pipeline.warehouse.read(f"{name}/rack").toPandas().sort_values(PLACE, ignore_index=True)
     return rows[[*PLACE, "window_end", "rows", "late", "gated", "flagged", "nis_rows", "aggregates"]]
 
 
@@ -94,7 +95,7 @@ def test_windows_by_a_control_with_aggregates(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, loaded(aggregates=[]))
     (Path(pipeline.settings.models) / "spans.py").write_text(FUNCTION)
     rows = some_rows(150)
-    before = rows[:1].assign(at=rows["at"][:1] - pd.Timedelta("1h"))
+    before = rows[:1].assign(at=rows["at"][:1] - HOUR)
     pipeline.land(before)
     pipeline.pretrain()
     pipeline.land(rows[:40])
@@ -135,6 +136,7 @@ def test_windows_by_a_control_with_aggregates(tmp_path: Path) -> None:
     monitor.run(pipeline.settings, "rack", history=True)
     live = found.sort_values(PLACE, ignore_index=True)
     ours = table(pipeline, "windows_history")
+    ours = ours[ours["window_start"] >= live["window_start"].min()].reset_index(drop=True)
     pd.testing.assert_frame_equal(
         ours.drop(columns="aggregates"), live[ours.columns].drop(columns="aggregates")
     )
@@ -148,7 +150,7 @@ def test_windows_are_sent_to_a_topic(feed: Feed, tmp_path: Path) -> None:
     few = [{"name": "mean", "of": OF, "kind": "mean"}]
     pipeline = Pipeline(tmp_path, loaded(aggregates=few, windows_kafka={"topic": "panes"}))
     rows = some_rows(90)
-    pipeline.land(rows[:1].assign(at=rows["at"][:1] - pd.Timedelta("1h")))
+    pipeline.land(rows[:1].assign(at=rows["at"][:1] - HOUR))
     pipeline.pretrain()
     pipeline.land(rows)
     pipeline.stream()

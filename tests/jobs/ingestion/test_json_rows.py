@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.times import TimeParser
-from jobs.ingestion import json_rows, parsing
+from jobs.ingestion import json_rows, line_parts, parsing
 from jobs.ingestion.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
@@ -130,7 +130,7 @@ def test_parts_of_any_size_have_the_documents_of_the_file(
     path = tmp_path / "rows.jsonl"
     lines = [b'{"x": 1}', b" ", b"", b'{"x": "\xff"}\r', b'\xef\xbb\xbf{"x": 2}', b'{"x":\t3} \r', b"\r"] * 9
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
-    monkeypatch.setattr(json_rows, "PIECE_BYTES", size)
+    monkeypatch.setattr(line_parts, "PIECE_BYTES", size)
     cut = parts(path)
     monkeypatch.undo()  # a worker reads a part whole
     found = [one for part in cut for some in read_part(part) for one in some.to_pylist()]

@@ -72,7 +72,7 @@ def test_every_problem_of_a_state_is_named(kind: str, form: str, spark_columns: 
     model = kalman.build({**TREND, "filter": kind, "form": form})
     table = table_of(model, ["id"], ["id", "event_time", "mean", "covariance"], "--input x")
     batch = batch_of([change for _, change in STATES], {"mean": [1.0, -2.0], "covariance": GOOD})
-    (out,) = checker(model, table)(iter([batch]))
+    (out,) = checker(model, table.form)(iter([batch]))
     assert out.column("problem").to_pylist() == [problem or None for problem, _ in STATES]
     assert out.column("mean").to_pylist()[0] == [1.0, -2.0]
     np.testing.assert_allclose(out.column("covariance").to_pylist()[0], GOOD, rtol=1e-15)
@@ -89,7 +89,7 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
     batch = batch_of(
         [{}, {"parameters": [float("inf")]}], {"mean": [1.0, 2.0], "covariance": GOOD, "parameters": [7.0]}
     )
-    (out,) = checker(adaptive, table)(iter([batch]))
+    (out,) = checker(adaptive, table.form)(iter([batch]))
     assert dict(out.column("extras").to_pylist()[0])["parameters"] == [7.0]
     assert out.column("problem").to_pylist() == [None, "parameters is not 1 finite numbers"]
     mixture = kalman.build(
@@ -104,7 +104,7 @@ def test_fields_beside_mean_and_covariance_and_mixtures(spark_columns: Any) -> N
         mixture, ["id"], ["id", "event_time", "weights_0", "weights_1", "rates_0", "rates_1"], "x"
     )
     batch = batch_of([{}, {"weights": [0.5, 0.6]}], {"weights": [0.25, 0.75], "rates": [4.0, 8.0]})
-    (out,) = checker(mixture, table)(iter([batch]))
+    (out,) = checker(mixture, table.form)(iter([batch]))
     assert out.column("problem").to_pylist() == [None, "weights are below 0, or do not sum to 1"]
     np.testing.assert_allclose(out.column("mean").to_pylist()[0], [7.0], rtol=1e-15)
 
@@ -237,6 +237,15 @@ def test_a_csv_of_states_before_any_row_begins_a_stream(tmp_path: Path) -> None:
             **{f"covariance_{a}_{b}": float(a == b) for a in ("level", "slope") for b in ("level", "slope")},
         }
     ).to_csv(path, index=False)
+    listed = tmp_path / "lists.csv"
+    pd.DataFrame({"id": [1], "event_time": ["2024-02-29"], "mean": ["[1, 2]"], "covariance": ["[]"]}).to_csv(
+        listed
+    )
+    with pytest.raises(UserError, match="unknown column _c0"):
+        import_states.run(pipeline.settings, "walk", str(listed))
+    pd.read_csv(listed, index_col=0).to_csv(listed, index=False)
+    with pytest.raises(UserError, match="mean is of type string, not a list of numbers"):
+        import_states.run(pipeline.settings, "walk", str(listed))
     made = import_states.run(pipeline.settings, "walk", str(path)).data
     assert made["keys"] == len(ids) and made["left_out"] == 0
     pipeline.stream()  # the only snapshot

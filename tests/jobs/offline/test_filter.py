@@ -426,7 +426,8 @@ def test_dates_and_epochs_in_parquet(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("in.txt", "x", "ending must be .csv"),
+        ("in.dat", "x", "ending must be .csv"),
+        ("in.txt", "x", "add line_pattern"),
         ("in.csv", "", "is empty"),
         ("in.csv", "river,at,volume\n", "has no rows"),
         (

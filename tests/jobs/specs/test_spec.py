@@ -155,7 +155,7 @@ def test_the_guide_has_every_field() -> None:
         ({"key": [], "key_from_name": "river"}, "leave it out: the model has no key columns"),
         (
             {"key": [], "monitor": {"by": ["river"], "windows": [{"size": "1h"}]}},
-            "the model has no key columns",
+            "monitor.by[0]: 'river' is not a column of a row; choose from volume",
         ),
         ({"key": [], "inputs": {"columns": {"b": "b"}}}, "belongs to keys, and the model has no key columns"),
         ({"key": ["a", "a"]}, "key: column 'a' is named twice"),

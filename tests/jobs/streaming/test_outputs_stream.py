@@ -77,10 +77,11 @@ def test_stream_batch_and_offline_give_the_same_outputs_and_a_restart_goes_on_wi
     latest = pipeline.warehouse.read(f"latest/{pipeline.name}").toPandas()
     assert dict(zip(latest["key"].astype(int), latest["state_index"], strict=True)) == dict(counts)
     checked = verify.run(pipeline.settings, pipeline.name, share="100%")
-    assert checked.data["differences"] == 0 and checked.data["rows"] == len(found), checked.data
+    assert checked.data["differences"] == 0 and checked.data["counts"]["equal"] == len(found), checked.data
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_outputs_may_be_switched_between_two_starts_and_the_window_with_a_new_version(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(DAYS[0])
@@ -110,12 +111,8 @@ def test_outputs_may_be_switched_between_two_starts_and_the_window_with_a_new_ve
     assert set(newest["model_version"]) == {2}
     assert_bit_equal(newest, batch, ["key", "event_time", "mean", "covariance", "state_index"])
     # The window begins with the hand-over: its first sum is at the second measured row after it.
-    there = np.array([np.isfinite(np.asarray(one, float)).all() for one in DAYS[3][["a", "b"]].to_numpy()])
-    rows = DAYS[3].assign(measured=DAYS[3][["a", "b"]].notna().any(axis=1))
-    assert there.any()
-    whole = int((rows[rows["measured"]].groupby("id").size() - 1).clip(lower=0).sum())
+    rows = DAYS[3].assign(missing=DAYS[3][["a", "b"]].isna().all(axis=1)).sort_values(["at", "missing"])
+    full = (~rows["missing"]).groupby(rows["id"]).cumsum() >= 2
     known = newest["sliding_log_likelihood"].notna()
-    measured_later = rows.sort_values("at", kind="stable").groupby("id")["measured"].cumsum() >= 2
-    assert known.sum() == measured_later.sum() >= whole
-    agreed = newest["sliding_log_likelihood"][known]
-    assert (agreed == batch["sliding_log_likelihood"][known]).all()
+    assert 0 < known.sum() == full.sum() < batch["sliding_log_likelihood"].notna().sum()
+    assert (newest["sliding_log_likelihood"][known] == batch["sliding_log_likelihood"][known]).all()
