@@ -56,7 +56,8 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
     assert spec.source is not None
     rate = spec.source.rate
     number = np.arange(first, stop, dtype=np.int64)
-    turn, key = number // rate.keys, number % rate.keys
+    keys = rate.keys if spec.key else 1
+    turn, key = number // keys, number % keys
     begin = TimeParser(None, UTC)(rate.begin)
     if begin is None:
         raise UserError(f"source.rate.begin: '{rate.begin}' is not a time; write it as 2024-01-01")
@@ -68,7 +69,7 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
     columns[spec.time] = arrow.times(begin + turn * duration_us(rate.every), np.ones(len(turn), bool))
     noise, chance = _noise(rate.seed, number, len(spec.measurement))
     for place, name in enumerate(spec.measurement):
-        wave = 10.0 + 3.0 * np.sin(2.0 * np.pi * (turn / WAVE_ROWS + key / rate.keys) + place) + noise[place]
+        wave = 10.0 + 3.0 * np.sin(2.0 * np.pi * (turn / WAVE_ROWS + key / keys) + place) + noise[place]
         values = _of_kind(spec, place, wave)
         columns[name] = arrow.numbers(np.where(chance[place] < rate.missing, np.nan, values))
     for place, name in enumerate(spec.control):

@@ -91,6 +91,7 @@ def table(pipeline: Pipeline, name: str) -> pd.DataFrame:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_windows_by_a_control_with_aggregates(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, loaded(aggregates=[]))
     (Path(pipeline.settings.models) / "spans.py").write_text(FUNCTION)

@@ -56,6 +56,11 @@ def test_a_row_depends_on_the_seed_and_its_number_alone() -> None:
     assert abs((noise[0] * noise[1]).mean()) < 0.01 and abs((noise[0, 1:] * noise[0, :-1]).mean()) < 0.01
 
 
+def test_without_key_columns_each_row_has_a_time_of_its_own() -> None:
+    times = np.asarray(made_up(spec_of(key=None), 0, 50, {}).column("at").cast(pa.int64()))
+    assert (np.diff(times) == 10_000_000).all()
+
+
 @pytest.mark.parametrize(
     ("kind", "mixture", "known"),
     [
