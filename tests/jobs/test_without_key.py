@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import Row
 
-from jobs import export, migrate, monitor, status, verify
+from jobs import estimate, export, migrate, monitor, status, verify
 from jobs import filter as offline
 from jobs import forecast as forecasts
 from jobs.core.errors import UserError
@@ -106,12 +106,34 @@ def test_from_landing_to_migration_without_a_key_column(tmp_path: Path) -> None:
     exported = export.run(settings, "walk").data["snapshot"]
     state = pipeline.snapshot(exported)
     assert list(state["key"]) == ["[]"] and state["state_index"][0] == 3 * 60 - 1
+    check_history_and_forecasts(pipeline, files, snapshot, exported)
     pipeline.write_spec({**spec, **V2})
     migrate.run(settings, "walk")
     migrated = warehouse.read("manifests").filter("model_version = 2").first()
     assert migrated is not None and migrated["key_count"] == 1
     same = pipeline.snapshot(migrated["snapshot_id"])
     assert same["mean"][0].tolist() == state["mean"][0].tolist()
+
+
+def check_history_and_forecasts(
+    pipeline: Pipeline, files: tuple[str, str], snapshot: str, exported: str
+) -> None:
+    """History, and forecasts from live state, a snapshot and rows, with and without Spark, are the same."""
+    settings, warehouse = pipeline.settings, pipeline.warehouse
+    estimate.run(settings, "walk", snapshot=snapshot)
+    history, streamed = warehouse.read("estimates_history/walk").toPandas(), pipeline.estimates()
+    later = history[history["event_time"] >= streamed["event_time"].min()]
+    for name in ("mean", "covariance"):
+        assert sorted(map(tuple, later[name])) == sorted(map(tuple, streamed[name]))
+    ahead: dict[str, Any] = {"steps": 3, "every": "1h"}
+    forecasts.run(settings, "walk", *files, snapshot=snapshot, **ahead)
+    expected = pq.read_table(files[1])
+    for source in ({}, {"snapshot": exported}):
+        forecasts.run(settings, "walk", output=files[1], **ahead, **source)
+        assert pq.read_table(files[1]).column("mean").to_pylist() == expected.column("mean").to_pylist()
+    forecasts.run(settings, "walk", **ahead)
+    table = warehouse.read("forecasts/walk").toPandas().sort_values("step")
+    assert [list(one) for one in table["mean"]] == expected.column("mean").to_pylist()
 
 
 def one_row(warehouse: Warehouse, table: str) -> Row:
