@@ -15,7 +15,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.ingestion import csv_parquet, json_rows, landing
+from jobs.ingestion import csv_parquet, landing, line_parts
 from jobs.ingestion.checking import check_rows, key_types_of
 from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.raw_rows import Source
@@ -199,7 +199,7 @@ def test_small_and_large_files_are_read_alike(
     for limit, piece in ((landing.IN_DRIVER_BYTES, 8 << 20), (0, 1000)):
         monkeypatch.setattr(landing, "IN_DRIVER_BYTES", limit)
         monkeypatch.setattr(csv_parquet, "PIECE_BYTES", piece)
-        monkeypatch.setattr(json_rows, "PIECE_BYTES", piece)
+        monkeypatch.setattr(line_parts, "PIECE_BYTES", piece)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())
         said = ingest.run(pipeline.settings, "walk", [str(path)])
         assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
