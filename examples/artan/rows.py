@@ -36,7 +36,7 @@ def clusters(rng: np.random.Generator, models: int = 2, rows: int = 400) -> pd.D
     size = models * rows
     chosen = rng.choice(3, size=size, p=[0.2, 0.3, 0.5])
     means = np.array([[1.0, 2.0], [10.0, 5.0], [4.0, 4.0]])
-    roots = np.linalg.cholesky([np.eye(2), [[4.0, 2.0], [2.0, 4.0]], 5.0 * np.eye(2)])
+    roots = np.linalg.cholesky(np.array([np.eye(2), [[4.0, 2.0], [2.0, 4.0]], 5.0 * np.eye(2)]))
     points = means[chosen] + np.einsum("nij,nj->ni", roots[chosen], rng.normal(size=(size, 2)))
     return _keyed(models, rows, a=points[:, 0], b=points[:, 1])
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -51,7 +52,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pd.DataFrame]
         target = (folder / option(command, "--output")).with_suffix(".parquet")
         model = str(ROOT / option(command, "--model"))
         offline.run(settings, model, str(rows), str(target), "--smooth" in command)
-        measured = pd.read_csv(rows, float_precision="round_trip").drop(columns=["model", "at"])
+        read: Any = pd.read_csv
+        measured = read(rows, float_precision="round_trip").drop(columns=["model", "at"])
         found[target.stem] = pd.concat([pd.read_parquet(target), measured], axis=1)
         assert found[target.stem]["flag"].isna().all()
     return found
@@ -122,7 +124,8 @@ def test_parallel_models_are_weighted_by_how_well_they_predict(written) -> None:
         for k, (x, y, z) in enumerate(rows[["x", "y", "z"]].to_numpy()):
             h, (mean, covariance) = np.array([x, y, 1.0]), ridge_of(rows, k)
             scores.append(norm.logpdf(z, h @ mean, np.sqrt(h @ covariance @ h + 1.0)))
-        expected.append(pd.Series(scores).rolling(10).sum().to_numpy())
+        sums: Any = pd.Series(scores).rolling(10).sum()
+        expected.append(sums.to_numpy())
     found = frame["sliding_log_likelihood"].to_numpy().reshape(10, 60)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
     weights = np.exp(found[:, 9:] - logsumexp(found[:, 9:], axis=0))
@@ -188,7 +191,7 @@ def by_slope(mean: np.ndarray, P: np.ndarray, x: float) -> tuple[float, np.ndarr
     """Return the expected measurement, its covariance with the state, and its variance without noise: the EKF's."""
     expected = np.exp(mean @ [x, 1.0])
     H = expected * np.array([x, 1.0])
-    return expected, P @ H, H @ P @ H
+    return float(expected), P @ H, float(H @ P @ H)
 
 
 def by_points(mean: np.ndarray, P: np.ndarray, x: float, reach: float, centre: float):
@@ -251,7 +254,7 @@ def test_online_em_with_a_constant_step(written) -> None:
 @pytest.mark.spark
 def test_a_batch_state_starts_the_stream(tmp_path: Path, written) -> None:
     """Pretrained on the first rows of each key, then streamed: the bits of one filter over all rows."""
-    rows = made("trend")
+    rows: Any = made("trend")
     rows["at"] = pd.to_datetime(rows["at"])
     early = rows["at"] < rows["at"].iloc[25]
     pipeline = Pipeline(tmp_path, yaml.safe_load((FOLDER / "artan_trend.yaml").read_text()))

@@ -128,7 +128,8 @@ def check_history_and_forecasts(
     ahead: dict[str, Any] = {"steps": 3, "every": "1h"}
     forecasts.run(settings, "walk", *files, snapshot=snapshot, **ahead)
     expected = pq.read_table(files[1])
-    for source in ({}, {"snapshot": exported}):
+    sources: list[dict[str, Any]] = [{}, {"snapshot": exported}]
+    for source in sources:
         forecasts.run(settings, "walk", output=files[1], **ahead, **source)
         assert pq.read_table(files[1]).column("mean").to_pylist() == expected.column("mean").to_pylist()
     forecasts.run(settings, "walk", **ahead)

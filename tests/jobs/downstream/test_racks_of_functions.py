@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.spark
 COLUMNS = ["rack", "rule", "status", "event_time", "value", "since", "readings"]
 
 
-def alerts(pipeline: Pipeline, table: str) -> pd.DataFrame:
-    rows = pipeline.warehouse.read(f"{table}/rack").toPandas()[COLUMNS]
+def alerts(pipeline: Pipeline, table: str) -> Any:
+    rows: Any = pipeline.warehouse.read(f"{table}/rack").toPandas()[COLUMNS]
     return rows.sort_values(["event_time", "rack", "rule", "status"], ignore_index=True)
 
 
@@ -32,7 +33,7 @@ def test_racks_by_a_function_live_and_over_history(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, racks(*mine, BUILT_IN))
     pipeline.land(readings({"rack0": [("07:00:00", 90.0)]}))
     pipeline.pretrain()
-    rows = readings(READINGS).sort_values("at", ignore_index=True)
+    rows: Any = readings(READINGS).sort_values("at", ignore_index=True)
     pipeline.land(rows[:5])
     pipeline.stream()
     with pytest.raises(Exception, match="there is no module my_racks"):
