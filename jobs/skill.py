@@ -7,6 +7,7 @@ in Delta transactions (query, micro-batch), so that a restart after a crash is i
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated
 
 from typer import Option
@@ -31,6 +32,10 @@ def run(
             show_default=False,
         ),
     ] = None,
+    history: Annotated[
+        bool,
+        Option("--history", help="Over estimates_history/MODEL instead of the live estimates, all at once."),
+    ] = False,
 ) -> Report:
     """Compare forecasts from the live estimates with later measurements, and score them.
 
@@ -42,7 +47,11 @@ def run(
     from jobs.downstream.forecast_skill import ForecastScorer
     from jobs.downstream.queries import SKILL
     from jobs.downstream.runner import exclusive_run
+    from jobs.downstream.skill_over_history import skill_history
+    from jobs.spark.conf import short_rows_conf
+    from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.delta import Warehouse
 
     began = time.monotonic()
     spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)
@@ -51,6 +60,12 @@ def run(
             f"{spec.source_path}: has no section `forecast`: add it with horizons (docs/streaming.md)"
         )
     check_spec(spec, spec.forecast)
+    if history:
+        if snapshot is not None:
+            raise UserError("--history forecasts with the parameters of each run: leave --snapshot out")
+        spark = spark_session(settings, f"skill {spec.name}", short_rows_conf())
+        found = skill_history(Warehouse(spark, settings.warehouse), spec, spec.forecast)
+        return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     section = spec.forecast.with_snapshot(snapshot)
     spec = spec.model_copy(update={"forecast": section})
     with exclusive_run(settings, spec, SKILL) as (warehouse, stop, progress):

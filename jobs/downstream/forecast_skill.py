@@ -188,9 +188,7 @@ class ForecastScorer(LiveQueries):
     def _key_parameters(self, plan: ScoringPlan) -> DataFrame | None:
         """Return generation, key and `parameters` of the keys with parameters of their own; None: there are none."""
         parts = [
-            read_rows(self.warehouse, source.snapshot_id, self.spec.name).select(
-                F.lit(name).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD)
-            )
+            key_parameters(self.warehouse, self.spec.name, name, source)
             for name, source in self.sources.items()
             if source is not None and has_key_parameters(plan.kernels[name])
         ]
@@ -204,8 +202,9 @@ class ForecastScorer(LiveQueries):
         """Return the report of this run, with the skill over all runs."""
         rows = 0 if self.sink is None else self.sink.rows
         late = sum(_dropped(query) for query in self.queries)
-        summary = summary_of(self.warehouse, self.spec, self.section)
-        unmatched = unmatched_of(self.warehouse, self.spec, self.section) if self.is_outer else None
+        told = self.warehouse, self.spec, self.section, forecast_skill(self.spec.name)
+        summary = summary_of(*told)
+        unmatched = unmatched_of(*told) if self.is_outer else None
         scored = rows - (0 if self.sink is None else self.sink.unmatched)
         lines = [f"scored {scored:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
         if late:
@@ -225,7 +224,7 @@ class ForecastScorer(LiveQueries):
             for name, one in self.sources.items()
             if one is not None
         ]
-        lines += [_line(one, self.section.probability) for one in summary]
+        lines += [skill_line(one, self.section.probability) for one in summary]
         data = {
             "model": self.spec.name,
             "rows": scored,
@@ -262,7 +261,7 @@ class Scores:
             self.unmatched += found.filter(F.col("actual").isNull()).count()
             if count:
                 self.warehouse.append(
-                    self._named(found, batch_id).coalesce(1),
+                    named(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
                     forecast_skill(self.spec.name),
                     (self.application, batch_id),
                     {"mergeSchema": "true"},
@@ -271,32 +270,48 @@ class Scores:
         finally:
             found.unpersist()
 
-    def _named(self, found: DataFrame, batch_id: int) -> DataFrame:
-        """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names."""
-        lengths = [length / 1e6 for length in self.section.lengths]
 
-        def nth(values: list[Any], column: str) -> Any:
-            return F.get(F.array(*(F.lit(value) for value in values)), F.col(column))
-
-        return found.select(
-            "key",
-            *([] if self.kind.is_plain_key else columns_of(self.kind, F.col("key"))),
-            nth(self.spec.measurement, "measurement").alias("measurement"),
-            nth(list(self.section.horizons), "horizon").alias("horizon"),
-            nth(lengths, "horizon").alias("horizon_seconds"),
-            F.timestamp_micros("made_at").alias("made_at"),
-            F.timestamp_micros("event_time").alias("event_time"),
-            *("mean", "variance", "lower", "upper", "actual", "error", "inside", "crps", "log_score"),
-            "model_version",
-            "generation",
-            F.lit(self.section.definition()).alias("definition"),
-            F.lit(batch_id).cast("bigint").alias("batch_id"),
-        )
+def key_parameters(warehouse: Warehouse, model: str, generation: str, source: Manifest) -> DataFrame:
+    """Return generation, key and `parameters` of the keys of a snapshot that have learned their own."""
+    rows = read_rows(warehouse, source.snapshot_id, model)
+    return rows.select(F.lit(generation).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD))
 
 
-def summary_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> list[dict[str, Any]]:
-    """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`."""
-    table = forecast_skill(spec.name)
+def named(
+    spec: ModelSpec, section: ForecastSkill, kind: KeyKind, found: DataFrame, batch_id: int | None
+) -> DataFrame:
+    """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
+
+    batch_id: the micro-batch, None: the rows are of no stream.
+    """
+    lengths = [length / 1e6 for length in section.lengths]
+
+    def nth(values: list[Any], column: str) -> Any:
+        return F.get(F.array(*(F.lit(value) for value in values)), F.col(column))
+
+    return found.select(
+        "key",
+        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        nth(spec.measurement, "measurement").alias("measurement"),
+        nth(list(section.horizons), "horizon").alias("horizon"),
+        nth(lengths, "horizon").alias("horizon_seconds"),
+        F.timestamp_micros("made_at").alias("made_at"),
+        F.timestamp_micros("event_time").alias("event_time"),
+        *("mean", "variance", "lower", "upper", "actual", "error", "inside", "crps", "log_score"),
+        "model_version",
+        "generation",
+        F.lit(section.definition()).alias("definition"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+    )
+
+
+def summary_of(
+    warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill, table: str
+) -> list[dict[str, Any]]:
+    """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
+
+    table: of the scored forecasts.
+    """
     if not warehouse.exists(table):
         return []
     rows = warehouse.read(table).filter(F.col("definition") == section.definition())
@@ -325,9 +340,8 @@ class Unmatched(NamedTuple):
     most: list[tuple[str, int]]
 
 
-def unmatched_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> Unmatched:
-    """Return the forecasts that no row has matched, a forecast of all measurements counted once."""
-    table = forecast_skill(spec.name)
+def unmatched_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill, table: str) -> Unmatched:
+    """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
     if not warehouse.exists(table):
         return Unmatched(0, 0, [])
     mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
@@ -355,7 +369,9 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
     ]
 
 
-def _line(one: dict[str, Any], probability: float) -> str:
+def skill_line(one: dict[str, Any], probability: float) -> str:
+    """Return the scores of a measurement and horizon (`summary_of`) in words."""
+
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
 

@@ -38,13 +38,7 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
     Raises:
         UserError: there is no history.
     """
-    table = estimates_history(spec.name)
-    if not warehouse.exists(table):
-        raise UserError(
-            f"model {spec.name} has no history in {warehouse.root}: make it with "
-            f"`kalman-pipeline estimate --model {spec.name}`"
-        )
-    rows = warehouse.read(table)
+    rows, table = history_of(warehouse, spec.name), estimates_history(spec.name)
     lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
     if monitor.windows:
         name = windows_history(spec.name)
@@ -61,6 +55,21 @@ def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> 
         lines.append(f"{plural(raised, 'alert')} raised and {cleared:,} cleared -> {name}")
         data |= {"raised": raised, "cleared": cleared}
     return Report(lines, data)
+
+
+def history_of(warehouse: Warehouse, model: str) -> DataFrame:
+    """Return the estimates of a model's history.
+
+    Raises:
+        UserError: there are none.
+    """
+    table = estimates_history(model)
+    if not warehouse.exists(table):
+        raise UserError(
+            f"model {model} has no history in {warehouse.root}: make it with "
+            f"`kalman-pipeline estimate --model {model}`"
+        )
+    return warehouse.read(table)
 
 
 def events_of(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> DataFrame:

@@ -111,9 +111,15 @@ def alerts_history(model: str) -> str:
     return f"alerts_history/{model}"
 
 
+def forecast_skill_history(model: str) -> str:
+    """Return the name of the table of forecasts from a model's history beside the measured values."""
+    return f"forecast_skill_history/{model}"
+
+
 def history_tables(model: str) -> tuple[str, ...]:
     """Return the names of the tables of a model's history, existing or not."""
-    return estimates_history(model), windows_history(model), alerts_history(model)
+    names = (estimates_history, windows_history, alerts_history, forecast_skill_history)
+    return tuple(name(model) for name in names)
 
 
 def need_measurements(warehouse: Warehouse, model: str) -> str:
