@@ -220,6 +220,12 @@ def compared(pipeline: Pipeline) -> set[str]:
     return {row["generation"] for row in rows}
 
 
+def status_of(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the status of the one query."""
+    (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
+    return follower
+
+
 def forecasts(pipeline: Pipeline) -> int:
     return len(rows_of(Path(pipeline.settings.warehouse, "forecast_skill", "walk")))
 
@@ -264,10 +270,11 @@ def test_a_running_query_switches_to_another_generation_and_is_killed_and_stoppe
     pipeline.land(days[3])
     pipeline.stream()
     driver.wait_for(lambda: "walk-g0002" in compared(pipeline))
+    driver.wait_for(lambda: status_of(pipeline)["rows_behind"] == 0)  # Spark has noted the micro-batch too
     driver.kill()
     pipeline.land(days[4])
     pipeline.stream()
-    (follower,) = status.run(pipeline.settings, "walk").data["models"][0]["followers"]
+    follower = status_of(pipeline)
     assert follower["driver"] is None and follower["driver_lost"] and follower["rows_behind"] == len(days[4])
     (said,) = status.run(pipeline.settings, "walk", alarm_after="1ms").errors
     assert "its skill makes no progress" in said and "no driver runs it" in said
