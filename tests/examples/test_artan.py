@@ -252,6 +252,7 @@ def test_online_em_with_a_constant_step(written) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_batch_state_starts_the_stream(tmp_path: Path, written) -> None:
     """Pretrained on the first rows of each key, then streamed: the bits of one filter over all rows."""
     rows: Any = made("trend")
