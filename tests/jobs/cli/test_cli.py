@@ -196,7 +196,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "run": None,
             },
         ),
-        ("skill", {**one, "trigger": "available-now", "snapshot": "s1"}),
+        ("skill", {**one, "trigger": "available-now", "snapshot": "s1", "history": False}),
         ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),
         (
             "stop",
