@@ -18,11 +18,6 @@ from kalman_dags import cut, dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
-def instant(title: str, description: str) -> Param:
-    """Return a form's field for an instant; it may stay empty."""
-    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
-
-
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that estimates one model's history."""
     with DAG(
@@ -34,11 +29,13 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Estimate every row of {spec.name} in batch",
             timeout=timedelta(hours=12),
-            first=instant(
+            first=dag_defaults.instant(
                 "From",
                 "Rows from this event time on (empty: the beginning of the run's data interval).",
             ),
-            last=instant("To", "Rows before this event time (empty: the end of the run's data interval)."),
+            last=dag_defaults.instant(
+                "To", "Rows before this event time (empty: the end of the run's data interval)."
+            ),
             snapshot=Param(
                 None,
                 type=["null", "string"],

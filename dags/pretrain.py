@@ -18,11 +18,6 @@ from kalman_dags import cut, dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
-def instant(title: str, description: str) -> Param:
-    """Return a form's field for an instant; it may stay empty."""
-    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
-
-
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that pretrains one model."""
     window = spec.learn and spec.learn.window_us
@@ -36,7 +31,7 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Learn {spec.name} and filter its history into a snapshot",
             timeout=timedelta(hours=12),
-            as_of=instant(
+            as_of=dag_defaults.instant(
                 "Cut", "Take only history before this instant (empty: the end of the run's data interval)."
             ),
             to_version=Param(
@@ -46,11 +41,13 @@ def build(spec: ModelSpec) -> DAG:
                 title="Version",
                 description="Take history up to this version of measurements, instead of a cut in time.",
             ),
-            learn_from=instant(
+            learn_from=dag_defaults.instant(
                 "Learn from",
                 f"Learn from rows at or after this instant (empty: {before}).",
             ),
-            learn_to=instant("Learn to", "Learn from rows before this instant (empty: the cut)."),
+            learn_to=dag_defaults.instant(
+                "Learn to", "Learn from rows before this instant (empty: the cut)."
+            ),
         ),
     ) as dag:
         KalmanOperator(

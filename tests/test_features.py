@@ -61,8 +61,8 @@ def unresolved(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def has_field(path: str) -> bool:
-    """Tell if a model's spec has a field, such as order.kind."""
+def schemas_of(path: str) -> list[dict[str, Any]]:
+    """Return the schemas of a field of a model's spec, such as order.kind; none if there is no such field."""
     level = [SCHEMA]
     for name in path.split("."):
         level = [
@@ -71,22 +71,14 @@ def has_field(path: str) -> bool:
             if name in one.get("properties", {})
             for every in unresolved(one["properties"][name])
         ]
-    return bool(level)
+    return level
 
 
 def may_be(path: str, value: str) -> bool:
     """Tell if a field may have a value, as far as its schema lists the values."""
-    level = [SCHEMA]
-    for name in path.split("."):
-        level = [
-            every
-            for one in level
-            if name in one.get("properties", {})
-            for every in unresolved(one["properties"][name])
-        ]
     listed = [
         value
-        for one in level
+        for one in schemas_of(path)
         for value in (*one.get("enum", ()), *([one["const"]] if "const" in one else []))
     ]
     return not listed or value in listed
@@ -122,7 +114,7 @@ def test_what_a_row_names_exists(feature: Feature) -> None:
         elif verb in VERBS:
             assert not option or option in options(verb), name
         else:
-            assert has_field(field), name
+            assert schemas_of(field), name
             assert not value or may_be(field, value), name
 
 
@@ -145,6 +137,6 @@ def test_each_test_that_the_page_of_examples_names_is_one_of_theirs() -> None:
 
 
 def test_a_name_that_does_not_exist_would_be_found() -> None:
-    assert has_field("monitor.rules.name") and not has_field("monitor.rules.colour")
+    assert schemas_of("monitor.rules.name") and not schemas_of("monitor.rules.colour")
     assert may_be("filter", "imm") and not may_be("order.kind", "backwards")
     assert "--smooth" in options("estimate") and "--smooth" not in options("stream")

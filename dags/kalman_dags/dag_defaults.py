@@ -62,6 +62,11 @@ def trigger(does: str, ends: str = "") -> Param:
     )
 
 
+def instant(title: str, description: str) -> Param:
+    """Return a form's field for an instant; it may stay empty."""
+    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+
+
 def at_times(schedule: str | None) -> CronTriggerTimetable | None:
     """Return the timetable whose runs start at the times of a cron expression, in UTC; None: by hand."""
     return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None

@@ -25,7 +25,7 @@ from jobs.ingestion.checking import check_rows
 from jobs.ingestion.csv_parquet import Part, check_columns
 from jobs.ingestion.csv_records import BOM
 from jobs.ingestion.key_from_name import document_with_key, with_key
-from jobs.ingestion.line_parts import line_parts, lines_of, open_lines
+from jobs.ingestion.line_parts import line_parts, lines_of, open_lines, readable
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
@@ -290,13 +290,10 @@ def _documents_in(lines: Iterable[bytes]) -> pa.Array:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read into a UserError."""
+    """Turn the errors of a file that cannot be read, or is not JSON, into a UserError."""
     try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error
+        with readable(path):
+            yield
     except ValueError as error:
         raise UserError(f"{path}: is not JSON ({error})") from error
 

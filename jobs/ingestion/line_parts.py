@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from jobs.core.errors import UserError
 from jobs.ingestion.csv_parquet import Part
 from jobs.ingestion.csv_records import BOM, PIECE_BYTES
 
@@ -13,6 +15,17 @@ from jobs.ingestion.csv_records import BOM, PIECE_BYTES
 def open_lines(path: Path) -> gzip.GzipFile:
     """Open a file for reading bytes, uncompressed."""
     return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into a UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
 
 
 def line_parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.ingestion.csv_parquet import Part
-from jobs.ingestion.line_parts import line_parts, lines_of
+from jobs.ingestion.line_parts import line_parts, lines_of, readable
 from jobs.ingestion.raw_rows import BYTES, LINE, Source
 from jobs.specs.model_spec import ModelSpec
 
@@ -52,7 +51,7 @@ def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
         UserError: the spec has no expression, or the file cannot be read.
     """
     groups = re.compile(pattern_of(spec, path)).groupindex
-    with _readable(path), path.open("rb"):
+    with readable(path), path.open("rb"):
         return pa.schema([(name, pa.string()) for name in groups])
 
 
@@ -62,7 +61,7 @@ def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
     Raises:
         UserError: the file cannot be read.
     """
-    with _readable(path):
+    with readable(path):
         return line_parts(path, start, stop)
 
 
@@ -73,7 +72,7 @@ def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) ->
         UserError: the file cannot be read.
     """
     wanted = re.compile(pattern)
-    with _readable(Path(part.path)):
+    with readable(Path(part.path)):
         for lines in lines_of(part):
             whole = [bare for line in lines if (bare := line.rstrip(b"\r\n")).strip(_BLANK)]
             yield _matched(wanted, whole, columns)
@@ -125,14 +124,3 @@ def _is_utf8(line: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read into a UserError."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file") from None
-    except (OSError, EOFError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from error

@@ -1,6 +1,6 @@
 """Build linear filters in any form, and extended, unscented and cubature filters, from definitions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kalman.filters.gaussian import FORMS, GaussianFilter
@@ -171,30 +171,32 @@ def _parts(
 
 def _check_inside(kind: str, definition: Definition, process: FunctionProcess) -> None:
     """Refuse what a process with its noise inside its function cannot have."""
-    if kind != "extended" and process.noise_jacobian is not None:
-        problem = f"the {kind} filter draws the noise at points"
-        raise ModelError("process.noise_jacobian", problem, "remove it, or use filter: extended")
-    for section, field in (("robust", "fading"), ("adaptive", "Q")):
-        written = definition.get(section)
-        if isinstance(written, Mapping) and written.get(field) not in (None, 1.0):
-            remedy = "remove it, or let f take x, dt and u, and add the noise"
-            raise ModelError(
-                f"{section}.{field}", "does not go with noise inside the process's function", remedy
-            )
+    _check_drawn(kind, "process", process.noise_jacobian)
+    remedy = "remove it, or let f take x, dt and u, and add the noise"
+    _check_absent(definition, ("robust.fading", "adaptive.Q"), (None, 1.0), "process", remedy)
 
 
 def _check_disturbed(kind: str, definition: Definition, observation: FunctionObservation) -> None:
     """Refuse what an observation with its noise inside its function cannot have."""
-    if kind != "extended" and observation.noise_jacobian is not None:
+    _check_drawn(kind, "observation", observation.noise_jacobian)
+    remedy = "remove it, or let h take x and u, and add the noise"
+    _check_absent(definition, ("robust.huber", "adaptive.R"), (None,), "observation", remedy)
+
+
+def _check_drawn(kind: str, of: str, noise_jacobian: object) -> None:
+    if kind != "extended" and noise_jacobian is not None:
         problem = f"the {kind} filter draws the noise at points"
-        raise ModelError("observation.noise_jacobian", problem, "remove it, or use filter: extended")
-    for section, field in (("robust", "huber"), ("adaptive", "R")):
+        raise ModelError(f"{of}.noise_jacobian", problem, "remove it, or use filter: extended")
+
+
+def _check_absent(
+    definition: Definition, fields: Sequence[str], allowed: tuple[Any, ...], of: str, remedy: str
+) -> None:
+    for field in fields:
+        section, name = field.split(".")
         written = definition.get(section)
-        if isinstance(written, Mapping) and written.get(field) is not None:
-            problem = "does not go with noise inside the observation's function"
-            raise ModelError(
-                f"{section}.{field}", problem, "remove it, or let h take x and u, and add the noise"
-            )
+        if isinstance(written, Mapping) and written.get(name) not in allowed:
+            raise ModelError(field, f"does not go with noise inside the {of}'s function", remedy)
 
 
 def _form(kind: str, definition: Definition) -> str:

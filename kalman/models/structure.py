@@ -1,6 +1,7 @@
 """The protocol and the types that all process structures share."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 from kalman.linalg.entries import Entry, Matrix, Vector
@@ -63,6 +64,25 @@ class Structure(Protocol):
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
         """Return entries that are zero or more where the row's columns give a valid noise."""
         ...
+
+
+@dataclass(frozen=True)
+class Around:
+    """What a structure around another one has of it."""
+
+    inner: Structure
+
+    @property
+    def size(self) -> int:
+        return self.inner.size
+
+    @property
+    def controlled(self) -> bool:
+        return self.inner.controlled
+
+    @property
+    def observes(self) -> checks.Numbers | None:
+        return self.inner.observes
 
 
 class Plain:

@@ -18,6 +18,7 @@ from kalman.models.damped_trend import DampedTrend
 from kalman.models.inputs import inputs, moved_by, noise_scale
 from kalman.models.seasonal import SeasonalDummy, SeasonalTrigonometric
 from kalman.models.structure import (
+    Around,
     Parameter,
     Plain,
     Structure,
@@ -159,28 +160,15 @@ class Sum:
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(Around):
     """A structure whose noise covariance is multiplied by `scale`, a number or a column."""
 
-    inner: Structure
     scale: Cell
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
         plain = {name: value for name, value in definition.items() if name != "noise_scale"}
         return cls(parse(field, plain, controls), noise_scale(field, definition, controls))
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
-    def controlled(self) -> bool:
-        return self.inner.controlled
-
-    @property
-    def observes(self) -> checks.Numbers | None:
-        return self.inner.observes
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -7,9 +7,8 @@ from typing import Any, Self
 import numpy as np
 
 from kalman.linalg.entries import Entry
-from kalman.models import checks
 from kalman.models.columns import Column, cell, resolve
-from kalman.models.structure import Parameter, Structure, Transition, Values
+from kalman.models.structure import Around, Parameter, Structure, Transition, Values
 from kalman.types import Array, ModelError
 
 PLACE = 1.0
@@ -17,10 +16,9 @@ PLACE = 1.0
 
 
 @dataclass(frozen=True)
-class Varying:
+class Varying(Around):
     """A structure some of whose fields are, on each row, the value of a control column."""
 
-    inner: Structure
     cells: tuple[tuple[str, Column], ...]
 
     @classmethod
@@ -48,18 +46,6 @@ class Varying:
             assert isinstance(found_cell, Column)
             cells.append((name, found_cell))
         return cls(found, tuple(cells))
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
-    def controlled(self) -> bool:
-        return self.inner.controlled
-
-    @property
-    def observes(self) -> checks.Numbers | None:
-        return self.inner.observes
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
