@@ -22,7 +22,7 @@ import numpy as np
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
 import kalman
-from kalman.learning.key_fits import KeyFit
+from kalman.learning.key_fits import KeyFit, Outcome
 from kalman.learning.maximum_likelihood import maximum_likelihood
 
 ROUNDS = 3
@@ -95,10 +95,7 @@ def measure(work: str, keys: int, rows: int) -> dict[str, Any]:
         lost += [a - b for a, b in zip(values, found.log_likelihood[part], strict=True)]
     if max(lost) > 0.1:
         raise AssertionError(f"{work}: a series is {max(lost):.3f} of log-likelihood below statsmodels'")
-    outcomes = {
-        name: int((found.outcome == code).sum())
-        for code, name in enumerate(("converged", "at bound", "few", "failed"))
-    }
+    outcomes = {one.name.lower(): int((found.outcome == one).sum()) for one in Outcome}
     return {
         "work": work,
         "keys": keys,

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class _Contexts:
 
 def measure(tree: Path, out: Any = print) -> Reach:
     """Run the tests of every file in `tree` once, unless that is known, and return what they reach."""
-    reach, state = Reach(), _digest([*mutated_files()])
+    reach, state = Reach(), _digest(mutated_files())
     KEPT.mkdir(parents=True, exist_ok=True)
     for path in test_files():
         kept = KEPT / f"{path.removesuffix('.py').replace('/', '.')}.json"
@@ -133,7 +134,7 @@ def measure(tree: Path, out: Any = print) -> Reach:
         known = json.loads(kept.read_text()) if kept.exists() else {}
         if known.get("key") != key:
             began = time.perf_counter()
-            code = in_child(tree, lambda path=path, kept=kept, key=key: _measure_file(path, kept, key), ALONE)
+            code = in_child(tree, partial(_measure_file, path, kept, key), ALONE)
             known = json.loads(kept.read_text()) if kept.exists() else {}
             slow = " (too slow: not used)" if code == KILLED_BY_TIME else ""
             out(f"  {path}: {time.perf_counter() - began:.0f} s{slow}")
