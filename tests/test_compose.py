@@ -85,3 +85,14 @@ def test_services_wait_for_services_that_there_are(services: dict[str, Any]) -> 
         for volume in service.get("volumes", []):
             place = volume.split(":")[0]
             assert place in named or (ROOT / place).exists(), f"{name}: {volume}"
+
+
+def test_spark_asks_for_a_secret_and_its_network_is_none_of_airflow_s(services: dict[str, Any]) -> None:
+    for name in ("scheduler", "spark-master", "spark-worker"):
+        assert "KALMAN_SPARK_SECRET" in services[name]["environment"], name
+    networks = {name: set(service["networks"]) for name, service in services.items()}
+    assert networks["spark-master"] == networks["spark-worker"] == networks["kafka"] == {"data"}
+    assert networks["postgres"] == {"database"}
+    both = {name for name, seen in networks.items() if "data" in seen and len(seen) > 1}
+    assert both == {"scheduler"}
+    assert yaml.safe_load(COMPOSE.read_text())["networks"]["database"] == {"internal": True}

@@ -50,6 +50,8 @@ class Services:
             "AIRFLOW_JWT_SECRET": "0123456789abcdef" * 4,
             "AIRFLOW_FERNET_KEY": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
             "AIRFLOW_ADDRESS": self.address,
+            "SPARK_SECRET": "fedcba9876543210" * 4,
+            "SPARK_ENCRYPTION": "true",
         }
         text = re.sub(
             r"(?<!\$)\$\{([A-Z_]+)[^}]*\}",
@@ -71,6 +73,7 @@ class Services:
             "kafka:9092": kafka,
             "/tmp/pools.json": str(folder / "pools.json"),
             "/tmp/spark": str(folder / "spark"),
+            "SPARK_LOCAL_HOSTNAME: scheduler": "SPARK_LOCAL_HOSTNAME: 127.0.0.1",
             "FOLDER: /logs": f"FOLDER: {folder / 'logs'}",
         }
         for word, instead in here.items():
@@ -170,7 +173,8 @@ class Services:
         subprocess.run([programs / "createdb", *address], check=True)
 
     def _run(self, name: str) -> subprocess.Popen[bytes]:
-        return self._spawn(name, self.services[name]["command"], self.environment(name), ROOT)
+        entry = [str(ROOT / "scripts" / "entrypoint"), *self.services[name]["command"]]
+        return self._spawn(name, entry, self.environment(name), ROOT)
 
     def _spawn(
         self, name: str, command: list[str], environment: dict[str, str], where: Path | str
