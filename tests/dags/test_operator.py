@@ -68,7 +68,7 @@ def test_the_command(operator: Operator, tmp_path: Path) -> None:
     assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar"
     assert "spark.sql.session.timeZone=UTC" in words
     # Options that are empty are left out.
-    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model", "tiny", "--trigger", "5"]
+    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model=tiny", "--trigger=5"]
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
     assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()

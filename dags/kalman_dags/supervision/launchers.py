@@ -72,8 +72,8 @@ class ProcessLauncher:
         environment = {name: value for name, value in environment.items() if not name.startswith("_AIRFLOW")}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        command = [sys.executable, "-m", "jobs.cli", "--quiet", "--warehouse", root, work.verb]
-        command += ["--model", work.model, "--trigger", f"{work.seconds:g}"]
+        command = [sys.executable, "-m", "jobs.cli", "--quiet", f"--warehouse={root}", work.verb]
+        command += [f"--model={work.model}", f"--trigger={work.seconds:g}"]
         return detach(root, work.name, command, environment, log_file(work.name), ROOT, about)
 
 
@@ -114,7 +114,7 @@ class ClusterLauncher:
             jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
             application_args=[
-                *("--warehouse", root, "--quiet", "--model", work.model, "--trigger", f"{work.seconds:g}"),
+                *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
             ],
             spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
             # Otherwise the provider looks for a driver's exit code in Kubernetes, and takes its absence for a failure.
