@@ -121,7 +121,9 @@ class ModelSpec(Section):
         pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
     )
     version: int = Field(
-        ge=1, description="a whole number from 1; raise it whenever the meaning of the state changes"
+        ge=1,
+        le=2**31 - 1,
+        description="a whole number from 1; raise it whenever the meaning of the state changes",
     )
     description: str = Field(default="", description="what the model is for")
     key: list[str] = Field(
