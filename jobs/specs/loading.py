@@ -139,6 +139,9 @@ def _load(path: Path) -> ModelSpec:
         problem = f"cannot be understood ({type(error).__name__}: {first_line(error, 100)})"
         raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
     spec._source, spec._folder, spec._lines = path, _folder_of(path), document.lines
+    refused = spec.refused_functions()
+    if refused:
+        raise SpecError(refused)
     return spec
 
 
