@@ -27,11 +27,37 @@ def read_regular(path: Path, most: int) -> bytes:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
-    with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UnfitFile("is no regular file")
-        content = file.read(most + 1)
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(most + 1)
+    finally:
+        os.close(handle)
     if len(content) > most:
         raise UnfitFile(f"is larger than {most:,} bytes")
     return content
+
+
+def secret_file(path: Path, most: int) -> bytes:
+    """Return the content of a file with secrets, as `read_regular` does; a link must not lead out of its folder.
+
+    So a file that somebody else put in the place of the secret, as a link to another file, is not read.
+
+    Raises:
+        UnfitFile: as `read_regular`, or a link leads out of the folder.
+        OSError: it cannot be read.
+    """
+    try:
+        folder, real = path.expanduser().absolute().parent.resolve(), path.expanduser().resolve()
+    except (ValueError, RuntimeError) as error:  # a NUL in the path, or links in a ring
+        raise UnfitFile("has a path that no file can have") from error
+    if not real.is_relative_to(folder):
+        raise UnfitFile("is a link that leads out of its folder")
+    return read_regular(real, most)
+
+
+def cut(name: str, most: int = 120) -> str:
+    """Return a name for a message: in one line, and not longer than a line."""
+    text = name.encode("unicode_escape").decode() if not name.isprintable() else name
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.settings import Settings
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
@@ -54,11 +54,12 @@ def spark_session(
             f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
         ) from error
     except Py4JJavaError as error:
-        if not settings.master.startswith("spark:") or "stopped SparkContext" not in str(error):
+        if not settings.master.startswith("spark:"):
             raise
         raise UserError(
             f"the Spark master {settings.master} did not take this driver: see that it runs, and that the folder in "
-            "SPARK_CONF_DIR has a spark-defaults.conf with its secret (`make cluster` prints that folder)",
+            "SPARK_CONF_DIR has a spark-defaults.conf with its secret (`make cluster` prints that folder); Spark said: "
+            f"{first_line(error, 200)}",
             RUN_FAILED,
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
