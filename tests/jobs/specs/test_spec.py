@@ -279,7 +279,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             load_spec(path)
-    with pytest.raises(SpecError, match="Is a directory"):
+    with pytest.raises(SpecError, match="is no regular file"):
         (tmp_path / "folder.yaml").mkdir()
         load_spec(tmp_path / "folder.yaml")
 
