@@ -40,7 +40,7 @@ class Tape:
             raise ModelError(
                 "states",
                 f"are too many for one step, which would take more than {LONGEST:,} operations on numbers",
-                "use fewer states (34 that all depend on each other are about the most), a sparser F, or several models",
+                "use fewer states (about 34, if each depends on all others), a sparser F, or several models",
             )
         result = Symbol(self, boolean)
         self.operations.append((name, operands, result))

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from jobs import cli
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.ingestion.messages import MessageChecker
 from jobs.specs.loading import load_spec
@@ -39,8 +40,10 @@ def spec_case(chance: random.Random, folder: Path) -> str:
     """A spec: sound ones with one value exchanged, damaged text, hostile YAML."""
     path = folder / "nile.yaml"
     text = chance.choice(sorted(MODELS.glob("*.yaml"))).read_bytes()
-    how = chance.randrange(4)
-    if how == 0:
+    how = chance.randrange(5)
+    if how == 4:
+        text = yaml.safe_dump(_changed(yaml.safe_load(text), chance)).encode()
+    elif how == 0:
         text = damaged(text, chance)
     elif how == 1:
         text = yaml.safe_dump(_exchanged(yaml.safe_load(text), chance)).encode()
@@ -92,9 +95,21 @@ HOSTILE_YAML = [
     "sinks: {functions: ['os:system']}\n",
 ]
 ODD: list[Any] = [
-    None, True, 0, -1, 2**70, 0.5, float("inf"), float("nan"), "", "x", "\u202e", "x" * 5000, [], [[]], [None], {}, {"a": 1},
-    {1: 2}, [[1.0, 2.0]], [1] * 50, "pickle:loads", "99999999999999d", "../../etc/passwd", 1e308, -1e308, 5e-324, [["x"]],
+    None, True, 0, -1, 2**70, 0.5, float("inf"), float("nan"), "", "x", "\u202e", "x" * 5000, [], [[]], [None], {},
+    {"a": 1}, {1: 2}, [[1.0, 2.0]], [1] * 50, "pickle:loads", "99999999999999d", "../../etc/passwd", 1e308, -1e308,
+    5e-324, [["x"]],
 ]  # fmt: skip
+
+
+def _changed(spec: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Return a sound spec with another text or number where any will do."""
+    text = chance.choice(
+        ["", "x" * 5000, "\u202e", "名前", "a: b", "'", "# no comment", "{{ 1 }}", "\x1b[31m"]
+    )
+    change = chance.choice(
+        [{"description": text}, {"version": chance.randint(1, 2**31 - 1)}, {"missing_values": [text, "-"]}]
+    )
+    return {**spec, **change}
 
 
 def _exchanged(value: Any, chance: random.Random) -> Any:
@@ -278,21 +293,40 @@ def message_case(chance: random.Random, folder: Path) -> str:
     return compare(wanted, rows.rows_of(checked))
 
 
-WORDS = [
-    "--model", "--input", "--output", "--models", "--as-of", "--trigger", "--json", "--quiet", "--", "-q", "-x", "--help", "=", "", " ",
-    "--model=", "absent", "../../etc/passwd", "/dev/zero", "/dev/null", "x" * 300, "x" * 5000, "\u202e", "\udcff", "\x1b[31m", "a\nb",
-    "--keys=-1", "--steps=99999999999999999999", "--batch=1e9", "--to-version=-1", "2024-13-01", "{{ 1 }}", "$(id)", "'", '"', "*", "[",
-    "--metrics-port=99999", "--share=1000%", "--from", "--every", "--warehouse=/proc", "--warehouse=ftp://x", "--warehouse=",
-]  # fmt: skip
-VERBS = [
-    "ingest", "pretrain", "stream", "estimate", "export", "upgrade", "rollback", "verify", "maintain", "monitor", "skill", "forecast",
-    "filter", "compare", "init", "inputs", "quarantine", "migrate", "retire", "promote", "report", "stop", "resume", "nonsense",
-]  # fmt: skip
+OPTIONS = "--model --input --output --models --as-of --trigger --json --quiet -- -q -x --help --model= --from --every"
+VALUES = [
+    *(
+        "=",
+        "",
+        " ",
+        "absent",
+        "../../etc/passwd",
+        "/dev/zero",
+        "/dev/null",
+        "x" * 300,
+        "x" * 5000,
+        "\u202e",
+        "\udcff",
+    ),
+    *(
+        "\x1b[31m",
+        "a\nb",
+        "--keys=-1",
+        "--steps=99999999999999999999",
+        "--batch=1e9",
+        "--to-version=-1",
+        "2024-13-01",
+    ),
+    *("{{ 1 }}", "$(id)", "'", '"', "*", "[", "--metrics-port=99999", "--share=1000%", "--warehouse=/proc"),
+    *("--warehouse=ftp://x", "--warehouse="),
+]
+WORDS = [*OPTIONS.split(), *VALUES]
+VERBS = [*cli.VERBS, "nonsense"]
+ABSENT = ["absent", "x" * 300, "\udcff", "a/b", "\u202e", "/dev/zero.yaml"]
 
 
 def command_case(chance: random.Random, folder: Path) -> str:
-    """A command line of hostile words about a model that is not there: it is refused in a sentence, before Spark starts."""
-    from jobs.cli import app
+    """A command line of hostile words about a model that is not there: refused before Spark starts."""
 
     words = [
         chance.choice(VERBS),
@@ -307,7 +341,7 @@ def command_case(chance: random.Random, folder: Path) -> str:
     os.chdir(folder)
     try:
         with redirect_stdout(out), redirect_stderr(said):
-            code = app(args=words, standalone_mode=False)
+            code = cli.app(args=words, standalone_mode=False)
     except SystemExit as ended:
         code = ended.code
     finally:
@@ -364,7 +398,7 @@ def _empty(chance: random.Random, folder: Path) -> str:
 
 
 def _odd_path(chance: random.Random, folder: Path) -> str:
-    name = chance.choice(["x" * 300 + ".csv", "a\0b.csv", "absent.csv", "absent/rows.csv", "\udcff.csv"])
+    name = chance.choice(["x" * 300 + ".csv", "absent.csv", "absent/rows.csv", "\udcff.csv"])
     rows.read(folder / name)
     raise Wrong(f"{name!r} was read")
 

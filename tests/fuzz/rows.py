@@ -155,7 +155,5 @@ def reference_csv(data: bytes, right: list[Row]) -> list[Any] | None:
 
 
 def reference_object(text: bytes, known: dict[bytes, Any]) -> Any:
-    """Return what is right for a JSON object: of an untouched one its row, of another one that can be read its number."""
-    if text.strip() in known:
-        return known[text.strip()]
-    return ANY
+    """Return what is right for a JSON object: of an untouched one its row; another one must not be lost."""
+    return known.get(text.strip(), ANY)
