@@ -35,12 +35,13 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m jobs.warm_up
 	@touch $@
 
-# MASTER=spark://... runs its DAGs' jobs on a cluster.
+# MASTER=spark://... SPARK_CONF_DIR=... runs its DAGs' jobs on a cluster, as `make cluster` prints it.
 demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it
 	$(if $(MASTER),KALMAN_MASTER=$(MASTER)) $(BIN)/python -m demo.run
 
-cluster: setup ## Run a Spark master and two workers here until Ctrl-C; then: make demo MASTER=spark://127.0.0.1:7077
-	$(BIN)/python -m demo.cluster
+# ENCRYPT=1 encrypts what Spark's processes send each other.
+cluster: setup ## Run a Spark master and two workers here until Ctrl-C, and print how to use it
+	$(BIN)/python -m demo.cluster $(if $(ENCRYPT),--encrypt)
 
 demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check it (a real broker)
 	$(BIN)/python -m demo.kafka_run

@@ -29,7 +29,7 @@ def build(spec: ModelSpec) -> DAG:
             share=Param(
                 spec.airflow.verify.share,
                 type="string",
-                pattern=r"^[0-9]+([.][0-9]+)?%$",
+                pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
                 title="Share",
                 description="Share of the keys; 100% takes all.",
             ),

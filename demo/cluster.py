@@ -3,6 +3,10 @@
 `python -m demo.cluster` (or `make cluster`) runs one until Ctrl-C and prints its address. An application gets
 `spark.cores.max` cores, else `cores_per_application`: without a limit the first one would take all of them,
 and every other stream would wait without end.
+
+Only who has the cluster's secret can run anything on it. The secret is drawn anew for each cluster, and is in a
+`spark-defaults.conf` that only its owner can read; master, workers and drivers get the folder of that file in
+`SPARK_CONF_DIR`. The master's server of submissions over HTTP, which asks for no secret, is off.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -32,7 +37,16 @@ _DEPLOY = "org.apache.spark.deploy"
 
 
 class Cluster(Service):
-    """A master and its workers, whose logs and work are in `folder`; applications connect to `address`."""
+    """A master and its workers, whose logs and work are in `folder`; applications connect to `address`.
+
+    Args:
+        folder: of logs, work and settings.
+        cores: of each worker.
+        memory: of each worker.
+        cores_per_application: of an application that does not say how many it wants.
+        port: of the master.
+        encrypt: what its processes send each other, and what they keep on disks of their own.
+    """
 
     def __init__(
         self,
@@ -41,6 +55,7 @@ class Cluster(Service):
         memory: str = WORKER_MEMORY,
         cores_per_application: int = 2,
         port: int | None = None,
+        encrypt: bool = False,
     ) -> None:
         self.folder = folder
         self.cores, self.memory = cores, memory
@@ -50,7 +65,10 @@ class Cluster(Service):
         self.page = f"http://{HOST}:{self._page}"
         self.address = f"spark://{HOST}:{self.port}"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self._master: subprocess.Popen[bytes] | None = None
+        self.master: subprocess.Popen[bytes] | None = None
+        self.settings = folder / "conf" / "spark-defaults.conf"
+        self.environment = {"KALMAN_MASTER": self.address, "SPARK_CONF_DIR": str(self.settings.parent)}
+        self._encrypt = encrypt
         self._started = self._restarts = 0
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -61,15 +79,16 @@ class Cluster(Service):
             UserError: a process ended, or did not come up in time.
         """
         shutil.rmtree(self._recovery, ignore_errors=True)  # that of an earlier cluster
+        self._write_settings()
         self._start_master("master")
         for _ in range(workers):
             self.add_worker()
 
     def kill_master(self) -> None:
         """Kill the master (SIGKILL). Workers and applications go on with the executors that they have."""
-        assert self._master is not None
-        _kill_family(self._master)
-        self._master = None
+        assert self.master is not None
+        _kill_family(self.master)
+        self.master = None
 
     def restart_master(self) -> None:
         """Start the master again, and return once its workers are registered with it.
@@ -87,18 +106,34 @@ class Cluster(Service):
         """Return the folder in which the master keeps its workers and applications for the next one."""
         return self.folder / "recovery"
 
+    def _write_settings(self) -> None:
+        """Write the settings of master, workers and drivers, with a new secret, into a file of the owner's alone."""
+        yes = str(self._encrypt).lower()
+        given = {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": secrets.token_hex(32),
+            "spark.master.rest.enabled": "false",
+            "spark.ui.killEnabled": "false",
+            "spark.network.crypto.enabled": yes,
+            "spark.io.encryption.enabled": yes,
+        }
+        self.settings.parent.mkdir(mode=0o700, exist_ok=True)
+        self.settings.unlink(missing_ok=True)
+        with open(os.open(self.settings, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.writelines(f"{name} {value}\n" for name, value in given.items())
+
     def _start_master(self, name: str) -> subprocess.Popen[bytes]:
         options = {
             "spark.deploy.defaultCores": self.cores_per_application,
             "spark.deploy.recoveryMode": "FILESYSTEM",
             "spark.deploy.recoveryDirectory": self._recovery,
         }
-        self._master = self._run(
+        self.master = self._run(
             name, "master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self._page),
             SPARK_MASTER_OPTS=" ".join(f"-D{key}={value}" for key, value in options.items()),
         )  # fmt: skip
-        self._await(name, self._master, lambda: listens(self.port) and listens(self._page))
-        return self._master
+        self._await(name, self.master, lambda: listens(self.port) and listens(self._page))
+        return self.master
 
     def add_worker(self) -> str:
         """Start one more worker, and return its name once it is registered.
@@ -125,9 +160,9 @@ class Cluster(Service):
         """End the workers and the master."""
         for name in list(self.workers):
             self.kill_worker(name)
-        if self._master is not None:
-            _kill_family(self._master)
-            self._master = None
+        if self.master is not None:
+            _kill_family(self.master)
+            self.master = None
 
     def log(self, name: str) -> Path:
         """Return the log file of a process."""
@@ -142,6 +177,7 @@ class Cluster(Service):
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "SPARK_LOCAL_IP": HOST,
+            "SPARK_CONF_DIR": str(self.settings.parent),
         }
         with self.log(name).open("wb") as log:
             return subprocess.Popen(
@@ -199,15 +235,18 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2, help="of each worker")
     parser.add_argument("--memory", default=WORKER_MEMORY, help="of each worker")
+    parser.add_argument("--encrypt", action="store_true", help="what Spark's processes send each other")
     options = parser.parse_args()
-    cluster = Cluster(options.folder.absolute(), options.cores, options.memory, port=options.port)
+    folder = options.folder.absolute()
+    cluster = Cluster(folder, options.cores, options.memory, port=options.port, encrypt=options.encrypt)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         cluster.start(options.workers)
         print(
             f"{options.workers} workers of {options.cores} cores at {cluster.address}, page at {cluster.page}\n"
-            f"  export KALMAN_MASTER={cluster.address}    # or: make demo MASTER={cluster.address}\n"
-            "Ctrl-C ends it",
+            f"  export KALMAN_MASTER={cluster.address} SPARK_CONF_DIR={cluster.settings.parent}\n"
+            f"or: make demo MASTER={cluster.address} SPARK_CONF_DIR={cluster.settings.parent}\n"
+            f"Only who can read {cluster.settings} can run anything on it. Ctrl-C ends it",
             flush=True,
         )
         while True:

@@ -48,6 +48,9 @@ def run(
         int | None,
         Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
+    metrics_host: Annotated[
+        str, Option(help="Serve them at this address; 0.0.0.0: at every one of this machine.")
+    ] = "127.0.0.1",
     metrics_file: Annotated[
         str | None, Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False)
     ] = None,
@@ -72,7 +75,7 @@ def run(
     if len(model) > 1:
         if adopt is not None or generation is not None:
             raise UserError("--adopt and --generation name something of one model: give one --model")
-        return several.run(settings, model, trigger, metrics_port, metrics_file, profile)
+        return several.run(settings, model, trigger, metrics_port, metrics_file, profile, metrics_host)
     spec = load_checked_spec(model[0], settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
@@ -80,7 +83,9 @@ def run(
         spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
-        driver = Driver(settings, warehouse, spec, seconds, stop, metrics_port, metrics_file)
+        driver = Driver(
+            settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
+        )
         with profiling(spark, profile):
             return driver.drive(adopt, generation, allow_missing_estimates)
 

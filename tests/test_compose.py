@@ -50,7 +50,7 @@ def test_what_is_needed_from_outside_is_named_and_nothing_secret_is_here(service
     assert secret and not any(offered[name] for name in secret)
     for name, service in services.items():
         for variable, value in service.get("environment", {}).items():
-            if re.search("PASSWORD|SECRET|_KEY", variable):
+            if re.search("PASSWORD|SECRET|_KEY", variable) and not variable.endswith("_FILE"):
                 assert re.fullmatch(r"\$\{.*\}", value), f"{name}: {variable} is written out"
 
 
@@ -85,3 +85,37 @@ def test_services_wait_for_services_that_there_are(services: dict[str, Any]) -> 
         for volume in service.get("volumes", []):
             place = volume.split(":")[0]
             assert place in named or (ROOT / place).exists(), f"{name}: {volume}"
+
+
+def test_spark_asks_for_a_secret_and_its_network_is_none_of_airflow_s(services: dict[str, Any]) -> None:
+    for name in ("scheduler", "spark-master", "spark-worker"):
+        assert "KALMAN_SPARK_SECRET" in services[name]["environment"], name
+    networks = {name: set(service["networks"]) for name, service in services.items()}
+    assert networks["spark-master"] == networks["spark-worker"] == networks["kafka"] == {"data"}
+    assert networks["postgres"] == {"database"}
+    both = {name for name, seen in networks.items() if "data" in seen and len(seen) > 1}
+    assert both == {"scheduler"}
+    assert yaml.safe_load(COMPOSE.read_text())["networks"]["database"] == {"internal": True}
+
+
+def test_no_container_has_more_rights_than_it_needs(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["mem_limit"] and service["pids_limit"], name
+        assert "privileged" not in service and service.get("network_mode") != "host", name
+        assert all(str(port).startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        ours = service["image"].startswith("kalman-pipeline")
+        assert service.get("read_only", False) is ours, name
+        assert set(service.get("cap_add", [])) <= {"CHOWN", "DAC_OVERRIDE", "FOWNER", "SETGID", "SETUID"}, (
+            name
+        )
+        assert "cap_add" not in service or name == "postgres"
+
+
+def test_the_web_page_has_a_password_that_the_installation_s_owner_chose(services: dict[str, Any]) -> None:
+    settings = services["api-server"]["environment"]
+    assert settings["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS"] == "false"
+    assert [name for name, one in services.items() if "AIRFLOW_PASSWORD" in one.get("environment", {})] == [
+        "prepare"
+    ]

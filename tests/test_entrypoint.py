@@ -59,3 +59,20 @@ def test_an_executor(home: Path) -> None:
 
 def test_any_other_command_is_run_as_it_is(home: Path) -> None:
     assert said(home, "printf", "%s\\n", "a b", "c") == ["a b", "c"]
+
+
+def test_spark_s_secret_goes_into_a_file_that_nobody_else_can_read(home: Path, tmp_path: Path) -> None:
+    own = tmp_path / "conf"
+    own.mkdir()
+    (own / "spark-defaults.conf").write_text("spark.executor.memory 3g")
+    show = 'ls -l "$SPARK_CONF_DIR" | cut -c1-10; cat "$SPARK_CONF_DIR"/spark-defaults.conf; env'
+    given = {"KALMAN_SPARK_SECRET": "s3cret", "SPARK_CONF_DIR": str(own), "SPARK_LOCAL_HOSTNAME": "scheduler"}
+    words = said(home, "sh", "-c", show, **given)
+    assert "-rw-------" in words
+    wanted = {
+        "spark.authenticate true",
+        "spark.authenticate.secret s3cret",
+        "spark.master.rest.enabled false",
+    }
+    assert {"spark.executor.memory 3g", "spark.driver.bindAddress 0.0.0.0", *wanted} <= set(words)
+    assert [line for line in words if "s3cret" in line] == ["spark.authenticate.secret s3cret"]

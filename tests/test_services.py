@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,7 @@ SENSORS = [f"s{number}" for number in range(5)]
 
 
 def logged_in(services: Services) -> Api:
-    def password() -> str:
-        return re.findall(r"Password for user 'admin': (\S+)", services.log("api-server"))[-1]
-
-    return Api(services.address, password)
+    return Api(services.address, lambda: services.password)
 
 
 SPEC = """

@@ -37,7 +37,7 @@ def run(keys: int) -> list[float]:
     try:
         with Cluster(folder / "cluster", cores=1) as cluster:
             spec = (MODELS / f"{MODEL}.yaml").read_text() + STREAM
-            verbs = Verbs(folder, MODEL, spec, KALMAN_MASTER=cluster.address)
+            verbs = Verbs(folder, MODEL, spec, **cluster.environment)
             verbs.finish("ingest", "--input", str(row_of_each(folder, keys, 0)))
             verbs.finish("pretrain")
             for minute in range(1, BEFORE + 1 + AFTER):

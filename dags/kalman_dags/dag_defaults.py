@@ -17,7 +17,28 @@ START = datetime(2000, 1, 1, tzinfo=UTC)
 WARDEN = "kalman_stream_warden"
 """The only DAG that belongs to no model."""
 
+LONGEST = 4096
+"""Characters of a form's text, as many as a path may have."""
+
 log = logging.getLogger(__name__)
+
+
+def whole(pattern: str) -> str:
+    """Return a pattern for the whole of a text: by itself $ stands before a line's end, too."""
+    return rf"^({pattern})$(?!\n)"
+
+
+def checked(param: Param) -> Param:
+    """Return a form's field that refuses text which cannot be a value: options, control characters, and too long ones.
+
+    A field with a pattern or a list of values of its own keeps it.
+    """
+    if "string" not in param.schema.get("type", "string"):
+        return param
+    if "pattern" not in param.schema and "enum" not in param.schema:
+        param.schema["pattern"] = TEXT
+    param.schema.setdefault("maxLength", LONGEST)
+    return param
 
 
 def dag_id(verb: str, model: str) -> str:
@@ -55,16 +76,29 @@ def trigger(does: str, ends: str = "") -> Param:
     return Param(
         "available-now",
         type="string",
-        pattern=r"^(available-now|[0-9]+([.][0-9]+)?)$",
+        pattern=whole(r"available-now|[0-9]+([.][0-9]+)?"),
         title="Trigger",
         description=f"available-now: {does} what is there and end. A number: a micro-batch every so many seconds, "
         f"for a day at most{ends}.",
     )
 
 
+TEXT = whole(r"(?!--)[^\x00-\x1f\x7f]*")
+"""What a form's text may be: one line that is not an option."""
+
+
 def instant(title: str, description: str) -> Param:
     """Return a form's field for an instant; it may stay empty."""
-    return Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+    return Param(
+        None,
+        type=["null", "string"],
+        format="date-time",
+        pattern=whole(
+            r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2}([.][0-9]+)?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+        ),
+        title=title,
+        description=description,
+    )
 
 
 def at_times(schedule: str | None) -> CronTriggerTimetable | None:
@@ -116,7 +150,7 @@ def arguments(
         "max_active_runs": 1,
         "tags": tags(spec, verb),
         "default_args": defaults(spec, timeout, retries),
-        "params": ParamsDict(params),
+        "params": ParamsDict({name: checked(param) for name, param in params.items()}),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,11 @@ from airflow.sdk.exceptions import (
 from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
+from kalman_dags.dag_defaults import LONGEST
 from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
+
+_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Characters that no value has: those that control a terminal or end a text, and halves of characters."""
 
 
 class KalmanOperator(SparkSubmitOperator):
@@ -74,12 +79,7 @@ class KalmanOperator(SparkSubmitOperator):
 
     def execute(self, context: Context) -> str | None:
         """Run the verb; its output is in the task's log, and the wanted lines of it are returned."""
-        self.application_args = [
-            text
-            for option, value in self.options.items()
-            if value not in (None, "")
-            for text in (option, str(value))
-        ] + [flag for flag in self.flags if flag]
+        self.application_args = self.words()
         try:
             self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
             super().execute(context)
@@ -99,6 +99,21 @@ class KalmanOperator(SparkSubmitOperator):
             raise
         found = self._hook.lines(self.returned) if self._hook and self.returned else []
         return "\n\n".join(found) or None
+
+    def words(self) -> list[str]:
+        """Return the verb's options, rendered: each is one word with its value, so that no value can be an option.
+
+        Raises:
+            AirflowFailException: a value cannot be given to a program.
+        """
+        given = {option: str(value) for option, value in self.options.items() if value not in (None, "")}
+        for option, value in given.items():
+            if _UNFIT.search(value) or len(value) > LONGEST:
+                raise AirflowFailException(
+                    f"{option} of {self.verb} cannot be {value[:40]!r}: a value has no control characters, and at most "
+                    f"{LONGEST:,} others"
+                )
+        return [*(f"{option}={value}" for option, value in given.items()), *filter(None, self.flags)]
 
     def on_kill(self) -> None:
         """Stop the driver: by SIGTERM if it may finish its work, else as the provider does."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import CronTriggerTimetable
+from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 
+from jobs.core.errors import first_line
 from jobs.specs.airflow import CONTINUOUS, StreamDag
 from jobs.specs.loading import load_spec, spec_files
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import Problem
+from kalman_dags import dag_defaults
 from kalman_dags.dag_defaults import log
 from kalman_dags.submit import models
 
@@ -46,8 +49,15 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
             try:
                 spec = load_spec(path.stem, folder)
                 found = list(_bad_schedules(spec))
+                if not found:
+                    _try_dag(spec)
             except SpecError as error:
                 problems += error.problems
+                continue
+            except Exception as error:
+                # Whatever is wrong with one spec, the other models keep their DAGs.
+                text = f"has no DAGs ({type(error).__name__}: {first_line(error, 200)})"
+                problems.append(Problem(str(path), "", text, "mend it, or move it out of the folder"))
                 continue
             problems += found
             if not found:
@@ -55,6 +65,13 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
     except SpecError as error:
         problems += error.problems
     return sound, problems
+
+
+def _try_dag(spec: ModelSpec) -> None:
+    """Make a DAG of a spec that nobody sees: Airflow refuses some values, such as long tags, when a DAG is made."""
+    DAG(
+        schedule=None, **dag_defaults.arguments("forever", spec, None, "", timeout=timedelta(hours=1))
+    ).validate()
 
 
 def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from jobs.core.errors import UserError
 from jobs.core.roots import warehouse_root
 from jobs.core.settings import DEFAULT_MASTER
+from jobs.specs.functions import VARIABLE
 
 CONNECTION = "spark_default"
 
@@ -84,6 +85,12 @@ class KalmanHook(SparkSubmitHook):
             self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         return connection
 
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        command = super()._build_spark_submit_command(application)
+        # The provider adds these to all of this process's variables; so those that are Airflow's alone are emptied.
+        self._env = {**(self._env or {}), **{name: "" for name in os.environ if is_private(name)}}
+        return command
+
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
         """Run spark-submit to its end, in the folder that holds `dags/`, where relative paths begin."""
         if self._driver_in_kubernetes:
@@ -121,6 +128,14 @@ class KalmanHook(SparkSubmitHook):
         return False
 
 
+def is_private(variable: str) -> bool:
+    """Tell whether an environment variable is for Airflow's processes alone: its settings, connections and keys.
+
+    A driver runs functions of models, and has no use for the address and the password of Airflow's database.
+    """
+    return variable.startswith(("AIRFLOW__", "_AIRFLOW", "AIRFLOW_CONN_", "AIRFLOW_VAR_"))
+
+
 def application(verb: str) -> str:
     """Return the path of the program that runs a verb."""
     return str(package_folder("jobs") / f"{verb}.py")
@@ -135,6 +150,7 @@ def spark_environment() -> dict[str, str]:
         "SPARK_HOME": str(package_folder("pyspark")),
         "KALMAN_WAREHOUSE": warehouse(),
         "KALMAN_MODELS": models(),
+        **{name: os.environ[name] for name in (VARIABLE,) if name in os.environ},
     }
 
 

@@ -164,7 +164,26 @@ def _main(add: Callable[[typer.Typer, str], None], verb: str) -> None:
     leave_own_folder()
     app = application()
     add(app, verb)
-    app(args=[verb, *sys.argv[1:]], prog_name=PROGRAM)
+    words = sys.argv[1:]
+    app(args=submitted(verb, words) if _is_submitted() else [verb, *words], prog_name=PROGRAM)
+
+
+def _is_submitted() -> bool:
+    """Tell whether spark-submit has started this program: for a DAG, whose options' values strangers may have typed."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def submitted(verb: str, words: Sequence[str]) -> list[str]:
+    """Return the command line of a verb that spark-submit has started.
+
+    Only the words before the verb's first own option are global options: a value is never taken for one of them.
+    """
+    rest = list(words)
+    front: list[str] = []
+    while rest and (rest[0] in _FLAGS or rest[0].split("=", 1)[0] in _WITH_VALUE):
+        count = 2 if rest[0] in _WITH_VALUE else 1
+        front, rest = front + rest[:count], rest[count:]
+    return [*front, verb, *rest]
 
 
 def leave_own_folder() -> None:
@@ -199,7 +218,9 @@ class _Commands(TyperGroup):
     def main(
         self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **extra: Any
     ) -> Any:
-        words = hoist(sys.argv[1:] if args is None else args)
+        words = sys.argv[1:] if args is None else list(args)
+        if not _is_submitted():
+            words = hoist(words)
         try:
             code = super().main(words, *rest, standalone_mode=False, **extra)
         except Exception as error:

@@ -9,6 +9,8 @@ import tempfile
 import traceback
 from typing import TextIO
 
+from jobs.core.redaction import redacted
+
 INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
 ALREADY_RUNNING = 3  # another driver has the stream, or there is nothing to do
@@ -46,7 +48,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
     """
     out = stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
-        traceback.print_exception(error, file=out)
+        out.write(redacted("".join(traceback.format_exception(error))))
     if isinstance(error, UserError):
         lines, code = error.message.splitlines() or ["unknown problem"], error.exit_code
     elif isinstance(error, KeyboardInterrupt):
@@ -61,7 +63,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
         lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
     for line in lines:
-        print(f"error: {line}", file=out)
+        print(f"error: {redacted(line)}", file=out)
     return code
 
 
@@ -103,7 +105,7 @@ def _keep_traceback(error: BaseException) -> str:
     try:
         handle, path = tempfile.mkstemp(prefix="kalman-pipeline-", suffix=".log")
         with os.fdopen(handle, "w", encoding="utf-8") as log:
-            traceback.print_exception(error, file=log)
+            log.write(redacted("".join(traceback.format_exception(error))))
     except OSError:
         return "no file, as the temporary folder is not writable"
     return path

@@ -30,12 +30,22 @@ GAUGES = {
 }
 KINDS = ("estimated", "quarantined", *OUTCOMES)
 
+LOOPBACK = "127.0.0.1"
+"""Where metrics are served unless the command says otherwise: anybody who reaches them reads the names of models."""
+
 
 class Metrics:
     """The metrics of a driver."""
 
-    def __init__(self, model: str, generation: str, port: int | None = None, file: str | None = None) -> None:
-        """Serve the metrics on `port`, and write them to `file` with every record, where given.
+    def __init__(
+        self,
+        model: str,
+        generation: str,
+        port: int | None = None,
+        file: str | None = None,
+        host: str = LOOPBACK,
+    ) -> None:
+        """Serve the metrics on `port` of `host`, and write them to `file` with every record, where given.
 
         Raises:
             UserError: the port is taken, or the file cannot be written.
@@ -59,9 +69,11 @@ class Metrics:
             if self._file is not None:
                 self.write()
             if port is not None:
-                self._server, _ = start_http_server(port, registry=self.registry)
+                self._server, _ = start_http_server(port, host, registry=self.registry)
         except OSError as error:
-            where = f"--metrics-file {self._file}" if port is None else f"--metrics-port {port}"
+            where = f"--metrics-file {self._file}"
+            if port is not None:
+                where = f"--metrics-port {port} (--metrics-host {host})"
             raise UserError(
                 f"{where}: {error.strerror or error}; give another, or omit the option"
             ) from error

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOGGING = Path(__file__).with_name("log4j2.properties")
 """Logging of Spark's JVM."""
 
+SECRETS = "(?i)secret|passw|token|access[.]?key|account[.]?key|credential|jaas"
+"""Names of settings whose values Spark hides, as a regular expression of Java."""
+
 ARROW_ROWS = 131_072
 """Rows in one Arrow batch. A batch is packed into one binary row a bucket: larger ones mean fewer, longer rows."""
 
@@ -67,6 +70,9 @@ def spark_conf() -> dict[str, str]:
         **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_ARROW_JAVA}"),
         "spark.executor.extraJavaOptions": _ARROW_JAVA,
         "spark.ui.showConsoleProgress": "false",
+        # Spark's own list has no word of Kafka's: where it shows plans and settings, it hides these as well.
+        "spark.redaction.regex": SECRETS,
+        "spark.sql.redaction.options.regex": f"(?i)url|{SECRETS}",
         "spark.sql.streaming.metricsEnabled": "false",
     }
 

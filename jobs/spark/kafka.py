@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.redaction import register
+from jobs.core.regular_files import UnfitFile, cut, secret_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SERVERS, PROPERTIES = "KALMAN_KAFKA", "KALMAN_KAFKA_PROPERTIES"
+_MOST_PROPERTIES = 64 * 1024
 PATIENCE_MS = 20_000
 """How long a request to the brokers may take."""
 
@@ -80,11 +83,20 @@ def _file_of_properties() -> dict[str, str]:
     if not name:
         return {}
     try:
-        lines = [line.strip() for line in Path(name).read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{PROPERTIES}: {name} cannot be read ({error})") from error
+        text = secret_file(Path(name), _MOST_PROPERTIES).decode()
+    except (UnfitFile, OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or (
+            "is not UTF-8 text" if isinstance(error, ValueError) else error
+        )
+        raise UserError(
+            f"{PROPERTIES}: {cut(name)}: {why}; give the path of a file of Kafka's properties"
+        ) from error
+    lines = [line.strip() for line in text.splitlines()]
     pairs = [line.partition("=") for line in lines if line and line[0] not in "#!"]
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    found = {key.strip(): value.strip() for key, _, value in pairs}
+    for key, value in found.items():
+        register(key, value)
+    return found
 
 
 def spark_options() -> dict[str, str]:

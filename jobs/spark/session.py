@@ -10,10 +10,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from jobs.core.errors import UserError
+from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.settings import Settings
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
@@ -30,7 +31,7 @@ def spark_session(
     that set-up has fetched.
 
     Raises:
-        UserError: Java is missing, or the jars have not been fetched.
+        UserError: Java is missing, the jars have not been fetched, or a cluster's master does not take this driver.
     """
     # PySpark logs each exception as a line of JSON with its stack trace; the command prints it in a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
@@ -51,6 +52,15 @@ def spark_session(
     except PySparkRuntimeError as error:
         raise UserError(
             f"Spark did not start ({error.getCondition()}): install Java 17 or 21 and check it with `java -version`"
+        ) from error
+    except Py4JJavaError as error:
+        if not settings.master.startswith("spark:"):
+            raise
+        raise UserError(
+            f"the Spark master {settings.master} did not take this driver: see that it runs, and that the folder in "
+            "SPARK_CONF_DIR has a spark-defaults.conf with its secret (`make cluster` prints that folder); Spark said: "
+            f"{first_line(error, 200)}",
+            RUN_FAILED,
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     label(session, app)

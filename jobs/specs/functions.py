@@ -1,12 +1,27 @@
-"""The functions that a model's definition names."""
+"""The functions that a model's spec names: which fields name them, and from which modules they come.
+
+To name a function is to run its module's code. So a spec cannot name what it likes: the modules are those beside it,
+and those that the installation's owner lists.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+import sys
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 FIELDS = ("f", "h", "q", "jacobian", "noise_jacobian")
 """Fields of a process or an observation that name a function."""
+
+VARIABLE = "KALMAN_FUNCTIONS"
+"""The environment variable with the modules whose functions specs may name: names, patterns, `.`: the spec's folder."""
+DEFAULT = ". kalman_*"
+BESIDE = "."
 
 
 def named_functions(definition: Any) -> Iterator[str]:
@@ -20,3 +35,71 @@ def named_functions(definition: Any) -> Iterator[str]:
     elif isinstance(definition, (list, tuple)):
         for value in definition:
             yield from named_functions(value)
+
+
+def fields_with_functions(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the place and the name of every `module:function` in a spec's sections, whatever it is called for."""
+    if isinstance(value, Mapping):
+        for field, item in value.items():
+            inner = f"{place}.{field}" if place else str(field)
+            if field in (*FIELDS, "function", "merge") and isinstance(item, str) and ":" in item:
+                yield inner, item
+            elif field == "functions" and isinstance(item, list):
+                yield from ((f"{inner}[{i}]", str(one)) for i, one in enumerate(item))
+            else:
+                yield from fields_with_functions(item, inner)
+    elif isinstance(value, (list, tuple)):
+        for i, item in enumerate(value):
+            yield from fields_with_functions(item, f"{place}[{i}]")
+
+
+def allowed() -> list[str]:
+    """Return the modules whose functions a spec may name: names, patterns such as `kalman_*`, and `.`."""
+    return re.split(r"[\s,]+", (os.environ.get(VARIABLE) or DEFAULT).strip())
+
+
+def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
+    """Return what is wrong with a `module:function` of a spec in `folder`, and the remedy; None: it may be named.
+
+    Nothing is imported: not even to look.
+    """
+    module = name.partition(":")[0]
+    parts = module.split(".")
+    above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    modules = allowed()
+    if any(fnmatchcase(one, pattern) for one in above for pattern in modules if pattern != BESIDE):
+        return None
+    listed = (
+        f"list it in {VARIABLE} (now {' '.join(modules)}), if everybody who writes specs may run its code"
+    )
+    if BESIDE not in modules or folder is None:
+        return f"module {parts[0]} is not one whose functions a spec may name", listed
+    importlib.invalidate_caches()
+    beside = _place(PathFinder.find_spec(parts[0], [folder]))
+    if parts[0] in sys.stdlib_module_names:
+        return (
+            f"module {parts[0]} is Python's own, whose functions a spec may not name",
+            "write a module of your own",
+        )
+    if beside is None:
+        return (
+            f"module {parts[0]} is not in the folder of the spec, {folder}",
+            f"put its file there, or {listed}",
+        )
+    # Spark puts its copies of the files that workers get on the driver's path, too.
+    own = [entry for entry in sys.path if "userFiles-" not in entry]
+    elsewhere = _place(PathFinder.find_spec(parts[0], own))
+    if elsewhere not in (None, beside):
+        return (
+            f"module {parts[0]} is in the folder of the spec and at {elsewhere}",
+            "rename the one of the spec",
+        )
+    return None
+
+
+def _place(found: ModuleSpec | None) -> str | None:
+    """Return the file of a module, or the folder of a package without one."""
+    if found is None:
+        return None
+    places = [found.origin] if found.origin else list(found.submodule_search_locations or [])
+    return os.path.realpath(places[0]) if places else None

@@ -7,9 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from jobs.core.errors import first_line
+from jobs.core.regular_files import UnfitFile, read_regular
 from jobs.specs import yaml_text
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.specs.problems import Problem, SpecError, closest, problem_of
+
+LARGEST = 256 * 1024
+"""Bytes of a spec: those of the most numbers that one may have, and as many words."""
 
 
 def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
@@ -27,7 +32,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
         return _load(Path(text).expanduser())
     folder = Path(models_dir or "models")
     path = folder / f"{text}.yaml"
-    if not path.is_file():
+    if not _is_file(path):
         known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
         hint = closest(text, known) or (
             f"models there are {', '.join(known)}" if known else "there are no models there"
@@ -36,6 +41,13 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     spec = _load(path)
     _check_stem(spec, path)
     return spec
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long for one
+        return False
 
 
 def spec_files(models_dir: str | Path) -> list[Path]:
@@ -90,7 +102,9 @@ def schema() -> dict[str, Any]:
 def _load(path: Path) -> ModelSpec:
     file = str(path)
     try:
-        document = yaml_text.parse(path.read_text(encoding="utf-8-sig"))
+        document = yaml_text.parse(read_regular(path, LARGEST).decode("utf-8-sig"))
+    except UnfitFile as error:
+        raise SpecError(Problem(file, "", str(error), "a spec is a text file of a few kilobytes")) from error
     except UnicodeDecodeError as error:
         raise SpecError(Problem(file, "", "is not UTF-8 text", "save it as UTF-8")) from error
     except FileNotFoundError as error:
@@ -109,6 +123,7 @@ def _load(path: Path) -> ModelSpec:
             if "twice" in error.problem
             else "check indentation, brackets and quotes there"
         )
+        field = field if len(field) <= 100 else f"{field[:97]}..."
         problem = error.problem if field else f"is not valid YAML: {error.problem}"
         raise SpecError(Problem(place, field, problem, remedy)) from error
     if not isinstance(document.value, dict):
@@ -119,9 +134,14 @@ def _load(path: Path) -> ModelSpec:
         names, describe = _guide()
         found = [problem_of(one, file, names, describe, document.lines) for one in error.errors()]
         raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
-    except RecursionError as error:
-        raise SpecError(Problem(file, "", "is nested too deeply", "a matrix is a list of rows")) from error
+    except Exception as error:
+        # One spec must not take down the others' DAGs, whatever is wrong with it.
+        problem = f"cannot be understood ({type(error).__name__}: {first_line(error, 100)})"
+        raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
     spec._source, spec._folder, spec._lines = path, _folder_of(path), document.lines
+    refused = spec.refused_functions()
+    if refused:
+        raise SpecError(refused)
     return spec
 
 

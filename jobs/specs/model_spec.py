@@ -34,7 +34,7 @@ from jobs.specs.filter_options import (
     Robust,
 )
 from jobs.specs.forecast import ForecastSkill
-from jobs.specs.functions import named_functions
+from jobs.specs.functions import fields_with_functions, named_functions, why_refused
 from jobs.specs.key_inputs import Inputs
 from jobs.specs.migration import Migrate, Upgrade
 from jobs.specs.monitor import Monitor
@@ -121,7 +121,9 @@ class ModelSpec(Section):
         pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
     )
     version: int = Field(
-        ge=1, description="a whole number from 1; raise it whenever the meaning of the state changes"
+        ge=1,
+        le=2**31 - 1,
+        description="a whole number from 1; raise it whenever the meaning of the state changes",
     )
     description: str = Field(default="", description="what the model is for")
     key: list[str] = Field(
@@ -558,7 +560,27 @@ class ModelSpec(Section):
         return given or f"inputs/{self.name}"
 
     def definition(self) -> dict[str, Any]:
-        """Return the argument of `kalman.build`, as plain Python."""
+        """Return the argument of `kalman.build`, as plain Python.
+
+        Raises:
+            SpecError: it names a function of a module that is not listed (`jobs.specs.functions`). The spec may be one
+                from a manifest, and whoever may write tables may not for that run code.
+        """
+        result = self._definition()
+        for name in named_functions(result):
+            refused = why_refused(name, self.folder)
+            if refused is not None:
+                raise SpecError(self.problem(name, *refused))
+        return result
+
+    def refused_functions(self) -> list[Problem]:
+        """Return a problem for each function, in whatever section, whose module is not listed."""
+        sections = {"process", "observation", "modes", "monitor", "sinks", "migrate"}
+        found = fields_with_functions(self.model_dump(include=sections, exclude_none=True))
+        refused = ((field, why_refused(name, self.folder)) for field, name in found)
+        return [self.problem(field, *why) for field, why in refused if why is not None]
+
+    def _definition(self) -> dict[str, Any]:
         result = self.model_dump(include=set(DEFINITION), exclude_none=True)
         if self.inputs is not None:
             result["control"] = [*self.control, *self.input_names]
@@ -580,7 +602,7 @@ class ModelSpec(Section):
         names alone.
         """
         meaning = {
-            **{field: value for field, value in self.definition().items() if field != "folder"},
+            **{field: value for field, value in self._definition().items() if field != "folder"},
             **self.model_dump(include={"name", "version", "key", "time", "time_unit"}),
             **self._timing(),
         }

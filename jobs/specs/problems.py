@@ -131,6 +131,9 @@ def problem_of(
     elif kind in ("greater_than_equal", "greater_than"):
         least = context.get("ge", context.get("gt"))
         problem, remedy = f"{_short(given)} is too small", f"give a number from {least}"
+    elif kind in ("less_than_equal", "less_than"):
+        most = context.get("le", context.get("lt"))
+        problem, remedy = f"{_short(given)} is too large", f"give a number up to {most}"
     elif kind == "finite_number":
         problem, remedy = f"must be a finite number, not {given}", "give a number"
     else:

@@ -10,6 +10,17 @@ import yaml
 
 Path = tuple[str | int, ...]
 
+DEEPEST = 50
+"""Levels of a document: a matrix of each mode of a cascade's part is at the tenth."""
+MOST_NODES = 20_000
+"""Values of a document: three dense matrices of 80 states have 19,200."""
+
+_TOO_DEEP = f"is nested too deeply: more than {DEEPEST} levels"
+_TOO_LARGE = "is too large for a model spec"
+_TAGS = {
+    f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "null", "merge", "str", "seq", "map")
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -17,6 +28,10 @@ class Document:
 
     value: Any
     lines: dict[Path, int]
+
+
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+"""What only escapes can write: the character that ends a path, and halves of characters."""
 
 
 class YamlError(Exception):
@@ -30,6 +45,21 @@ class YamlError(Exception):
 class _Loader(yaml.SafeLoader):
     # PyYAML follows YAML 1.1, where `1.0e7` is text, `no` is false, `12:30` is 750 and 2013-01-01 is a date.
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next node; stop in a document that is too deep or too long before it is all in memory."""
+        self._depth += 1
+        self._nodes += 1
+        if self._depth > DEEPEST or self._nodes > MOST_NODES:
+            line = self.peek_event().start_mark.line + 1
+            raise YamlError(_TOO_DEEP if self._depth > DEEPEST else _TOO_LARGE, line)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 _SIMPLE = [
@@ -48,13 +78,34 @@ for _tag, _pattern, _first in _SIMPLE:
 
 
 def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node))  # 1.1 would read 010 as 8
+    text = str(loader.construct_scalar(node))
+    if len(text) > 40 or not re.fullmatch("[-+]?[0-9]+", text):
+        raise _not_a("whole number", node)
+    return int(text)  # 1.1 would read 010 as 8
 
 
 def _float(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
-    return float(str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan"))
+    text = str(loader.construct_scalar(node)).lower().replace(".inf", "inf").replace(".nan", "nan")
+    try:
+        return float(text)
+    except ValueError as error:
+        raise _not_a("number", node) from error
 
 
+def _bool(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> bool:
+    text = str(loader.construct_scalar(node)).lower()
+    if text not in ("true", "false"):
+        raise _not_a("true or false", node)
+    return text == "true"
+
+
+def _not_a(what: str, node: yaml.ScalarNode) -> YamlError:
+    text = node.value if len(node.value) <= 40 else node.value[:37] + "..."
+    mark = node.start_mark
+    return YamlError(f"{text!r} is not a {what}".replace("a true", "true"), mark.line + 1, mark.column + 1)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:bool", _bool)
 _Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 
@@ -63,7 +114,8 @@ def parse(text: str) -> Document:
     """Parse one YAML document.
 
     Raises:
-        YamlError: the text is not YAML, repeats a key, refers to itself, or uses a tag for objects.
+        YamlError: the text is not YAML, repeats a key, refers to itself, is too deep or too large, or uses a tag for
+            something else than text, numbers, lists and mappings.
     """
     loader = None
     try:
@@ -91,8 +143,11 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) 
     lines.setdefault(path, line)
     if id(node) in above:
         raise YamlError("contains itself through an alias", line, path=path)
-    if len(lines) > 100_000:
-        raise YamlError("is too large for a model spec", line, path=path)
+    if len(lines) > 2 * MOST_NODES:  # aliases repeat what they stand for
+        raise YamlError(_TOO_LARGE, line, path=path)
+    if len(path) > DEEPEST:
+        raise YamlError(_TOO_DEEP, line, path=path)
+    _check_node(node, line, path)
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:
@@ -100,6 +155,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) 
                 raise YamlError(
                     "has a list or a mapping as the name of a field", key.start_mark.line + 1, path=path
                 )
+            _check_node(key, key.start_mark.line + 1, path)
             if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
                 where = key.start_mark
                 raise YamlError(
@@ -111,3 +167,12 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) 
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             _walk(value, (*path, index), lines, above | {id(node)})
+
+
+def _check_node(node: yaml.Node, line: int, path: Path) -> None:
+    if node.tag not in _TAGS:
+        raise YamlError(
+            f"has the tag {node.tag.rpartition(':')[2][:40]!r}, which a spec does not use", line, path=path
+        )
+    if isinstance(node, yaml.ScalarNode) and _UNFIT.search(node.value):
+        raise YamlError("has a text with an escape that is no character", line, path=path)

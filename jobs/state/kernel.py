@@ -10,7 +10,11 @@ from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import closest
 from kalman.evaluation.row_figures import check_figures
+from kalman.filters.linear import LinearFilter, check_length
 from kalman.learning.learners import learnable
+
+SURELY_FEW = 20
+"""States whose step is never too long, whatever depends on what."""
 
 
 def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
@@ -31,6 +35,8 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
     definition = spec.definition()
     try:
         kernel = kalman.build(definition)
+        if isinstance(kernel, LinearFilter) and len(spec.states) > SURELY_FEW:
+            check_length(kernel)
         check_figures(kernel, spec.outputs.figures)
         if spec.learn is not None:
             learnable(definition)

@@ -22,7 +22,7 @@ from jobs.lineage.damage import recovery_hint
 from jobs.lineage.generations import position_of
 from jobs.lineage.start_point import resolve
 from jobs.observability.batch_profile import table_of
-from jobs.observability.metrics import Metrics
+from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
@@ -57,6 +57,7 @@ class Driver:
     metrics_file: str | None = None
     display: Callable[[str], Progress] | None = None
     """Makes the display of progress for a model's name; by default a bar, or lines."""
+    metrics_host: str = LOOPBACK
 
     def __post_init__(self) -> None:
         self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
@@ -117,7 +118,9 @@ class Driver:
             yield []
             return
 
-        metrics = Metrics(generation.model, generation.generation, self.metrics_port, self.metrics_file)
+        metrics = Metrics(
+            generation.model, generation.generation, self.metrics_port, self.metrics_file, self.metrics_host
+        )
         try:
             yield [metrics.take]
         finally:

@@ -21,6 +21,7 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
+from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf
 from jobs.spark.session import spark_session
 from jobs.state.kernel import load_checked_spec
@@ -40,6 +41,7 @@ def run(
     metrics_port: int | None = None,
     metrics_file: str | None = None,
     profile: bool = False,
+    metrics_host: str = LOOPBACK,
 ) -> Report:
     """Start or resume the live streams of several models and return when all of them have ended.
 
@@ -50,6 +52,7 @@ def run(
         metrics_port: serve the first model's Prometheus metrics there, the second's on the next port, and so on.
         metrics_file: or write them to this file; `{model}` in it stands for the model's name.
         profile: report, for each stream, where the time of the micro-batches went.
+        metrics_host: the address at which metrics are served.
 
     Raises:
         UserError: a model is named twice, or already has a driver; then no stream has been started.
@@ -80,7 +83,9 @@ def run(
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
             quiet = replace(settings, quiet=True)
-            driver = Driver(quiet, warehouse, spec, seconds, threading.Event(), port, file, display.of)
+            driver = Driver(
+                quiet, warehouse, spec, seconds, threading.Event(), port, file, display.of, metrics_host
+            )
             streams.append(_Stream(driver, lock, profile))
         _await_all(streams, stop)
     return _report(streams)

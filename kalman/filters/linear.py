@@ -327,6 +327,11 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
     return Traced(tape, state, dt, u, [*state, dt, *u, *y], masks, is_first, parts, prior, seen, updated)
 
 
+def check_length(model: LinearFilter) -> None:
+    """Record one step, and forget it. Raises ModelError if it has more operations than a program may have."""
+    traced(model, Tape(), True, None, False)
+
+
 @lru_cache(maxsize=64)
 def step_program(model: LinearFilter, missing: bool, first: bool | None, diffuse: bool) -> Program:
     """Return one step as a program, for one case.

@@ -1,6 +1,8 @@
 """Functions that a model names as `module:function`: found, imported, and pickled by name.
 
-A module is searched on the Python path, then in the current folder, then in the folder of the spec.
+A module is searched on the Python path, then in the folder of the spec, then in the current folder. Only plain Python
+functions of the module itself count: a name leads to no other code that the module happens to hold. Which modules a
+spec may name is decided before (`jobs.specs.functions`).
 """
 
 import importlib
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from kalman.types import ModelError
@@ -68,6 +70,13 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
         raise ModelError(
             field, f"module {module_name} has no function {attribute}", "name one that it defines"
         )
+    top = module_name.partition(".")[0]
+    if not isinstance(value, FunctionType) or value.__module__.partition(".")[0] != top:
+        raise ModelError(
+            field,
+            f"{name} is not a plain Python function of {top}",
+            f"write `def {parts[-1]}...` there, which may call it",
+        )
     return value
 
 
@@ -76,7 +85,7 @@ def load(name: str, folder: str | None = None) -> ModuleType:
 
     Two folders may each have a module of one name: each file is a module of its own.
     """
-    places = [os.getcwd(), *([folder] if folder else [])]
+    places = [*([folder] if folder else []), os.getcwd()]
     importlib.invalidate_caches()
     on_path = PathFinder.find_spec(name)
     found = on_path if _is_file(on_path) else PathFinder.find_spec(name, places)

@@ -42,7 +42,7 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     assert "spark.yarn.submit.waitAppCompletion=false" in settings
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings
     after = words[words.index(application("stream")) + 1 :]
-    assert after == ["--warehouse", "hdfs://tables/kalman", "--quiet", "--model", "nile", "--trigger", "10"]
+    assert after == ["--warehouse=hdfs://tables/kalman", "--quiet", "--model=nile", "--trigger=10"]
 
 
 def test_elsewhere_the_driver_is_a_process_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,28 @@ def test_the_command(operator: Operator, tmp_path: Path) -> None:
     assert words[words.index("--jars") + 1] == "/jars/a.jar,/jars/b.jar"
     assert "spark.sql.session.timeZone=UTC" in words
     # Options that are empty are left out.
-    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model", "tiny", "--trigger", "5"]
+    assert words[words.index(str(root / "jobs" / "stream.py")) + 1 :] == ["--model=tiny", "--trigger=5"]
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
     assert environment["KALMAN_WAREHOUSE"] == str(tmp_path / "warehouse")
     assert (Path(environment["SPARK_HOME"]) / "bin" / "spark-submit").exists()
+
+
+def test_a_driver_has_none_of_airflow_s_secrets(
+    operator: Operator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "AIRFLOW__CORE__FERNET_KEY",
+        "AIRFLOW_VAR_MINE",
+        "AIRFLOW_CONN_OTHER",
+        "_AIRFLOW_PROCESS_CONTEXT",
+    ):
+        monkeypatch.setenv(name, "postgresql://airflow:c4n4ry@host")
+    monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "kept")
+    operator().execute(context())
+    _, environment = called(tmp_path)
+    assert not [name for name, value in environment.items() if "c4n4ry" in value]
+    assert not any(value for name, value in environment.items() if name.startswith("AIRFLOW__"))
+    assert environment["AIRFLOW_CTX_DAG_ID"] == "kept"
 
 
 @pytest.mark.parametrize("given", ["file:///ware%20house/", "file:/ware%20house", "/ware house"])

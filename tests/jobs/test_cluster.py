@@ -20,15 +20,18 @@ def test_a_worker_that_is_lost_and_one_that_joins_change_nothing(tmp_path: Path)
     for frame, path in zip(frames, paths, strict=True):
         frame.to_parquet(path, index=False)
     commits = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001", "commits")
-    with Cluster(tmp_path / "cluster", cores=1) as cluster:
+    with Cluster(tmp_path / "cluster", cores=1, encrypt=True) as cluster:
 
         def run(verb: str, *options: str) -> Driver:
-            return Driver(pipeline, verb, "--model", "walk", *options, KALMAN_MASTER=cluster.address)
+            return Driver(pipeline, verb, "--model", "walk", *options, **cluster.environment)
 
         for verb, *options in (("ingest", "--input", str(paths[0])), ("pretrain",)):
             ended = run(verb, *options)
             assert ended.finish() == 0, ended.said()
         pipeline.land_files(*paths[1:])
+        stranger = Driver(pipeline, "verify", "--model", "walk", KALMAN_MASTER=cluster.address)
+        assert stranger.finish() == 1
+        assert "did not take this driver" in stranger.said() and "Traceback" not in stranger.said()
         stream = run("stream")
         stream.wait_for(lambda: "1" in files(commits))
         cluster.kill_worker("worker-1")
@@ -46,7 +49,7 @@ def test_a_master_that_is_killed_and_started_again_changes_nothing(tmp_path: Pat
     pipeline.pretrain()
     with Cluster(tmp_path / "cluster", cores=1) as cluster:
         words = ("stream", "--model", "walk", "--trigger", "1")
-        stream = Driver(pipeline, *words, KALMAN_MASTER=cluster.address)
+        stream = Driver(pipeline, *words, **cluster.environment)
         pipeline.land(frames[1])
         stream.wait_for(lambda: "0" in files(commits))
         cluster.kill_master()

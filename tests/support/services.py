@@ -36,6 +36,8 @@ def postgres_programs() -> Path | None:
 class Services:
     """The services, each a process with a log in `folder`; `models` is what is mounted."""
 
+    password = "a password of one's own"
+
     def __init__(self, folder: Path, models: Path, kafka: str) -> None:
         self.folder = folder
         self.warehouse = folder / "warehouse"
@@ -50,6 +52,9 @@ class Services:
             "AIRFLOW_JWT_SECRET": "0123456789abcdef" * 4,
             "AIRFLOW_FERNET_KEY": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
             "AIRFLOW_ADDRESS": self.address,
+            "AIRFLOW_PASSWORD": self.password,
+            "SPARK_SECRET": "fedcba9876543210" * 4,
+            "SPARK_ENCRYPTION": "true",
         }
         text = re.sub(
             r"(?<!\$)\$\{([A-Z_]+)[^}]*\}",
@@ -71,6 +76,8 @@ class Services:
             "kafka:9092": kafka,
             "/tmp/pools.json": str(folder / "pools.json"),
             "/tmp/spark": str(folder / "spark"),
+            "SPARK_LOCAL_HOSTNAME: scheduler": "SPARK_LOCAL_HOSTNAME: 127.0.0.1",
+            "/home/kalman/airflow/passwords.json": str(self.home / "passwords.json"),
             "FOLDER: /logs": f"FOLDER: {folder / 'logs'}",
         }
         for word, instead in here.items():
@@ -170,7 +177,8 @@ class Services:
         subprocess.run([programs / "createdb", *address], check=True)
 
     def _run(self, name: str) -> subprocess.Popen[bytes]:
-        return self._spawn(name, self.services[name]["command"], self.environment(name), ROOT)
+        entry = [str(ROOT / "scripts" / "entrypoint"), *self.services[name]["command"]]
+        return self._spawn(name, entry, self.environment(name), ROOT)
 
     def _spawn(
         self, name: str, command: list[str], environment: dict[str, str], where: Path | str

@@ -19,7 +19,7 @@ from jobs.spark.jars import jar_paths, optional_jars
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
-from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, spark_environment
+from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, is_private, spark_environment
 
 
 class Work(NamedTuple):
@@ -69,11 +69,11 @@ class ProcessLauncher:
         """Start `kalman-pipeline VERB` detached from the task; it finds its jars by itself."""
         environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
         # The driver is none of Airflow's processes: what these have for themselves is not for it.
-        environment = {name: value for name, value in environment.items() if not name.startswith("_AIRFLOW")}
+        environment = {name: value for name, value in environment.items() if not is_private(name)}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        command = [sys.executable, "-m", "jobs.cli", "--quiet", "--warehouse", root, work.verb]
-        command += ["--model", work.model, "--trigger", f"{work.seconds:g}"]
+        command = [sys.executable, "-m", "jobs.cli", "--quiet", f"--warehouse={root}", work.verb]
+        command += [f"--model={work.model}", f"--trigger={work.seconds:g}"]
         return detach(root, work.name, command, environment, log_file(work.name), ROOT, about)
 
 
@@ -114,7 +114,7 @@ class ClusterLauncher:
             jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
             application_args=[
-                *("--warehouse", root, "--quiet", "--model", work.model, "--trigger", f"{work.seconds:g}"),
+                *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
             ],
             spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
             # Otherwise the provider looks for a driver's exit code in Kubernetes, and takes its absence for a failure.

@@ -192,7 +192,7 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
     import socket
 
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     file = tmp_path / "walk.prom"
     metrics = Metrics("walk", "walk-g0001", port, str(file))
@@ -201,10 +201,18 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
         metrics.take(records(1, 2))
         served = urlopen(f"http://localhost:{port}/metrics", timeout=10).read().decode()
         assert "_created" not in served
+        # Nobody else's machine can ask for them, unless the command says so.
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.2", port), timeout=5):
+            pass
         with pytest.raises(UserError, match="--metrics-port"):
             Metrics("walk", "walk-g0002", port)
     finally:
         metrics.close()
+    everywhere = Metrics("walk", "walk-g0001", port, host="0.0.0.0")
+    try:
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+    finally:
+        everywhere.close()
     for text in (served, file.read_text()):
         lines = text.splitlines()
         assert 'kalman_batches_total{generation="walk-g0001",model="walk"} 3.0' in lines

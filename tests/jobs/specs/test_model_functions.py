@@ -81,7 +81,10 @@ def test_a_missing_function_is_reported_with_its_line(tmp_path: Path) -> None:
         load_checked_spec(path)
 
 
-def test_the_fingerprint_holds_names_and_forms_not_folders(tmp_path: Path) -> None:
+def test_the_fingerprint_holds_names_and_forms_not_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(functions.VARIABLE, ". car_functions")  # also without a folder
     own = load_spec(spec_in(tmp_path / "one"))
     assert own.fingerprint() == load_spec(spec_in(tmp_path / "two")).fingerprint()
     assert own.fingerprint() == load_spec(spec_in(tmp_path / "three", form="covariance")).fingerprint()
@@ -96,7 +99,10 @@ def test_the_fingerprint_holds_names_and_forms_not_folders(tmp_path: Path) -> No
     assert "folder" not in ModelSpec(**{**SPEC, "name": "never_loaded"}).definition()
 
 
-def test_a_spec_from_a_manifest_finds_functions_in_the_folder_that_it_is_given(tmp_path: Path) -> None:
+def test_a_spec_from_a_manifest_finds_functions_in_the_folder_that_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(functions.VARIABLE, ". car_functions")
     own = load_spec(spec_in(tmp_path))
     kept = ModelSpec.model_validate_json(own.model_dump_json(by_alias=True))
     assert kept.folder is None and "folder" not in kept.definition()
@@ -135,7 +141,7 @@ def test_workers_get_the_files_of_functions(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_installed_functions_and_models_without_functions_ship_nothing() -> None:
-    assert user_functions.files_to_ship({"process": {"f": "scipy.special:expit"}}) == []
+    assert user_functions.files_to_ship({"process": {"f": "scipy.linalg:block_diag"}}) == []
     assert user_functions.files_to_ship({"process": {"F": [[1.0]]}, "observation": {"H": [[1.0]]}}) == []
     assert list(functions.named_functions(SPEC)) == ["car_functions:move", "car_functions:distance"]
 

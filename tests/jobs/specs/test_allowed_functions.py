@@ -1,0 +1,156 @@
+"""Which functions a spec may name: those of modules beside it or listed, and plain ones alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import kalman
+from jobs.specs.functions import VARIABLE, why_refused
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec, SpecError
+
+SPEC = """
+name: swing
+version: 1
+time: at
+measurement: [angle]
+filter: extended
+states: [angle, speed]
+process: {{kind: function, f: "{f}", Q: [[0.1, 0.0], [0.0, 0.1]]}}
+observation: {{H: [[1.0, 0.0]], R: [[0.1]]}}
+initial: {{mean: [0.0, 0.0], covariance: [[1.0, 0.0], [0.0, 1.0]]}}
+"""
+MODULE = """
+import functools, os, pickle, subprocess
+from pathlib import Path
+Path(__file__).with_name("imported").touch()
+def move(x, dt, u):
+    return x
+class Shelf:
+    def __call__(self, x, dt, u):
+        return x
+made = Shelf()
+part = functools.partial(move)
+loads = pickle.loads
+run = subprocess.run
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "models"
+
+
+def write(folder: Path, f: str, more: str = "") -> Path:
+    path = folder / "swing.yaml"
+    path.write_text(SPEC.format(f=f) + more)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pickle:loads", "os:system", "subprocess:run", "builtins:eval", "shutil:rmtree", "scipy.special:expit",
+     "jobs.core.errors:show", "numpy:load", "pandas.io.pickle:read_pickle", "absent:move"],
+)  # fmt: skip
+def test_modules_that_are_not_listed_are_refused_without_being_imported(folder: Path, name: str) -> None:
+    path = write(folder, name)
+    before = set(sys.modules)
+    with pytest.raises(SpecError) as refused:
+        load_spec(path)
+    assert f"{path}:8: process.f: module {name.partition(':')[0].partition('.')[0]}" in str(refused.value)
+    assert not any(one.startswith(name.partition(".")[0]) for one in set(sys.modules) - before)
+
+
+def test_a_module_of_the_current_folder_is_not_one_of_the_specs(folder: Path) -> None:
+    (folder.parent / "elsewhere.py").write_text(MODULE)
+    with pytest.raises(SpecError, match="module elsewhere is not in the folder of the spec"):
+        load_spec(write(folder, "elsewhere:move"))
+    assert not (folder.parent / "imported").exists()
+
+
+def test_a_module_beside_the_spec_is_taken_before_one_of_the_current_folder(folder: Path) -> None:
+    (folder.parent / "swings.py").write_text(MODULE)
+    (folder / "swings.py").write_text(MODULE)
+    kalman.build(load_spec(write(folder, "swings:move")).definition())
+    assert (folder / "imported").exists() and not (folder.parent / "imported").exists()
+
+
+def test_a_module_with_the_name_of_another_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = folder.parent / "other"
+    other.mkdir()
+    for place in (folder, other):
+        (place / "swings.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(other)
+    with pytest.raises(SpecError, match="is in the folder of the spec and at .*rename"):
+        load_spec(write(folder, "swings:move"))
+    (folder / "pickle.py").write_text(MODULE)
+    with pytest.raises(SpecError, match="is Python's own"):
+        load_spec(write(folder, "pickle:loads"))
+
+
+@pytest.mark.parametrize("name", ["loads", "run", "made", "part", "os.system", "subprocess.run", "Shelf"])
+def test_only_plain_functions_of_the_module_itself(folder: Path, name: str) -> None:
+    (folder / "swings.py").write_text(MODULE)
+    spec = load_spec(write(folder, f"swings:{name}"))
+    with pytest.raises(kalman.ModelError, match="is not a plain Python function of swings"):
+        kalman.build(spec.definition())
+
+
+def test_the_owner_lists_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = folder.parent / "library"
+    for package in ("kalman_ours", "acme"):
+        (library / package).mkdir(parents=True)
+        (library / package / "__init__.py").touch()
+        (library / package / "swings.py").write_text(MODULE)
+    (folder / "swings.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(library)
+    load_spec(write(folder, "kalman_ours.swings:move"))
+    with pytest.raises(SpecError, match=r"list it in KALMAN_FUNCTIONS \(now \. kalman_\*\)"):
+        load_spec(write(folder, "acme.swings:move"))
+    for listed in ("acme", "acme.swings", ". acme.*", "kalman_*,acme"):
+        monkeypatch.setenv(VARIABLE, listed)
+        kalman.build(load_spec(write(folder, "acme.swings:move")).definition())
+    monkeypatch.setenv(VARIABLE, "acme.other")
+    for name in ("acme.swings:move", "swings:move", "kalman_ours.swings:move"):
+        with pytest.raises(SpecError):
+            load_spec(write(folder, name))
+
+
+@pytest.mark.parametrize(
+    ("section", "field"),
+    [
+        ("sinks: {functions: ['os:system']}", "sinks.functions[0]"),
+        ("migrate: {from: 1, function: 'pickle:loads'}", "migrate.function"),
+        (
+            "monitor: {watermark: 1h, rules: "
+            "[{name: one, kind: function, function: 'os:abort', reads: [nis], keeps: {a: int64}}]}",
+            "monitor.rules[0].function",
+        ),
+    ],
+)
+def test_every_section_s_functions_are_checked(folder: Path, section: str, field: str) -> None:
+    (folder / "swings.py").write_text(MODULE)
+    path = write(folder, "swings:move", section + "\n")
+    path.write_text(path.read_text().replace("version: 1", "version: 2"))
+    with pytest.raises(SpecError, match=r"Python's own|not in the folder") as refused:
+        load_spec(path)
+    assert field in str(refused.value)
+
+
+def test_a_spec_from_a_manifest_is_treated_alike(folder: Path) -> None:
+    (folder / "swings.py").write_text(MODULE)
+    own = load_spec(write(folder, "swings:move"))
+    stored = ModelSpec.model_validate_json(
+        own.model_dump_json(by_alias=True).replace("swings:move", "pickle:loads")
+    )
+    for found in (stored, stored.with_folder(str(folder))):
+        assert found.fingerprint()  # to compare it runs nothing
+        with pytest.raises(SpecError, match="module pickle"):
+            found.definition()
+    assert why_refused("swings:move", None) is not None
