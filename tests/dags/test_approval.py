@@ -51,7 +51,10 @@ def upgraded(airflow: Airflow, answer: str, force: bool = False) -> dict[str, st
     before = tasks()
     assert before["shadow"] == "success" and before["promote"] in ("None", "scheduled"), before
     asked = airflow.call(f"{run}/taskInstances/approve/-1/hitlDetails")["body"]
-    assert "answer: not enough to tell" in asked and "verdict: not good: there is nothing to compare" in asked
+    assert (
+        "**Verdict: not good.** Answer: not enough to tell" in asked
+        and "there is nothing to compare" in asked
+    )
     airflow.call(f"{run}/taskInstances/approve/-1/hitlDetails", {"chosen_options": [answer]}, "PATCH")
     wait_for(lambda: airflow.call(run)["state"] in ("success", "failed"), 400, "the run's end")
     assert airflow.call(run)["state"] == "success"
@@ -72,11 +75,11 @@ def test_refused_then_approved(airflow: Airflow, tiny: Tiny) -> None:  # noqa: F
         airflow.switch("kalman_upgrade__tiny")
         refused = upgraded(airflow, "Reject")
         assert refused["approve"] == "success"
-        assert {refused[name] for name in ("way", "promote", "replace")} == {"skipped"}
+        assert {refused[name] for name in ("choose_mode", "promote", "switch_over")} == {"skipped"}
         assert statuses(tiny) == {"tiny-g0001": "live", "tiny-g0002": "shadow"}
 
         approved = upgraded(airflow, "Approve", force=True)  # takes up the shadow that is there
-        assert (approved["promote"], approved["replace"]) == ("success", "skipped")
+        assert (approved["promote"], approved["switch_over"]) == ("success", "skipped")
         assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
         assert (tiny.warehouse / "reports" / "tiny" / "tiny-g0002.html").exists()
     finally:

@@ -118,10 +118,10 @@ def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.Cap
 def test_the_wanted_lines_are_returned(operator: Operator) -> None:
     says = "12 rows\nanswer: better\nWARN of Spark\nverdict: good"
     assert operator(says=says).execute(context()) is None
-    assert (
-        operator(says=says, returned=("answer: ", "verdict: ")).execute(context())
-        == "answer: better\n\nverdict: good"
-    )
+    assert operator(says=says, returned=("answer: ", "verdict: ")).execute(context()) == {
+        "lines": ["answer: better", "verdict: good"],
+        "data": {},
+    }
 
 
 def test_a_failed_run_is_retried(operator: Operator) -> None:

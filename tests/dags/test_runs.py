@@ -112,7 +112,7 @@ def test_upgrade_and_roll_back(streamed: Tiny) -> None:
         status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "live", "tiny-g0002": "shadow"}
         done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False, "force": True})
-        assert done["promote"] == "success" and done["replace"] == "skipped"
+        assert done["promote"] == "success" and done["switch_over"] == "skipped"
         status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "retired", "tiny-g0002": "live"}
         # The live one is of the deployed version now, so there is nothing to do.

@@ -38,7 +38,10 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
         "kalman_rollback__tiny": ["rollback"],
         "kalman_stream__tiny": ["stream"],
         "kalman_verify__tiny": ["verify"],
-        "kalman_upgrade__tiny": ["approve", "preview", "proceed", "promote", "replace", "shadow", "way"],
+        "kalman_upgrade__tiny": [
+            *("approve", "catch_up", "choose_mode", "compare", "if_the_stream_lags", "preview", "promote"),
+            *("shadow", "switch_over", "unless_dry_run"),
+        ],
     }
 
 
@@ -108,9 +111,12 @@ def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> No
         return [jinja2.Template(text).render(values) for text in texts]
 
     assert rendered() == ["tiny", "2013-10-01T00:00:00+00:00", "2013-10-02T00:00:00+00:00", "", ""]
-    form = {"first": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
+    form = {"from": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
     expected = ["tiny", "2013-09-01T00:00:00Z", "2013-10-02T00:00:00+00:00", "none", "--smooth"]
     assert rendered(**form) == expected
+    # The field's name before: a run that was triggered with it is as it was.
+    run.conf = {"first": "2013-09-01T00:00:00Z"}
+    assert rendered(snapshot="none", smooth=True) == expected
     assert {outlet.uri for outlet in task.outlets} == {"kalman://history/tiny"}
 
 
@@ -172,13 +178,14 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
 ) -> None:
     dag = bag.dags["kalman_upgrade__tiny"]
     assert dag.params["dry_run"] is True
-    assert dag.get_task("approve").upstream_task_ids == {"shadow"}
-    assert dag.get_task("way").downstream_task_ids == {"promote", "replace"}
+    assert dag.get_task("approve").upstream_task_ids == {"if_the_stream_lags", "compare"}
+    assert dag.get_task("choose_mode").upstream_task_ids == {"approve"}
+    assert dag.get_task("choose_mode").downstream_task_ids == {"promote", "switch_over"}
     # What ends the old generation at once waits until its driver is gone; the shadow runs beside it.
-    assert dag.get_task("replace").pool == "kalman_stream__tiny"
+    assert dag.get_task("switch_over").pool == dag.get_task("catch_up").pool == "kalman_stream__tiny"
     assert dag.get_task("promote").pool == dag.get_task("shadow").pool == "default_pool"
     check_the_gate(dag)
-    assert dag.get_task("replace").flags == []  # pyright: ignore[reportAttributeAccessIssue]
+    assert dag.get_task("switch_over").flags == []  # pyright: ignore[reportAttributeAccessIssue]
     text = (ROOT / "models" / "nile.yaml").read_text()
     (tmp_path / "nile.yaml").write_text(
         text + 'upgrade: {automatic: true}\nairflow: {upgrade: {schedule: "@hourly"}}\n'
@@ -192,17 +199,26 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
 
 def check_the_gate(dag: Any) -> None:
     """Check that approval shows the comparison, and that nothing but the form's box forces a promotion."""
-    body = jinja2.Template(dag.get_task("approve").body)
-    said = "compared on 9 rows of 1 key\n\nanswer: not enough to tell"
-    pulled: dict[str, str | None] = {"shadow": said}
-    ti = SimpleNamespace(xcom_pull=lambda task_ids: pulled[task_ids])
-    assert body.render(ti=ti).startswith(said) and "is not promoted by an approval" in body.render(ti=ti)
+    pulled: dict[str, Any] = {"shadow": {"lines": ["answer: not enough to tell"], "data": {}}}
+    macros = {
+        **dag.user_defined_macros,
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: pulled.get(task_ids)),
+    }
+
+    def body(mode: str) -> str:
+        template = jinja2.Template(dag.get_task("approve").body)
+        return template.render(macros, params={**dag.params, "mode": mode})
+
+    assert "answer: not enough to tell" in body("blue-green") and "is **refused**" in body("blue-green")
     pulled["shadow"] = None  # in another mode, or where the driver's output is not seen
-    assert "None" not in body.render(ti=ti)
-    assert {"compared on ", "gain per row: ", "answer: ", "verdict: "} <= set(dag.get_task("shadow").returned)
+    assert "None" not in body("stop-start") and "without a comparison" in body("stop-start")
     assert dag.params["force"] is False
     (flag,) = map(jinja2.Template, dag.get_task("promote").flags)
-    assert [flag.render(params={"force": force}) for force in (False, True)] == ["", "--force"]
+    assert [flag.render(macros, params={"force": force}) for force in (False, True)] == ["", "--force"]
+    pulled["approve"] = {"chosen_options": ["Approve"], "params_input": {"force": True}}
+    assert flag.render(macros, params={"force": False}) == "--force"
+    pulled["approve"] = {"chosen_options": ["Approve"], "params_input": {}}
+    assert flag.render(macros, params={"force": False}) == ""
 
 
 def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(
@@ -215,7 +231,7 @@ def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(
     upgrade: Any = dags["kalman_upgrade__nile"]
     assert dags["kalman_stream_forever__nile"].get_task("stream").pool == "kalman_stream__nile"
     assert {task.pool for task in upgrade.tasks} == {"default_pool"}
-    assert upgrade.get_task("replace").flags == ["--drain"]
+    assert upgrade.get_task("switch_over").flags == ["--drain"]
     assert "--drain" not in str(upgrade.get_task("promote").flags)
 
 
@@ -231,7 +247,7 @@ def test_an_upgrade_can_change_the_layout(bag: DagBag) -> None:
     ]  # which only a person at a terminal may want
     assert dag.params["partitions"] is None
     values = {"params": {"mode": "repartition", "partitions": 5}}
-    task = dag.get_task("replace")
+    task = dag.get_task("switch_over")
     rendered = {name: Template(value).render(values) for name, value in task.options.items()}
     assert rendered == {"--model": "tiny", "--mode": "repartition", "--partitions": "5"}
     flags = [Template(flag).render(values) for flag in dag.get_task("shadow").flags]

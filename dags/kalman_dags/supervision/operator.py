@@ -30,7 +30,7 @@ from jobs.supervision.driver_status import (
 )
 from jobs.supervision.launcher import tail
 from jobs.supervision.stopping import request_stop
-from kalman_dags.submit import warehouse
+from kalman_dags.places import warehouse
 from kalman_dags.supervision.launchers import Work, about, launcher
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
