@@ -1,4 +1,4 @@
-"""Airflow's plugin of this project: pages of the models and their reports. AIRFLOW__CORE__PLUGINS_FOLDER names its folder."""
+"""Airflow's plugin: pages of the models and their reports. AIRFLOW__CORE__PLUGINS_FOLDER names this folder."""
 
 from __future__ import annotations
 

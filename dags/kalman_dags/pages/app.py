@@ -1,4 +1,4 @@
-"""The application behind the pages. Whoever may read a model's DAG in Airflow may read the model's pages, and nobody else.
+"""The application behind the pages: whoever may read a model's DAG in Airflow may read its pages, and nobody else.
 
 Airflow's own dependency tells who asks: by the cookie of the log-in, or by the token of the API.
 """
@@ -26,8 +26,8 @@ from jobs.specs.model_spec import ModelSpec, SpecError
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
 GUARD = {
-    # A report is written from data: what is in it may draw itself, and nothing else. It cannot run a script, send a form
-    # or read Airflow's pages with the rights of the person who looks at it.
+    # A report is written from data: what is in it may draw itself, and nothing else. It cannot run a script, send a
+    # form or read Airflow's pages with the rights of the person who looks at it.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

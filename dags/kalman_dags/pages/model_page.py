@@ -109,7 +109,7 @@ def _landed(intervals: Intervals | None) -> list[str]:
 
 
 def _reports(model: str, names: Sequence[str], root: str) -> str:
-    links = [f"<li>{_link(f'{root}{report_page(f"{model}/{name}")}', name)}</li>" for name in names]
+    links = [f"<li>{_link(root + (report_page(f'{model}/{name}') or ''), name)}</li>" for name in names]
     return f"<ul>{''.join(links)}</ul>" if links else "<p>There is none yet.</p>"
 
 

@@ -1,4 +1,4 @@
-"""The plugin. Every process of Airflow loads it, so what only the API server needs is imported when that asks for it."""
+"""The plugin. Every process of Airflow loads it: what only the API server needs is imported when that asks."""
 
 from __future__ import annotations
 
