@@ -14,7 +14,14 @@ from typing import Any
 import jinja2
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk import Asset, AssetAll, AssetOrTimeSchedule, CronDataIntervalTimetable, CronTriggerTimetable
+from airflow.sdk import (
+    Asset,
+    AssetAll,
+    AssetAny,
+    AssetOrTimeSchedule,
+    CronDataIntervalTimetable,
+    CronTriggerTimetable,
+)
 
 from tests.dags.conftest import ROOT, load_bag
 
@@ -95,6 +102,101 @@ def test_a_model_without_schedules_is_run_by_hand_and_by_snapshots(
     assert dags["kalman_pretrain__nile"].timetable.can_be_scheduled is False
     assert dags["kalman_ingest__nile"].timetable.can_be_scheduled is False
     assert uris(dags["kalman_stream__nile"].timetable.asset_condition) == {"kalman://snapshots/nile"}
+
+
+def spec_with(tmp_path: Path, **schedules: str) -> Path:
+    """Write Nile's spec with these sections of `airflow`, and return the folder."""
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    sections = "".join(f"  {verb}: {section}\n" for verb, section in schedules.items())
+    (tmp_path / "nile.yaml").write_text(f"{text}\nairflow:\n{sections}" if schedules else text)
+    return tmp_path
+
+
+def test_landing_wakes_what_waits_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = {"stream": "{schedule: on-landing}", "pretrain": "{schedule: on-landing}"}
+    monkeypatch.setenv("KALMAN_MODELS", str(spec_with(tmp_path, **both)))
+    found = load_bag()
+    assert found.import_errors == {}
+    condition = found.dags["kalman_stream__nile"].timetable.asset_condition
+    assert isinstance(condition, AssetAny), "a new snapshot wakes it as well"
+    woken = {asset.uri for asset in condition.objects if isinstance(asset, Asset)}
+    assert woken == {"kalman://snapshots/nile", "kalman://measurements/nile"}
+    pretrain: Any = found.dags["kalman_pretrain__nile"]
+    assert uris(pretrain.timetable.asset_condition) == {"kalman://measurements/nile"}
+    # It takes history up to the version that has landed, so that a run that is cleared takes the same.
+    landed = {"measurements": [SimpleNamespace(extra={"version": 3})]}
+    values = {"params": pretrain.params, "triggering_asset_events": landed, **pretrain.user_defined_macros}
+    options = pretrain.get_task("pretrain").options
+    run = {"dag_run": SimpleNamespace(data_interval_end=None, run_after=None)}
+    rendered = {name: jinja2.Template(text).render(values, **run) for name, text in options.items()}
+    assert (rendered["--to-version"], rendered["--as-of"]) == ("3", "")
+
+
+@pytest.mark.parametrize("verb", ["ingest", "export", "monitor"])
+def test_nothing_else_waits_for_a_landing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
+    folder = spec_with(tmp_path, **{verb: "{schedule: on-landing}"})
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    (error,) = load_bag().import_errors.values()
+    assert f"airflow.{verb}" in error
+
+
+def test_an_empty_form_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bag: DagBag) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    monkeypatch.setenv("KALMAN_MODELS", str(spec_with(tmp_path)))
+    form = load_bag().dags["kalman_ingest__nile"].params
+    with pytest.raises(ParamValidationError, match="input"):
+        form.validate()
+    with pytest.raises(ParamValidationError):
+        form.get_param("input").resolve("")
+    assert form.get_param("input").resolve("/data/nile.csv") == "/data/nile.csv"
+    # A run that no form has started is refused by the task, before it starts Spark.
+    task: Any = load_bag().dags["kalman_ingest__nile"].get_task("ingest")
+    assert jinja2.Template(task.needed).render(params={"input": None}) == ""
+    assert "airflow.ingest.path" in task.unless
+    bag.dags["kalman_ingest__tiny"].params.validate()  # its spec has a path
+
+
+def test_names_and_tags_sort_by_model(bag: DagBag) -> None:
+    names = {dag.dag_id: dag.dag_display_name for dag in bag.dags.values()}
+    assert names["kalman_ingest__tiny"] == "tiny · ingest"
+    assert all(name.startswith("tiny · ") for name in names.values())
+    assert all("model:tiny" in dag.tags for dag in bag.dags.values())
+    page = bag.dags["kalman_stream__tiny"].doc_md or ""
+    assert "](/kalman/models/tiny)" in page
+
+
+NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+
+
+def test_the_spec_says_who_approves_and_who_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = f"{{{NOTIFIER}: {{to: ops@example.org, subject: 'an upgrade waits'}}}}"
+    folder = spec_with(tmp_path, upgrade=f"{{assigned_users: [ada, bo], notifiers: {told}}}")
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    found = load_bag()
+    assert found.import_errors == {}
+    approve: Any = found.dags["kalman_upgrade__nile"].get_task("approve")
+    assert [user["id"] for user in approve.assigned_users] == ["ada", "bo"]
+    assert [type(one).__name__ for one in approve.notifiers] == ["SmtpNotifier"]
+    assert list(approve.params) == ["force"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("os.system", "is of no provider of Airflow: name the module os in KALMAN_NOTIFIERS"),
+        ("airflow.providers.none.Notifier", "cannot be imported"),
+        ("airflow.providers.smtp.hooks.smtp.SmtpHook", "is not a notifier"),
+        (NOTIFIER, "does not accept these arguments"),
+    ],
+)
+def test_a_notifier_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, said: str
+) -> None:
+    folder = spec_with(tmp_path, upgrade=f"{{notifiers: {{{path}: {{nothing: 1}}}}}}")
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    (error,) = load_bag().import_errors.values()
+    assert "airflow.upgrade.notifiers" in error and said in error
 
 
 def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> None:

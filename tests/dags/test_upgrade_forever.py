@@ -14,7 +14,12 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import RUNNING, driver_status
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
-from tests.dags.test_scheduler import Airflow, all_succeeded, wait_for
+from tests.dags.test_scheduler import (
+    Airflow,
+    airflow,  # noqa: F401 - a fixture
+    all_succeeded,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
