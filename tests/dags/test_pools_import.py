@@ -20,17 +20,21 @@ pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
 POOLS = {f"pool_{number}": {"slots": 1, "description": "one"} for number in range(3)}
 IMPORT = """
-import sys
+import os, sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from tests.dags.test_pools_import import script
-import os
-script().make_pools(dict(os.environ), Path(sys.argv[1]).read_text(), Path(sys.argv[2]))
+loader = SourceFileLoader("airflow_standalone", sys.argv[1])
+script = module_from_spec(spec_from_loader(loader.name, loader))
+loader.exec_module(script)
+script.make_pools(dict(os.environ), Path(sys.argv[2]).read_text(), Path(sys.argv[3]))
 """
+SCRIPT = ROOT / "scripts" / "airflow-standalone"
 
 
 def script():
     """Return scripts/airflow-standalone as a module."""
-    loader = SourceFileLoader("airflow_standalone", str(ROOT / "scripts" / "airflow-standalone"))
+    loader = SourceFileLoader("airflow_standalone", str(SCRIPT))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None
     module = module_from_spec(spec)
@@ -56,7 +60,7 @@ def test_two_imports_at_once(tmp_path: Path) -> None:
         writer.execute("BEGIN IMMEDIATE")
         running = [
             subprocess.Popen(
-                [sys.executable, "-c", IMPORT, str(pools), str(tmp_path / f"{number}.log")],
+                [sys.executable, "-c", IMPORT, str(SCRIPT), str(pools), str(tmp_path / f"{number}.log")],
                 env=environment,
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
