@@ -9,6 +9,7 @@ file), unless the form gives another.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG, Param
 
@@ -21,7 +22,10 @@ def input_field(spec: ModelSpec) -> Param:
     """Return the form's field for what is landed; it has to be filled in where the spec names nothing to land."""
     path, source = spec.airflow.ingest.path, spec.source
     empty = f" (empty: {path or (source and source.title)})" if path or source else ""
-    says = {"title": "Input", "description": f"File, folder or glob to land, seen from the worker{empty}."}
+    says: dict[str, Any] = {
+        "title": "Input",
+        "description": f"File, folder or glob to land, seen from the worker{empty}.",
+    }
     if not empty and spec.airflow.ingest.schedule is None:
         return Param(type="string", minLength=1, **says)
     return Param(None, type=["null", "string"], **says)

@@ -23,6 +23,8 @@ from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
+NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
+
 
 def schedule(spec: ModelSpec) -> Any:
     """Return when the stream runs: on a new snapshot, and at its times or on landing, as the spec says."""
@@ -66,6 +68,8 @@ def build(spec: ModelSpec) -> DAG:
                 "--adopt": "{{ params.adopt or '' }}",
             },
             finish_on_kill=True,
+            # The first landing wakes pretrain too, whose snapshot wakes the stream again.
+            too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
             pool=dag_defaults.pool("stream", spec.name),
             outlets=[dag_defaults.estimates(spec.name)],
         )

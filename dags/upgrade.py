@@ -133,7 +133,9 @@ def _verb(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOp
 
 def _catch_up(spec: ModelSpec) -> KalmanOperator:
     """Return the task that lets the live stream catch up; a driver that runs already does so by itself."""
-    pool = {} if spec.airflow.stream.continuous else {"pool": dag_defaults.pool("stream", spec.name)}
+    pool: dict[str, Any] = (
+        {} if spec.airflow.stream.continuous else {"pool": dag_defaults.pool("stream", spec.name)}
+    )
     return KalmanOperator(
         task_id="catch_up",
         verb="stream",
@@ -165,16 +167,16 @@ def _tasks(spec: ModelSpec) -> None:
     choose = BranchPythonOperator(
         task_id="choose_mode",
         python_callable=task_of_mode,
-        **({"trigger_rule": AFTER_A_CHOICE} if automatic else {}),
+        trigger_rule=AFTER_A_CHOICE if automatic else TriggerRule.ALL_SUCCESS,
     )
     after = choose if automatic else _approval(spec)
     chain(preview, unless, shadow, lags, _catch_up(spec), compare, after)
-    lags >> after
+    chain(lags, after)
     if not automatic:
-        after >> choose
+        chain(after, choose)
     without = _without_a_driver(spec)
     promote = _verb(spec, "promote", flags, refusals=REFUSALS, **live)
-    choose >> [promote, _verb(spec, "switch_over", without.pop("flags", []), **live, **without)]
+    chain(choose, [promote, _verb(spec, "switch_over", without.pop("flags", []), **live, **without)])
 
 
 def build(spec: ModelSpec) -> DAG:

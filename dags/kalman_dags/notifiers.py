@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Any
 
 from airflow.sdk import BaseNotifier
 
@@ -22,7 +23,7 @@ def notifiers_of(spec: ModelSpec) -> list[BaseNotifier]:
     return [_notifier(path, given) for path, given in spec.airflow.upgrade.notifiers.items()]
 
 
-def _notifier(path: str, arguments: dict[str, object]) -> BaseNotifier:
+def _notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
     module, _, name = path.rpartition(".")
     others = [one.strip() for one in os.environ.get("KALMAN_NOTIFIERS", "").split(",") if one.strip()]
     if not path.startswith(ALLOWED) and module not in others:

@@ -37,6 +37,7 @@ class KalmanOperator(SparkSubmitOperator):
         returned: the report is the task's XCom, `{"lines": [...], "data": {...}}`; of a driver in a cluster
             the data are empty, and the lines those of its output that begin with one of these words.
         refusals: words of an error after which no retry can succeed, although the run began: the task fails at once.
+        too_early: words of an error that is none yet, as what the task needs is still being made: it is skipped.
         wait_for_other: another driver that has the stream does this task's work: the task succeeds.
         needs: templates of which one must give a text, and the sentence that refuses the run before Spark starts.
         kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
@@ -58,6 +59,7 @@ class KalmanOperator(SparkSubmitOperator):
         finish_on_kill: bool = False,
         returned: Sequence[str] = (),
         refusals: Sequence[str] = (),
+        too_early: Sequence[str] = (),
         wait_for_other: bool = False,
         needs: tuple[str, str] | None = None,
         kafka: bool = False,
@@ -81,7 +83,7 @@ class KalmanOperator(SparkSubmitOperator):
         self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
         self.returned = tuple(returned)
-        self.refusals = tuple(refusals)
+        self.refusals, self.too_early = tuple(refusals), tuple(too_early)
         self.wait_for_other = wait_for_other
         self.needed, self.unless = needs or ("given", "")
         self.kafka = kafka
@@ -120,6 +122,8 @@ class KalmanOperator(SparkSubmitOperator):
         code = self._hook.exit_code if self._hook else None
         said = self._hook.errors if self._hook else ""
         # The errors below say it in a sentence: what the provider raised repeats the log.
+        if any(words in said for words in self.too_early):
+            raise AirflowSkipException(f"too early: {said}") from None
         if code == INPUT_ERROR:
             raise AirflowFailException(f"{self.verb} refused its input: {said or 'see the log'}") from None
         if code == ALREADY_RUNNING and self.wait_for_other:

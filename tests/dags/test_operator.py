@@ -156,7 +156,8 @@ def test_events_carry_the_report_and_the_interval(operator: Operator) -> None:
         events = OutletEventAccessors()
         run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
         made = operator(body=REPORTS, outlets=[plain, by_interval])
-        made.execute({**context(), "outlet_events": events, "dag_run": run})
+        seen: Any = {**context(), "outlet_events": events, "dag_run": run}
+        made.execute(seen)
         assert events[plain].extra == events[by_interval].extra == {"rows": 12}
         # What waits for the asset itself would not be woken by an event of a partition.
         assert (events[plain].partition_keys, events[by_interval].partition_keys) == (set(), partitions)
@@ -171,6 +172,12 @@ def test_a_refusal_is_final(operator: Operator) -> None:
     assert type(caught.value) is AirflowException
     # The sentence alone: what the provider raised before it would repeat the log.
     assert caught.value.__suppress_context__
+
+
+def test_what_is_too_early_is_skipped(operator: Operator) -> None:
+    says = "error: model tiny has no snapshot that a stream can start from: run pretrain"
+    with pytest.raises(AirflowSkipException, match="^too early: model tiny has no snapshot"):
+        operator(2, says, too_early=(" has no snapshot that",)).execute(context())
 
 
 def test_a_driver_that_runs_already_may_do_the_work(operator: Operator) -> None:
