@@ -30,9 +30,9 @@ NOISE = re.compile(
     r"WARNING: Using incubator modules|WARNING: A terminally deprecated method in |WARNING: sun\.misc\.Unsafe"
     r"|WARNING: Please consider reporting this to the maintainers|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS): "
     r"|OpenJDK 64-Bit Server VM warning: |Java HotSpot\(TM\) 64-Bit Server VM warning: "
-    r"|:: loading settings :: |WARNING: An illegal reflective access"
+    r"|:: loading settings :: |WARNING: An illegal reflective access|(Starting )?Streaming TransformWithState|\s*$"
 )
-"""Lines of Java's about itself, of which the reader of a task's log can make nothing and mend nothing."""
+"""Lines of Java's and Spark's about themselves, and empty ones, of which the reader of a task's log can make nothing and mend nothing."""
 
 
 class KalmanHook(SparkSubmitHook):

@@ -132,7 +132,7 @@ pathlib.Path(os.environ["KALMAN_REPORT_FILE"]).write_text(json.dumps(report))
 
 
 def test_the_last_line_says_how_it_ended(operator: Operator, capsys: pytest.CaptureFixture[str]) -> None:
-    made = operator(says="WARNING: Using incubator modules: jdk.incubator.vector\nmore", body=REPORTS)
+    made = operator(says="WARNING: Using incubator modules: jdk.incubator.vector\n\nmore", body=REPORTS)
     made.execute(context())
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert "go: estimated 12 rows" in lines[-1]
