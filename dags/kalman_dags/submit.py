@@ -29,10 +29,10 @@ KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"
 NOISE = re.compile(
     r"WARNING: Using incubator modules|WARNING: A terminally deprecated method in |WARNING: sun\.misc\.Unsafe"
     r"|WARNING: Please consider reporting this to the maintainers|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS): "
-    r"|OpenJDK 64-Bit Server VM warning: |Java HotSpot\(TM\) 64-Bit Server VM warning: "
+    r"|(OpenJDK|Java HotSpot\(TM\)) 64-Bit Server VM warning: (.*deprecated|Sharing is only supported)"
     r"|:: loading settings :: |WARNING: An illegal reflective access|(Starting )?Streaming TransformWithState|\s*$"
 )
-"""Lines of Java's and Spark's about themselves, and empty ones, of which the reader of a task's log can make nothing and mend nothing."""
+"""Lines of Java and Spark about themselves, and empty ones: nobody who reads a task's log can act on them."""
 
 
 class KalmanHook(SparkSubmitHook):
