@@ -16,6 +16,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY kalman kalman
 COPY jobs jobs
 COPY dags dags
+COPY plugins plugins
 COPY models models
 COPY scripts/entrypoint scripts/entrypoint
 # Spark's jars are fetched here, once, so that a container starts offline.
@@ -26,6 +27,7 @@ RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[
 USER 50000
 ENV AIRFLOW_HOME=/home/kalman/airflow \
     AIRFLOW__CORE__DAGS_FOLDER=/opt/kalman/dags \
+    AIRFLOW__CORE__PLUGINS_FOLDER=/opt/kalman/plugins \
     KALMAN_WAREHOUSE=/warehouse \
     KALMAN_MODELS=/opt/kalman/models \
     PYSPARK_PYTHON=/usr/local/bin/python \

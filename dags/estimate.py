@@ -29,11 +29,13 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Estimate every row of {spec.name} in batch",
             timeout=timedelta(hours=12),
-            first=dag_defaults.instant(
-                "From",
-                "Rows from this event time on (empty: the beginning of the run's data interval).",
-            ),
-            last=dag_defaults.instant(
+            **{
+                "from": dag_defaults.instant(
+                    "From",
+                    "Rows from this event time on (empty: the beginning of the run's data interval).",
+                )
+            },
+            to=dag_defaults.instant(
                 "To", "Rows before this event time (empty: the end of the run's data interval)."
             ),
             snapshot=Param(

@@ -29,7 +29,7 @@ def build(spec: ModelSpec) -> DAG:
                 None,
                 type=["null", "integer"],
                 minimum=0,
-                title="Micro-batch",
+                title="Batch",
                 description="A committed micro-batch whose state is still kept (empty: the last).",
             ),
         ),

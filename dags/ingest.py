@@ -9,6 +9,7 @@ file), unless the form gives another.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG, Param
 
@@ -17,12 +18,22 @@ from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
 
+def input_field(spec: ModelSpec) -> Param:
+    """Return the form's field for what is landed; it has to be filled in where the spec names nothing to land."""
+    path, source = spec.airflow.ingest.path, spec.source
+    empty = f" (empty: {path or (source and source.title)})" if path or source else ""
+    says: dict[str, Any] = {
+        "title": "Input",
+        "description": f"File, folder or glob to land, seen from the worker{empty}.",
+    }
+    if not empty and spec.airflow.ingest.schedule is None:
+        return Param(type="string", minLength=1, **says)
+    return Param(None, type=["null", "string"], **says)
+
+
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that lands one model's files."""
     path = spec.airflow.ingest.path
-    empty = f"empty: {path}" if path else "the spec has no airflow.ingest.path, so it must be given"
-    if path is None and spec.source is not None:
-        empty = f"empty: {spec.source.title}"
     with DAG(
         schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
         **dag_defaults.arguments(
@@ -31,23 +42,18 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Land files for {spec.name}",
             timeout=timedelta(hours=2),
-            input=Param(
-                None,
-                type=["null", "string"],
-                title="Input",
-                description=f"File, folder or glob to land, seen from the worker ({empty}).",
-            ),
+            input=input_field(spec),
             history=Param(
                 False,
                 type="boolean",
-                title="History of new keys",
+                title="History",
                 description="Treat the files as history of new keys: pretrain offers their states to the stream.",
             ),
             changed=Param(
                 "refuse",
                 type="string",
                 enum=["refuse", "append", "new"],
-                title="Changed files",
+                title="Changed",
                 description="What a file is that has landed with another content: an error (refuse), the same file "
                 "with rows added at its end, which are landed (append), or another file of the same name (new).",
             ),
@@ -63,7 +69,15 @@ def build(spec: ModelSpec) -> DAG:
                 "--changed": "{{ params.changed if params.changed != 'refuse' else '' }}",
             },
             flags=["{{ '--history' if params.history else '' }}"],
-            outlets=[dag_defaults.measurements(spec.name)],
+            needs=(
+                "{{ params.input or '' }}" + (path or ("source" if spec.source else "")),
+                f"there is nothing to land: fill in the form's field Input, or write airflow.ingest.path into the "
+                f"spec of {spec.name}",
+            ),
+            outlets=[
+                dag_defaults.measurements(spec.name),
+                *([dag_defaults.measurements_by_interval(spec.name)] if spec.airflow.ingest.schedule else []),
+            ],
         )
     return dag
 

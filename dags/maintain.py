@@ -36,7 +36,7 @@ def build(spec: ModelSpec) -> DAG:
             estimates=Param(
                 False,
                 type="boolean",
-                title="Estimates too",
+                title="Estimates",
                 description="Also remove estimates of removed generations that are not part of the live ones.",
             ),
         ),

@@ -3,8 +3,9 @@
 The run's data interval determines the result: history is cut at the interval's end (event time before it), and
 parameters are learned from the spec's `learn.window` before that cut. So a run gives the same snapshot whenever it
 runs: it can be cleared, and any part of the past can be backfilled, even beside a live stream, which never
-adopts a newer snapshot by itself. The form overrides the cut (an instant, or a version of the measurements table)
-and the learning window.
+adopts a newer snapshot by itself. With `airflow.pretrain.schedule: on-landing` a run takes history up to the version
+of the measurements whose landing has started it. The form overrides the cut (an instant, or a version of the
+measurements table) and the learning window.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import timedelta
 
 from airflow.sdk import DAG, Param
 
+from jobs.specs.airflow import ON_LANDING
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import cut, dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
@@ -23,8 +25,16 @@ def build(spec: ModelSpec) -> DAG:
     window = spec.learn and spec.learn.window_us
     before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
     with DAG(
-        schedule=dag_defaults.intervals(spec.airflow.pretrain.schedule),
-        user_defined_macros={"as_of": cut.as_of, "learn_from": cut.learn_from},
+        schedule=(
+            [dag_defaults.measurements(spec.name)]
+            if spec.airflow.pretrain.schedule == ON_LANDING
+            else dag_defaults.intervals(spec.airflow.pretrain.schedule)
+        ),
+        user_defined_macros={
+            "as_of": cut.as_of,
+            "learn_from": cut.learn_from,
+            "to_version": cut.to_version,
+        },
         **dag_defaults.arguments(
             "pretrain",
             spec,
@@ -32,13 +42,13 @@ def build(spec: ModelSpec) -> DAG:
             f"Learn {spec.name} and filter its history into a snapshot",
             timeout=timedelta(hours=12),
             as_of=dag_defaults.instant(
-                "Cut", "Take only history before this instant (empty: the end of the run's data interval)."
+                "As of", "Take only history before this instant (empty: the end of the run's data interval)."
             ),
             to_version=Param(
                 None,
                 type=["null", "integer"],
                 minimum=0,
-                title="Version",
+                title="To version",
                 description="Take history up to this version of measurements, instead of a cut in time.",
             ),
             learn_from=dag_defaults.instant(
@@ -55,9 +65,9 @@ def build(spec: ModelSpec) -> DAG:
             verb="pretrain",
             options={
                 "--model": spec.name,
-                "--to-version": "{{ '' if params.to_version is none else params.to_version }}",
-                "--as-of": "{{ as_of(params, dag_run) }}",
-                "--learn-from": f"{{{{ learn_from(params, dag_run, {window}) }}}}",
+                "--to-version": "{{ to_version(params, triggering_asset_events) }}",
+                "--as-of": "{{ as_of(params, dag_run, triggering_asset_events) }}",
+                "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
                 "--learn-to": "{{ params.learn_to or '' }}",
             },
             outlets=[dag_defaults.snapshots(spec.name)],

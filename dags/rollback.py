@@ -33,7 +33,7 @@ def build(spec: ModelSpec) -> DAG:
             to=Param(
                 None,
                 type=["null", "string"],
-                title="Generation",
+                title="To",
                 description="A retired generation to return to (empty: the parent of the live one).",
             ),
             last_state=Param(

@@ -1,6 +1,7 @@
 """Start or resume the stream of `<model>`, and process the newest measurements.
 
-Runs on its schedule and when there is a new snapshot. Airflow merges and delays events, so an event
+Runs on its schedule and when there is a new snapshot; with `airflow.stream.schedule: on-landing` also when the
+ingest DAG has landed measurements. Airflow merges and delays events, so an event
 means only "something newer exists": the driver reads from Delta which snapshot to start from, and resumes
 the checkpoint if a generation is live. A newer snapshot never replaces a live generation's state by
 itself; the form's *Adopt* does that.
@@ -14,6 +15,7 @@ kalman_stream__<model> 1 "one driver" --include-deferred`.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
 
@@ -21,17 +23,23 @@ from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
 from kalman_dags.operator import KalmanOperator
 
+NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
+
+
+def schedule(spec: ModelSpec) -> Any:
+    """Return when the stream runs: on a new snapshot, and at its times or on landing, as the spec says."""
+    snapshots, cron = dag_defaults.snapshots(spec.name), spec.airflow.stream.schedule
+    if spec.airflow.stream.on_landing:
+        return snapshots | dag_defaults.measurements(spec.name)
+    if cron is None:
+        return [snapshots]
+    return AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
+
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that drives one model's stream."""
-    snapshots, cron = dag_defaults.snapshots(spec.name), spec.airflow.stream.schedule
-    schedule = (
-        AssetOrTimeSchedule(timetable=CronTriggerTimetable(cron, timezone="UTC"), assets=[snapshots])
-        if cron
-        else [snapshots]
-    )
     with DAG(
-        schedule=schedule,
+        schedule=schedule(spec),
         **dag_defaults.arguments(
             "stream",
             spec,
@@ -60,6 +68,8 @@ def build(spec: ModelSpec) -> DAG:
                 "--adopt": "{{ params.adopt or '' }}",
             },
             finish_on_kill=True,
+            # The first landing wakes pretrain too, whose snapshot wakes the stream again.
+            too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
             pool=dag_defaults.pool("stream", spec.name),
             outlets=[dag_defaults.estimates(spec.name)],
         )

@@ -17,7 +17,7 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status, log_name
 from jobs.supervision.stopping import request_stop
 from kalman_dags import dag_defaults, specs
-from kalman_dags.submit import warehouse
+from kalman_dags.places import warehouse
 
 
 def stop_paused(ti: Any) -> None:

@@ -1,19 +1,22 @@
 """Bring the stream of `<model>` to the version of its spec: tested in shadow, approved, then live in one commit.
 
 1. `preview` shows what becomes of every state. If the live generation already has that version, the rest is skipped.
-2. `proceed` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
+2. `unless_dry_run` ends the run here if it is a **dry run, which a run by hand is unless the form says otherwise**. A
    scheduled run continues: it exists to notice that a newer version was deployed.
 3. `shadow` (mode blue-green) starts the new version from an export of the live state and lets it process the same
-   rows. Its log compares the predictions of both versions and names the report; readers do not see its estimates yet.
-4. `approve` waits for a person, to whom it shows the comparison: the answer (better, not worse, worse, or not enough to
-   tell), the interval, and the rows and keys that it rests on. (A model with `upgrade: {automatic: true}` in its spec
-   has no such gate: a version whose comparison is good goes live by itself; while the rows are not enough to tell, the
-   task `promote` is skipped, and the next run compares again.)
-5. `promote` lets the shadow catch up, compares once more, and makes it live if the comparison is good. **What predicts
-   worse, or cannot be told from the rows that have come, is not promoted, also after an approval**, unless the form's
-   *Promote it anyway* was ticked. In the other modes, `replace` ends the old generation and begins the new one, which
-   needs a stream without a driver: it runs in the stream's pool; a continuous stream's driver it stops, and Airflow
-   starts the next one afterwards.
+   rows. It compares the predictions of both versions and writes the report; readers do not see its estimates yet.
+4. `catch_up`, if the live stream lags its shadow, lets the live stream read the rows that the shadow has, and `compare`
+   compares again: rows that only one of the two has estimated say nothing. Otherwise both are skipped.
+5. `approve` waits for a person, to whom it shows the evidence: verdict, interval, rows and keys, what is lost and
+   gained, and a link to the report. The spec says who may answer, and who is told
+   (`airflow.upgrade.assigned_users`, `.notifiers`). (A model with `upgrade: {automatic: true}` in its spec has no such
+   gate: a version whose comparison is good goes live by itself; while the rows are not enough to tell, the task
+   `promote` is skipped, and the next run compares again.)
+6. `promote` lets the shadow catch up, compares once more, and makes it live if the comparison is good. **What predicts
+   worse, or cannot be told from the rows that have come, is not promoted, also after an approval**, unless *Force* was
+   ticked in the form of the approval or of the run. A refusal is final: it is not retried. In the other modes
+   `switch_over` ends the old generation and begins the new one, which needs a stream without a driver: it runs in the
+   stream's pool; a continuous stream's driver it stops, and Airflow starts the next one afterwards.
 
 Mode `repartition` does not change the version: it gives the state the number of partitions and blocks in the spec, or
 in the form.
@@ -30,17 +33,23 @@ from typing import Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.providers.standard.operators.python import BranchPythonOperator, ShortCircuitOperator
-from airflow.sdk import DAG, Param, chain
+from airflow.sdk import DAG, Param, TriggerRule, chain
 
 from jobs.specs.model_spec import ModelSpec
-from kalman_dags import dag_defaults, specs
+from kalman_dags import approval, dag_defaults, specs
+from kalman_dags.approval import BLUE_GREEN
+from kalman_dags.notifiers import notifiers_of
 from kalman_dags.operator import KalmanOperator
 
-BLUE_GREEN = "blue-green"
 MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
 
-COMPARISON = ("compared on ", "gain per row: ", "answer: ", "verdict: ", "report: ")
-"""The lines of the comparison that a person sees who is asked for approval."""
+COMPARISON = ("compared on ", "gain per row: ", "answer: ", "verdict: ", "lag: ", "report: ")
+"""The lines of the comparison that a person sees where the driver's report cannot be read."""
+
+REFUSALS = (" was not promoted; ",)
+"""Words of a refusal that a retry would only repeat: a person decides, or more rows have to come."""
+
+AFTER_A_CHOICE = TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
 
 
 def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
@@ -48,9 +57,41 @@ def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
     return str(dag_run.run_type).endswith("scheduled") or not params["dry_run"]
 
 
-def way(params: Mapping[str, Any]) -> str:
+def task_of_mode(params: Mapping[str, Any]) -> str:
     """Return the task that takes the new version live."""
-    return "promote" if params["mode"] == BLUE_GREEN else "replace"
+    return "promote" if params["mode"] == BLUE_GREEN else "switch_over"
+
+
+def lagging(ti: Any, params: Mapping[str, Any], otherwise: str) -> str:
+    """Return the task that follows the shadow: `catch_up` if the live stream lags it, else `otherwise`."""
+    found = ti.xcom_pull(task_ids="shadow") or {}
+    lags = found.get("data", {}).get("live_lags") or any(
+        line.startswith("lag: ") for line in found.get("lines", ())
+    )
+    return "catch_up" if params["mode"] == BLUE_GREEN and lags else otherwise
+
+
+def evidence(ti: Any, params: Mapping[str, Any], model: str) -> str:
+    """Return what a person sees who is asked for approval."""
+    preview, shadow, again = (ti.xcom_pull(task_ids=task) for task in ("preview", "shadow", "compare"))
+    root = dag_defaults.airflow_root()
+    return approval.body(model, params["mode"], preview, again or shadow, bool(again), root)
+
+
+def forced(ti: Any, params: Mapping[str, Any]) -> str:
+    """Return the flag that promotes whatever the comparison says, if the form of the run or of the approval says so."""
+    answer = ti.xcom_pull(task_ids="approve") or {}
+    return "--force" if params["force"] or (answer.get("params_input") or {}).get("force") else ""
+
+
+def force_field() -> Param:
+    """Return the form's field that promotes a version whatever its comparison says."""
+    return Param(
+        False,
+        type="boolean",
+        title="Force",
+        description="Of mode blue-green: promote it whatever the comparison says, or without a row to compare.",
+    )
 
 
 def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
@@ -65,22 +106,84 @@ def _without_a_driver(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _approval(spec: ModelSpec) -> ApprovalOperator:
+    users = spec.airflow.upgrade.assigned_users
     return ApprovalOperator(
         task_id="approve",
         subject=f"Let version {spec.version} of {spec.name} take over?",
-        body="{{ ti.xcom_pull(task_ids='shadow') or '' }}\n\n"
-        "The log of the task `shadow` has more: it compares the new version with the live one on the same rows, and "
-        "names the report (in another mode than blue-green: it says what becomes of the states). A version whose "
-        "verdict is not good is not promoted by an approval: reject it, and start this DAG again later, when more rows "
-        "have come, or with *Promote it anyway*.",
+        body="{{ evidence(ti, params, '" + spec.name + "') }}",
+        params={"force": force_field()},
+        assigned_users=[{"id": user, "name": user} for user in users] or None,
+        notifiers=notifiers_of(spec),
         response_timeout=timedelta(hours=11),
+        trigger_rule=AFTER_A_CHOICE,
     )
+
+
+def _verb(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOperator:
+    """Return a task that runs the verb `upgrade`."""
+    options = {
+        "--model": spec.name,
+        "--mode": "{{ params.mode }}",
+        "--partitions": "{{ params.partitions or '' }}",
+    }
+    return KalmanOperator(
+        task_id=task, verb="upgrade", kafka=spec.speaks_to_kafka, options=options, flags=flags, **more
+    )
+
+
+def _catch_up(spec: ModelSpec) -> KalmanOperator:
+    """Return the task that lets the live stream catch up; a driver that runs already does so by itself."""
+    pool: dict[str, Any] = (
+        {} if spec.airflow.stream.continuous else {"pool": dag_defaults.pool("stream", spec.name)}
+    )
+    return KalmanOperator(
+        task_id="catch_up",
+        verb="stream",
+        kafka=spec.speaks_to_kafka,
+        options={"--model": spec.name, "--trigger": "available-now"},
+        wait_for_other=True,
+        finish_on_kill=True,
+        outlets=[dag_defaults.estimates(spec.name)],
+        **pool,
+    )
+
+
+def _tasks(spec: ModelSpec) -> None:
+    """Make the DAG's tasks, in the context of the DAG."""
+    automatic = spec.upgrade.automatic
+    # Without a person, rows that are not enough to tell are a reason to wait, not a failure.
+    flags = ["{{ forced(ti, params) }}", *(["--needed"] if automatic else [])]
+    live = {"outlets": [dag_defaults.estimates(spec.name)]}
+    compares = ["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"]
+    preview = _verb(spec, "preview", ["--dry-run", "--needed"], returned=COMPARISON)
+    unless = ShortCircuitOperator(task_id="unless_dry_run", python_callable=goes_on)
+    shadow = _verb(spec, "shadow", compares, returned=COMPARISON)
+    lags = BranchPythonOperator(
+        task_id="if_the_stream_lags",
+        python_callable=lagging,
+        op_kwargs={"otherwise": "choose_mode" if automatic else "approve"},
+    )
+    compare = _verb(spec, "compare", compares, returned=COMPARISON)
+    choose = BranchPythonOperator(
+        task_id="choose_mode",
+        python_callable=task_of_mode,
+        trigger_rule=AFTER_A_CHOICE if automatic else TriggerRule.ALL_SUCCESS,
+    )
+    after = choose if automatic else _approval(spec)
+    chain(preview, unless, shadow, lags, _catch_up(spec), compare, after)
+    chain(lags, after)
+    if not automatic:
+        chain(after, choose)
+    without = _without_a_driver(spec)
+    promote = _verb(spec, "promote", flags, refusals=REFUSALS, **live)
+    chain(choose, [promote, _verb(spec, "switch_over", without.pop("flags", []), **live, **without)])
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that upgrades one model's stream."""
     with DAG(
         schedule=dag_defaults.at_times(spec.airflow.upgrade.schedule),
+        user_defined_macros={"evidence": evidence, "forced": forced},
         **dag_defaults.arguments(
             "upgrade",
             spec,
@@ -101,12 +204,7 @@ def build(spec: ModelSpec) -> DAG:
                 description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history. "
                 "repartition: the same version in another layout.",
             ),
-            force=Param(
-                False,
-                type="boolean",
-                title="Promote it anyway",
-                description="Of mode blue-green: promote it whatever the comparison says, or without a row to compare.",
-            ),
+            force=force_field(),
             partitions=Param(
                 None,
                 type=["null", "integer"],
@@ -116,50 +214,7 @@ def build(spec: ModelSpec) -> DAG:
             ),
         ),
     ) as dag:
-        common = {
-            "--model": spec.name,
-            "--mode": "{{ params.mode }}",
-            "--partitions": "{{ params.partitions or '' }}",
-        }
-        preview = KalmanOperator(
-            task_id="preview",
-            verb="upgrade",
-            kafka=spec.speaks_to_kafka,
-            options=common,
-            flags=["--dry-run", "--needed"],
-        )
-        proceed = ShortCircuitOperator(task_id="proceed", python_callable=goes_on)
-        shadow = KalmanOperator(
-            task_id="shadow",
-            verb="upgrade",
-            kafka=spec.speaks_to_kafka,
-            options=common,
-            flags=["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"],
-            returned=COMPARISON,
-        )
-        choose = BranchPythonOperator(task_id="way", python_callable=way)
-        promote = KalmanOperator(
-            task_id="promote",
-            verb="upgrade",
-            kafka=spec.speaks_to_kafka,
-            options=common,
-            # Without a person, rows that are not enough to tell are a reason to wait, not a failure.
-            flags=[
-                "{{ '--force' if params.force else '' }}",
-                *(["--needed"] if spec.upgrade.automatic else []),
-            ],
-            outlets=[dag_defaults.estimates(spec.name)],
-        )
-        replace = KalmanOperator(
-            task_id="replace",
-            verb="upgrade",
-            kafka=spec.speaks_to_kafka,
-            options=common,
-            outlets=[dag_defaults.estimates(spec.name)],
-            **_without_a_driver(spec),
-        )
-        gate = [] if spec.upgrade.automatic else [_approval(spec)]
-        chain(preview, proceed, shadow, *gate, choose, [promote, replace])
+        _tasks(spec)
     return dag
 
 

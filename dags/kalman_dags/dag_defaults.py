@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from airflow.sdk import Asset, CronDataIntervalTimetable, CronTriggerTimetable, Param
+from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.param import ParamsDict
 
 from jobs.specs.model_spec import ModelSpec
+from kalman_dags.asset_events import BY_INTERVAL
+from kalman_dags.places import dag_id, model_page
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
 """Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
@@ -41,11 +45,6 @@ def checked(param: Param) -> Param:
     return param
 
 
-def dag_id(verb: str, model: str) -> str:
-    """Return the name of a model's DAG."""
-    return f"kalman_{verb}__{model}"
-
-
 def snapshots(model: str) -> Asset:
     """Return the asset that is updated when a model has a new snapshot."""
     return Asset(name=f"kalman_snapshots__{model}", uri=f"kalman://snapshots/{model}", group="kalman")
@@ -56,6 +55,15 @@ def measurements(model: str) -> Asset:
     return Asset(name=f"kalman_measurements__{model}", uri=f"kalman://measurements/{model}", group="kalman")
 
 
+def measurements_by_interval(model: str) -> Asset:
+    """Return the asset whose events name the intervals that were landed, as partitions: what is missing shows."""
+    return Asset(
+        name=f"kalman_measurements_by_interval__{model}",
+        uri=f"kalman://measurements/{model}{BY_INTERVAL}",
+        group="kalman",
+    )
+
+
 def estimates(model: str) -> Asset:
     """Return the asset that is updated when a model's stream has caught up."""
     return Asset(name=f"kalman_estimates__{model}", uri=f"kalman://estimates/{model}", group="kalman")
@@ -64,6 +72,11 @@ def estimates(model: str) -> Asset:
 def history(model: str) -> Asset:
     """Return the asset that is updated when an interval of a model's history has been estimated."""
     return Asset(name=f"kalman_history__{model}", uri=f"kalman://history/{model}", group="kalman")
+
+
+def airflow_root() -> str:
+    """Return the path of Airflow's address, with which links to its pages begin; often nothing."""
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
 def pool(verb: str, model: str) -> str:
@@ -128,7 +141,7 @@ def defaults(spec: ModelSpec, timeout: timedelta, retries: int = 2) -> dict[str,
 
 def tags(spec: ModelSpec, verb: str) -> list[str]:
     """Return a DAG's tags."""
-    return sorted({"kalman", verb, spec.name, *spec.airflow.tags})
+    return sorted({"kalman", verb, f"model:{spec.name}", *spec.airflow.tags})
 
 
 def arguments(
@@ -143,6 +156,7 @@ def arguments(
     """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form."""
     return {
         "dag_id": dag_id(verb, spec.name),
+        "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",
         "description": description,
         "doc_md": doc(module_doc, spec),
         "start_date": START,
@@ -166,6 +180,7 @@ def doc(module_doc: str | None, spec: ModelSpec) -> str:
         "",
         f"- spec: `{spec.source_path}`",
         f"- key: {key}; time: `{spec.time}`; measured: `{', '.join(spec.measurement)}`",
+        f"- [DAGs, tables, reports and commands of {spec.name}]({airflow_root()}{model_page(spec.name)})",
         f"- runs (UTC): ingest {ingest}; pretrain {pretrain}; stream {stream}, and on a new snapshot",
     ]
     return "\n".join(lines)

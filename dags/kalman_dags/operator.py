@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
@@ -16,9 +18,12 @@ from airflow.sdk.exceptions import (
 )
 
 from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
+from jobs.core.report import REPORT_FILE
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
+from kalman_dags.asset_events import tell
 from kalman_dags.dag_defaults import LONGEST
+from kalman_dags.outcome import Outcome, read_outcome
 from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -34,7 +39,12 @@ class KalmanOperator(SparkSubmitOperator):
         flags: options without a value (templates); one that renders to nothing is left out.
         finish_on_kill: when the task is killed let the driver finish its work, as a stream does with its
             micro-batch, instead of killing the whole process tree.
-        returned: the driver's lines that begin with one of these words are the task's XCom, as one text.
+        returned: the report is the task's XCom, `{"lines": [...], "data": {...}}`; of a driver in a cluster
+            the data are empty, and the lines those of its output that begin with one of these words.
+        refusals: words of an error after which no retry can succeed, although the run began: the task fails at once.
+        too_early: words of an error that is none yet, as what the task needs is still being made: it is skipped.
+        wait_for_other: another driver that has the stream does this task's work: the task succeeds.
+        needs: templates of which one must give a text, and the sentence that refuses the run before Spark starts.
         kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
     Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has
@@ -42,7 +52,7 @@ class KalmanOperator(SparkSubmitOperator):
     task has just lost, whose lease has not expired: then the task is retried, and skipped only by the last try.
     """
 
-    template_fields = (*SparkSubmitOperator.template_fields, "options", "flags")
+    template_fields = (*SparkSubmitOperator.template_fields, "options", "flags", "needed")
     ui_color = "#e8f1fb"
 
     def __init__(
@@ -53,6 +63,10 @@ class KalmanOperator(SparkSubmitOperator):
         flags: Sequence[str] = (),
         finish_on_kill: bool = False,
         returned: Sequence[str] = (),
+        refusals: Sequence[str] = (),
+        too_early: Sequence[str] = (),
+        wait_for_other: bool = False,
+        needs: tuple[str, str] | None = None,
         kafka: bool = False,
         conf: dict[str, str] | None = None,
         **kwargs: Any,
@@ -74,31 +88,60 @@ class KalmanOperator(SparkSubmitOperator):
         self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
         self.returned = tuple(returned)
+        self.refusals, self.too_early = tuple(refusals), tuple(too_early)
+        self.wait_for_other = wait_for_other
+        self.needed, self.unless = needs or ("given", "")
         self.kafka = kafka
+        self.outcome = Outcome([], {})
         self._hook: KalmanHook | None = None
 
-    def execute(self, context: Context) -> str | None:
-        """Run the verb; its output is in the task's log, and the wanted lines of it are returned."""
+    def execute(self, context: Context) -> dict[str, Any] | None:
+        """Run the verb: its output is in the task's log, whose last line says how it ended."""
+        if not str(self.needed).strip():
+            raise AirflowFailException(self.unless)
         self.application_args = self.words()
-        try:
-            self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
-            super().execute(context)
-        except UserError as error:
-            raise AirflowFailException(error.message) from error
-        except AirflowException as error:
-            code = self._hook.exit_code if self._hook else None
-            said = self._hook.errors if self._hook else ""
-            if code == INPUT_ERROR:
-                raise AirflowFailException(
-                    f"{self.verb} refused its input: {said or 'see the log'}"
-                ) from error
-            if code == ALREADY_RUNNING and not self._may_be_our_own(context):
-                raise AirflowSkipException(f"not for this run: {said or 'see the log'}") from error
-            if said:
-                raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from error
-            raise
-        found = self._hook.lines(self.returned) if self._hook and self.returned else []
-        return "\n\n".join(found) or None
+        with tempfile.TemporaryDirectory(prefix="kalman-") as folder:
+            file = Path(folder) / "report.json"
+            self.env_vars = {**(self.env_vars or {}), REPORT_FILE: str(file)}
+            try:
+                self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
+                super().execute(context)
+            except UserError as error:
+                raise AirflowFailException(error.message) from None
+            except AirflowException as error:
+                self._explain(error, context)
+            seen = self._hook.lines(self.returned) if self._hook and self.returned else []
+            self.outcome = read_outcome(file, seen)
+        tell(context, self.outlets, self.outcome)
+        if self.outcome.headline:
+            self.log.info("%s: %s", self.task_id, self.outcome.headline)
+        return self.outcome._asdict() if self.returned and self.outcome.lines else None
+
+    def _explain(self, error: AirflowException, context: Context) -> None:
+        """Raise what the driver's exit code means; return where another driver does the work."""
+        code = self._hook.exit_code if self._hook else None
+        said = self._hook.errors if self._hook else ""
+        # The errors below say it in a sentence: what the provider raised repeats the log.
+        if any(words in said for words in self.too_early):
+            raise AirflowSkipException(f"too early: {said}") from None
+        if code == INPUT_ERROR:
+            raise AirflowFailException(f"{self.verb} refused its input: {said or 'see the log'}") from None
+        if code == ALREADY_RUNNING and self.wait_for_other:
+            self.log.info("Another driver does this task's work: %s", said)
+            return
+        if code == ALREADY_RUNNING and not self._may_be_our_own(context):
+            raise AirflowSkipException(f"not for this run: {said or 'see the log'}") from None
+        if any(words in said for words in self.refusals):
+            raise AirflowFailException(said) from None
+        if said:
+            raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from None
+        raise error
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """Return the tables that the verb has read and written, and what it reported, for OpenLineage."""
+        from kalman_dags.lineage_facets import lineage
+
+        return lineage(self.verb, self.options, self.outcome)
 
     def words(self) -> list[str]:
         """Return the verb's options, rendered: each is one word with its value, so that no value can be an option.

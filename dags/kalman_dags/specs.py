@@ -10,13 +10,14 @@ from airflow.sdk import DAG, CronTriggerTimetable
 from airflow.sdk.exceptions import AirflowTimetableInvalid
 
 from jobs.core.errors import first_line
-from jobs.specs.airflow import CONTINUOUS, StreamDag
+from jobs.specs.airflow import CONTINUOUS, ON_LANDING, StreamDag
 from jobs.specs.loading import load_spec, spec_files
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import Problem
 from kalman_dags import dag_defaults
 from kalman_dags.dag_defaults import log
-from kalman_dags.submit import models
+from kalman_dags.notifiers import notifiers_of
+from kalman_dags.places import models
 
 DRIVEN = ("stream", "monitor", "skill")
 """Verbs that one driver at a time does, and that may run for ever."""
@@ -48,7 +49,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
         for path in spec_files(folder):
             try:
                 spec = load_spec(path.stem, folder)
-                found = list(_bad_schedules(spec))
+                found = list(_bad_settings(spec))
                 if not found:
                     _try_dag(spec)
             except SpecError as error:
@@ -74,20 +75,39 @@ def _try_dag(spec: ModelSpec) -> None:
     ).validate()
 
 
-def _bad_schedules(spec: ModelSpec) -> Iterator[Problem]:
-    for verb in ("ingest", "pretrain", "export", "forecast", "upgrade", "verify", "maintain", *DRIVEN):
+def _bad_settings(spec: ModelSpec) -> Iterator[Problem]:
+    for verb in (
+        "ingest",
+        "pretrain",
+        "estimate",
+        "export",
+        "forecast",
+        "upgrade",
+        "verify",
+        "maintain",
+        *DRIVEN,
+    ):
         schedule = getattr(spec.airflow, verb).schedule
-        for_ever = verb in DRIVEN and schedule == CONTINUOUS
+        words = {
+            **dict.fromkeys(DRIVEN, (CONTINUOUS,)),
+            "stream": (CONTINUOUS, ON_LANDING),
+            "pretrain": (ON_LANDING,),
+        }
         try:
-            if schedule is not None and not for_ever:
+            if schedule is not None and schedule not in words.get(verb, ()):
                 CronTriggerTimetable(schedule, timezone="UTC").validate()
         except AirflowTimetableInvalid as error:
+            either = " or ".join(("a preset such as @daily", *words.get(verb, ())))
             yield Problem(
                 str(spec.source_path),
                 f"airflow.{verb}.schedule",
                 f"'{schedule}' is not a schedule ({error})",
-                "write five fields such as `0 2 * * *`, or a preset such as @daily",
+                f"write five fields such as `0 2 * * *`, or {either}",
             )
+    try:
+        notifiers_of(spec)
+    except ValueError as error:
+        yield Problem(str(spec.source_path), "airflow.upgrade.notifiers", str(error), "or leave it out")
 
 
 def driven(spec: ModelSpec) -> list[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,30 +18,22 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from jobs.core.errors import UserError
-from jobs.core.roots import warehouse_root
 from jobs.core.settings import DEFAULT_MASTER
 from jobs.specs.functions import VARIABLE
+from kalman_dags.places import ROOT, models, warehouse
 
 CONNECTION = "spark_default"
 
 KUBERNETES_PROVIDER = "apache-airflow-providers-cncf-kubernetes"
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
 
-
-def warehouse() -> str:
-    """Return the root of the warehouse, as its verbs have it; by default a folder beside `dags/`.
-
-    Raises:
-        UserError: KALMAN_WAREHOUSE names a place where no warehouse can be.
-    """
-    return warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
-
-
-def models() -> str:
-    """Return the folder of the model specs, by default one beside `dags/`."""
-    return str(ROOT / Path(os.environ.get("KALMAN_MODELS") or "models").expanduser())
+NOISE = re.compile(
+    r"WARNING: Using incubator modules|WARNING: A terminally deprecated method in |WARNING: sun\.misc\.Unsafe"
+    r"|WARNING: Please consider reporting this to the maintainers|Picked up (JAVA_TOOL_OPTIONS|_JAVA_OPTIONS): "
+    r"|(OpenJDK|Java HotSpot\(TM\)) 64-Bit Server VM warning: (.*deprecated|Sharing is only supported)"
+    r"|:: loading settings :: |WARNING: An illegal reflective access|(Starting )?Streaming TransformWithState|\s*$"
+)
+"""Lines of Java and Spark about themselves, and empty ones: nobody who reads a task's log can act on them."""
 
 
 class KalmanHook(SparkSubmitHook):
@@ -96,6 +90,9 @@ class KalmanHook(SparkSubmitHook):
         if self._driver_in_kubernetes:
             application = _in_image(application)
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        super()._process_spark_submit_log(line for line in itr if not NOISE.match(line))
 
     @property
     def exit_code(self) -> int | None:

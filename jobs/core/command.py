@@ -271,6 +271,7 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
     try:
         with sigterm_raises():
             report = run()
+            report.save()
             report.show(settings.json)
             errors, code = report.errors, report.error_code
     except BrokenPipeError:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.live import Live
 
 from jobs.core.errors import RUN_FAILED
+
+REPORT_FILE = "KALMAN_REPORT_FILE"
+"""The variable that names a file for the report of a command, set by what starts it (Airflow's operator)."""
 
 
 def plural(number: int, noun: str, ending: str = "s") -> str:
@@ -64,6 +70,18 @@ class Report:
                 for one in renderables:
                     console.print(one)
         out.flush()
+
+    def save(self) -> None:
+        """Write lines and data as JSON into the file that the environment names (`REPORT_FILE`), if it names one.
+
+        What started the command may have gone, with its folder: then there is nobody to tell, and the command has done
+        its work.
+        """
+        path = os.environ.get(REPORT_FILE)
+        if path:
+            text = json.dumps({"lines": self.lines, "data": plain(self.data)}, allow_nan=False)
+            with suppress(OSError):
+                Path(path).write_text(text, encoding="utf-8")
 
 
 def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:

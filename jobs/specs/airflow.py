@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from jobs.specs.problems import invalid
 from jobs.specs.sections import Section, check_duration
 
 CONTINUOUS = "@continuous"
+
+ON_LANDING = "on-landing"
+"""The schedule of what runs when measurements have landed."""
 
 
 class IngestDag(Section):
@@ -29,6 +32,30 @@ class ScheduledDag(Section):
 
     schedule: str | None = Field(
         default=None, description="cron expression or preset such as @daily; null: started by hand"
+    )
+
+
+class PretrainDag(ScheduledDag):
+    """The DAG that learns and filters history."""
+
+    schedule: str | None = Field(
+        default=None,
+        description="cron expression or preset such as @daily; on-landing: when measurements have landed; null: "
+        "started by hand",
+    )
+
+
+class UpgradeDag(ScheduledDag):
+    """The DAG that upgrades the stream."""
+
+    assigned_users: list[str] = Field(
+        default=[],
+        description="users of Airflow who may approve an upgrade; none: everybody who may edit the DAG",
+    )
+    notifiers: dict[str, dict[str, Any]] = Field(
+        default={},
+        description="notifiers that are told when an approval waits: the dotted name of a class of Airflow's "
+        "providers, and its arguments, which may contain Airflow's templates",
     )
 
 
@@ -62,7 +89,8 @@ class StreamDag(Section):
 
     schedule: str | None = Field(
         default=None,
-        description="cron expression or preset: catch up and end; @continuous: never end; null: on new snapshots",
+        description="cron expression or preset: catch up and end; on-landing: catch up when measurements have landed; "
+        "@continuous: never end; null: on new snapshots",
     )
     trigger: str | None = Field(
         default=None, description="with @continuous, time between micro-batches, such as 10s (the default)"
@@ -79,6 +107,11 @@ class StreamDag(Section):
     def continuous(self) -> bool:
         """Tell whether the stream runs continuously."""
         return self.schedule == CONTINUOUS
+
+    @property
+    def on_landing(self) -> bool:
+        """Tell whether the stream runs when measurements have landed."""
+        return self.schedule == ON_LANDING
 
     @property
     def seconds(self) -> float:
@@ -112,7 +145,7 @@ class Airflow(Section):
     owner: str = Field(default="kalman-pipeline", min_length=1, description="owner shown in Airflow")
     tags: list[str] = Field(default=[], description="tags in addition to the model's name")
     ingest: IngestDag = Field(default_factory=IngestDag, description="the ingest DAG")
-    pretrain: ScheduledDag = Field(default_factory=ScheduledDag, description="the pretrain DAG")
+    pretrain: PretrainDag = Field(default_factory=PretrainDag, description="the pretrain DAG")
     estimate: ScheduledDag = Field(
         default_factory=ScheduledDag, description="the estimate DAG, which estimates history by intervals"
     )
@@ -127,8 +160,8 @@ class Airflow(Section):
         default_factory=ForecastDag, description="the forecast DAG, of a model that has `forecast`"
     )
     export: ScheduledDag = Field(default_factory=ScheduledDag, description="the export DAG")
-    upgrade: ScheduledDag = Field(
-        default_factory=ScheduledDag, description="the upgrade DAG, which notices a newer version"
+    upgrade: UpgradeDag = Field(
+        default_factory=UpgradeDag, description="the upgrade DAG, which notices a newer version"
     )
     verify: VerifyDag = Field(
         default_factory=VerifyDag,

@@ -80,19 +80,25 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         rows += _drive(context, shadow)
     note(f"comparing {shadow.generation} with {live.generation}")
     comparison, report = compare(context.warehouse, context.spec, live, shadow)
+    lags = not generations.has_reached(context.warehouse, live, shadow)
     lines = [
         f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
         f"{live.model_version}) from snapshot {shadow.snapshot_id}; {rows:,} rows now",
         *comparison_lines(comparison),
+        *([_lag_line(live, model)] if lags else []),
         f"report: {report}",
     ]
     data: dict[str, Any] = {
         "generation": shadow.generation,
+        "live": live.generation,
+        "live_lags": lags,
+        "from_version": live.model_version,
         "snapshot": shadow.snapshot_id,
         "comparison": comparison.numbers,
         "good": comparison.good,
         "answer": comparison.answer,
         "reasons": comparison.reasons,
+        "rows_needed": comparison.rows_needed,
         "report": report,
         "upgraded": True,
         "promoted": False,
@@ -108,6 +114,14 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         lines.append("forced: it is promoted whatever the verdict")
     _promote(context, shadow)
     return [*lines, f"promoted {shadow.generation}; {live.generation} is retired"], {**data, "promoted": True}
+
+
+def _lag_line(live: Generation, model: str) -> str:
+    """Return why rows are missing in a comparison with a live generation that has read fewer rows than its shadow."""
+    return (
+        f"lag: {live.generation} has not read all rows that its shadow has, and what it has not estimated is not "
+        f"compared: let it catch up (kalman-pipeline stream --model {model}), then compare again"
+    )
 
 
 def _is_level(context: UpgradeContext, shadow: Generation) -> bool:

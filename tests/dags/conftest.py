@@ -29,6 +29,7 @@ atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ.update(
     AIRFLOW_HOME=str(HOME),
     AIRFLOW__CORE__DAGS_FOLDER=str(ROOT / "dags"),
+    AIRFLOW__CORE__PLUGINS_FOLDER=str(ROOT / "plugins"),
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{HOME / 'airflow.db'}",

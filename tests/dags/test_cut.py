@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kalman_dags.cut import as_of, first, last, learn_from
+from kalman_dags.cut import as_of, first, last, learn_from, to_version
 
 DAY_US = 86_400_000_000
 EMPTY: dict[str, Any] = {"as_of": None, "to_version": None, "learn_from": None, "learn_to": None}
@@ -46,6 +46,16 @@ def test_a_version_is_a_cut_of_its_own(version: int) -> None:
     assert learn_from(params, INTERVAL, 90 * DAY_US) == ""
 
 
+def test_a_landing_is_a_cut_that_a_cleared_run_finds_again() -> None:
+    landings = {"asset": [SimpleNamespace(extra={"version": 4}), SimpleNamespace(extra={"version": 5})]}
+    assert to_version(EMPTY, landings) == "5" and as_of(EMPTY, INTERVAL, landings) == ""
+    assert to_version({**EMPTY, "to_version": 2}, landings) == "2"
+    instant = {**EMPTY, "as_of": "2013-05-01T00:00:00Z"}
+    assert to_version(instant, landings) == "" and as_of(instant, INTERVAL, landings) == instant["as_of"]
+    # An event of another installation, or of a driver in a cluster, names none.
+    assert to_version(EMPTY, {"asset": [SimpleNamespace(extra={})]}) == to_version(EMPTY, None) == ""
+
+
 def test_learning_begins_a_window_before_the_cut() -> None:
     assert learn_from(EMPTY, INTERVAL, 30 * DAY_US) == "2013-09-02T00:00:00+00:00"
     assert (
@@ -68,13 +78,13 @@ def test_the_form_sets_the_start_of_learning() -> None:
 def test_the_interval_is_what_is_estimated() -> None:
     start, end = datetime(2013, 10, 1, tzinfo=UTC), datetime(2013, 10, 2, tzinfo=UTC)
     run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
-    empty: dict[str, Any] = {"first": None, "last": None}
+    empty: dict[str, Any] = {"from": None, "to": None}
     assert (first(empty, run), last(empty, run)) == ("2013-10-01T00:00:00+00:00", "2013-10-02T00:00:00+00:00")
-    assert last({**empty, "last": "2013-10-05T00:00:00Z"}, run) == "2013-10-05T00:00:00Z"
+    assert last({**empty, "to": "2013-10-05T00:00:00Z"}, run) == "2013-10-05T00:00:00Z"
 
 
 def test_a_run_by_hand_has_no_interval_and_estimates_everything() -> None:
     now = datetime(2020, 1, 1, tzinfo=UTC)
     for at in (now, None):
         run = SimpleNamespace(data_interval_start=at, data_interval_end=at)
-        assert (first({"first": None}, run), last({"last": None}, run)) == ("", "")
+        assert (first({"from": None}, run), last({"to": None}, run)) == ("", "")

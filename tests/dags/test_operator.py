@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -136,10 +137,75 @@ def test_the_drivers_lines_are_in_the_log(operator: Operator, capsys: pytest.Cap
 def test_the_wanted_lines_are_returned(operator: Operator) -> None:
     says = "12 rows\nanswer: better\nWARN of Spark\nverdict: good"
     assert operator(says=says).execute(context()) is None
-    assert (
-        operator(says=says, returned=("answer: ", "verdict: ")).execute(context())
-        == "answer: better\n\nverdict: good"
-    )
+    assert operator(says=says, returned=("answer: ", "verdict: ")).execute(context()) == {
+        "lines": ["answer: better", "verdict: good"],
+        "data": {},
+    }
+
+
+REPORTS = """
+report = {"lines": ["resumed from its checkpoint", "estimated 12 rows", "3.1 s"], "data": {"rows": 12, "seconds": 3.1}}
+pathlib.Path(os.environ["KALMAN_REPORT_FILE"]).write_text(json.dumps(report))
+"""
+
+
+def test_the_last_line_says_how_it_ended(operator: Operator, capsys: pytest.CaptureFixture[str]) -> None:
+    made = operator(says="WARNING: Using incubator modules: jdk.incubator.vector\n\nmore", body=REPORTS)
+    made.execute(context())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert "go: estimated 12 rows" in lines[-1]
+    # Of Java's words about itself nobody can make anything.
+    assert any("more" in line for line in lines) and not any("incubator" in line for line in lines)
+    assert made.outcome.facts == {"rows": 12}
+
+
+def test_the_report_is_returned(operator: Operator) -> None:
+    found = operator(body=REPORTS, returned=("answer: ",)).execute(context())
+    assert found is not None and found["data"] == {"rows": 12, "seconds": 3.1}
+
+
+def test_events_carry_the_report_and_the_interval(operator: Operator) -> None:
+    from airflow.sdk import Asset
+    from airflow.sdk.execution_time.context import OutletEventAccessors
+
+    plain, by_interval = Asset("a", "kalman://a"), Asset("b", "kalman://a/by-interval")
+    start = datetime(2013, 1, 1, tzinfo=UTC)
+    for end, partitions in ((start + timedelta(days=1), {"2013-01-01T00:00:00Z"}), (start, set())):
+        events = OutletEventAccessors()
+        run = SimpleNamespace(data_interval_start=start, data_interval_end=end)
+        made = operator(body=REPORTS, outlets=[plain, by_interval])
+        seen: Any = {**context(), "outlet_events": events, "dag_run": run}
+        made.execute(seen)
+        assert events[plain].extra == events[by_interval].extra == {"rows": 12}
+        # What waits for the asset itself would not be woken by an event of a partition.
+        assert (events[plain].partition_keys, events[by_interval].partition_keys) == (set(), partitions)
+
+
+def test_a_refusal_is_final(operator: Operator) -> None:
+    says = "error: tiny-g0002 was not promoted; it predicts worse. It stays in shadow"
+    with pytest.raises(AirflowFailException, match="^tiny-g0002 was not promoted; it predicts worse"):
+        operator(1, says, refusals=(" was not promoted; ",)).execute(context())
+    with pytest.raises(AirflowException) as caught:
+        operator(1, "error: the disk is full", refusals=(" was not promoted; ",)).execute(context())
+    assert type(caught.value) is AirflowException
+    # The sentence alone: what the provider raised before it would repeat the log.
+    assert caught.value.__suppress_context__
+
+
+def test_what_is_too_early_is_skipped(operator: Operator) -> None:
+    says = "error: model tiny has no snapshot that a stream can start from: run pretrain"
+    with pytest.raises(AirflowSkipException, match="^too early: model tiny has no snapshot"):
+        operator(2, says, too_early=(" has no snapshot that",)).execute(context())
+
+
+def test_a_driver_that_runs_already_may_do_the_work(operator: Operator) -> None:
+    assert operator(3, "error: process 17 drives it", wait_for_other=True).execute(context()) is None
+
+
+def test_a_form_without_what_it_needs_is_refused_before_spark(operator: Operator, tmp_path: Path) -> None:
+    with pytest.raises(AirflowFailException, match="fill in the form's field Input"):
+        operator(needs=("", "there is nothing to land: fill in the form's field Input")).execute(context())
+    assert not (tmp_path / "called.json").exists()
 
 
 def test_a_failed_run_is_retried(operator: Operator) -> None:

@@ -25,7 +25,7 @@ def test_every_dag_says_what_it_is_and_whose(bag: DagBag) -> None:
         model = dag.dag_id.split("__")[1]
         assert dag.description, dag.dag_id
         assert dag.doc_md and "tiny" in dag.doc_md and "<model>" not in dag.doc_md, dag.dag_id
-        assert {"kalman", model, "test"} <= dag.tags, dag.dag_id
+        assert {"kalman", f"model:{model}", "test"} <= dag.tags, dag.dag_id
         assert {task.owner for task in dag.tasks} == {"weather"}, dag.dag_id
 
 

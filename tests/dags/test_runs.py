@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
+from airflow.models.asset import AssetEvent, AssetModel
+from airflow.utils.session import create_session
+from sqlalchemy import select
 
 from demo.delta_log import rows_of
 from jobs.supervision.driver_log import DriverLog
@@ -15,6 +19,18 @@ from tests.dags.conftest import DAYS, ROWS_A_DAY, SENSORS, Tiny, run_dag, write_
 from tests.dags.test_operator import wait_for
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+
+
+def events(uri: str) -> list[tuple[dict[str, Any], str | None]]:
+    """Return extra and partition of the events of an asset, oldest first."""
+    with create_session() as session:
+        query = (
+            select(AssetEvent.extra, AssetEvent.partition_key)
+            .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+            .where(AssetModel.uri == uri)
+            .order_by(AssetEvent.id)
+        )
+        return [(extra, key) for extra, key in session.execute(query)]
 
 
 def test_ingest_lands_what_the_form_names(landed: Tiny) -> None:
@@ -34,11 +50,23 @@ def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) 
 
     write_days(landed.landing / "2013-01-04.csv", range(last, DAYS))
     assert run_dag(landed, "kalman_ingest__tiny", last) == {"ingest": "success"}  # by the spec's path
+    # The event that wakes others has what was landed, and that of the interval has which.
+    assert events("kalman://measurements/tiny")[-1] == ({"version": 2, "rows": ROWS_A_DAY}, None)
+    assert events("kalman://measurements/tiny/by-interval")[-1][1] == "2013-01-04T00:00:00Z"
+    made = events("kalman://snapshots/tiny")[-1][0]
+    assert (made["snapshot"], made["rows"]) == (manifest["snapshot_id"], last * ROWS_A_DAY)
     capsys.readouterr()
     assert run_dag(landed, "kalman_stream__tiny", last) == {"stream": "success"}
     # What the command printed is in the task's log.
     log = capsys.readouterr().out
     assert f"estimated {ROWS_A_DAY} rows" in log and "rows/s" in log
+    # The operator's last line is the one that matters, and nothing is left of what Java says about itself.
+    ours = [line for line in log.splitlines() if "KalmanHook]" in line or "KalmanOperator]" in line]
+    assert f"stream: estimated {ROWS_A_DAY} rows" in ours[-1]
+    assert not any("WARNING" in line or "Picked up" in line for line in ours), ours
+    (streamed,) = [extra for extra, _ in events("kalman://estimates/tiny")]
+    assert (streamed["generation"], streamed["rows"]) == ("tiny-g0001", ROWS_A_DAY)
+    assert streamed["position"]["version"] == streamed["version"] == 2
     [generation] = rows_of(landed.warehouse / "generations")
     assert (generation["snapshot_id"], generation["status"]) == (manifest["snapshot_id"], "live")
     estimates = rows_of(landed.warehouse / "estimates" / "tiny")
@@ -112,7 +140,7 @@ def test_upgrade_and_roll_back(streamed: Tiny) -> None:
         status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "live", "tiny-g0002": "shadow"}
         done = run_dag(landed, "kalman_upgrade__tiny", DAYS, {"dry_run": False, "force": True})
-        assert done["promote"] == "success" and done["replace"] == "skipped"
+        assert done["promote"] == "success" and done["switch_over"] == "skipped"
         status = {row["generation"]: row["status"] for row in rows_of(landed.warehouse / "generations")}
         assert status == {"tiny-g0001": "retired", "tiny-g0002": "live"}
         # The live one is of the deployed version now, so there is nothing to do.

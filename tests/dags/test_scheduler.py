@@ -51,7 +51,17 @@ def test_the_script_says_where_and_how_to_log_in(airflow: Airflow) -> None:
     assert airflow.address in airflow.said()
     assert f"admin / {airflow.password()}" in airflow.said()
     names = {dag["dag_id"] for dag in airflow.call("/dags")["dags"]}
-    verbs = ("export", "ingest", "maintain", "pretrain", "rollback", "stream", "upgrade")
+    verbs = (
+        "estimate",
+        "export",
+        "ingest",
+        "maintain",
+        "pretrain",
+        "rollback",
+        "stream",
+        "upgrade",
+        "verify",
+    )
     assert names == {f"kalman_{verb}__tiny" for verb in verbs}
     assert airflow.call("/importErrors")["import_errors"] == []
 

@@ -14,7 +14,14 @@ from typing import Any
 import jinja2
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.sdk import Asset, AssetAll, AssetOrTimeSchedule, CronDataIntervalTimetable, CronTriggerTimetable
+from airflow.sdk import (
+    Asset,
+    AssetAll,
+    AssetAny,
+    AssetOrTimeSchedule,
+    CronDataIntervalTimetable,
+    CronTriggerTimetable,
+)
 
 from tests.dags.conftest import ROOT, load_bag
 
@@ -38,7 +45,10 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
         "kalman_rollback__tiny": ["rollback"],
         "kalman_stream__tiny": ["stream"],
         "kalman_verify__tiny": ["verify"],
-        "kalman_upgrade__tiny": ["approve", "preview", "proceed", "promote", "replace", "shadow", "way"],
+        "kalman_upgrade__tiny": [
+            *("approve", "catch_up", "choose_mode", "compare", "if_the_stream_lags", "preview", "promote"),
+            *("shadow", "switch_over", "unless_dry_run"),
+        ],
     }
 
 
@@ -94,6 +104,101 @@ def test_a_model_without_schedules_is_run_by_hand_and_by_snapshots(
     assert uris(dags["kalman_stream__nile"].timetable.asset_condition) == {"kalman://snapshots/nile"}
 
 
+def spec_with(tmp_path: Path, **schedules: str) -> Path:
+    """Write Nile's spec with these sections of `airflow`, and return the folder."""
+    text = (ROOT / "models" / "nile.yaml").read_text()
+    sections = "".join(f"  {verb}: {section}\n" for verb, section in schedules.items())
+    (tmp_path / "nile.yaml").write_text(f"{text}\nairflow:\n{sections}" if schedules else text)
+    return tmp_path
+
+
+def test_landing_wakes_what_waits_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    both = {"stream": "{schedule: on-landing}", "pretrain": "{schedule: on-landing}"}
+    monkeypatch.setenv("KALMAN_MODELS", str(spec_with(tmp_path, **both)))
+    found = load_bag()
+    assert found.import_errors == {}
+    condition = found.dags["kalman_stream__nile"].timetable.asset_condition
+    assert isinstance(condition, AssetAny), "a new snapshot wakes it as well"
+    woken = {asset.uri for asset in condition.objects if isinstance(asset, Asset)}
+    assert woken == {"kalman://snapshots/nile", "kalman://measurements/nile"}
+    pretrain: Any = found.dags["kalman_pretrain__nile"]
+    assert uris(pretrain.timetable.asset_condition) == {"kalman://measurements/nile"}
+    # It takes history up to the version that has landed, so that a run that is cleared takes the same.
+    landed = {"measurements": [SimpleNamespace(extra={"version": 3})]}
+    values = {"params": pretrain.params, "triggering_asset_events": landed, **pretrain.user_defined_macros}
+    options = pretrain.get_task("pretrain").options
+    run = {"dag_run": SimpleNamespace(data_interval_end=None, run_after=None)}
+    rendered = {name: jinja2.Template(text).render(values, **run) for name, text in options.items()}
+    assert (rendered["--to-version"], rendered["--as-of"]) == ("3", "")
+
+
+@pytest.mark.parametrize("verb", ["ingest", "export", "monitor"])
+def test_nothing_else_waits_for_a_landing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str) -> None:
+    folder = spec_with(tmp_path, **{verb: "{schedule: on-landing}"})
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    (error,) = load_bag().import_errors.values()
+    assert f"airflow.{verb}" in error
+
+
+def test_an_empty_form_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bag: DagBag) -> None:
+    from airflow.sdk.exceptions import ParamValidationError
+
+    monkeypatch.setenv("KALMAN_MODELS", str(spec_with(tmp_path)))
+    form = load_bag().dags["kalman_ingest__nile"].params
+    with pytest.raises(ParamValidationError, match="input"):
+        form.validate()
+    with pytest.raises(ParamValidationError):
+        form.get_param("input").resolve("")
+    assert form.get_param("input").resolve("/data/nile.csv") == "/data/nile.csv"
+    # A run that no form has started is refused by the task, before it starts Spark.
+    task: Any = load_bag().dags["kalman_ingest__nile"].get_task("ingest")
+    assert jinja2.Template(task.needed).render(params={"input": None}) == ""
+    assert "airflow.ingest.path" in task.unless
+    bag.dags["kalman_ingest__tiny"].params.validate()  # its spec has a path
+
+
+def test_names_and_tags_sort_by_model(bag: DagBag) -> None:
+    names = {dag.dag_id: dag.dag_display_name for dag in bag.dags.values()}
+    assert names["kalman_ingest__tiny"] == "tiny · ingest"
+    assert all(name.startswith("tiny · ") for name in names.values())
+    assert all("model:tiny" in dag.tags for dag in bag.dags.values())
+    page = bag.dags["kalman_stream__tiny"].doc_md or ""
+    assert "](/kalman/models/tiny)" in page
+
+
+NOTIFIER = "airflow.providers.smtp.notifications.smtp.SmtpNotifier"
+
+
+def test_the_spec_says_who_approves_and_who_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = f"{{{NOTIFIER}: {{to: ops@example.org, subject: 'an upgrade waits'}}}}"
+    folder = spec_with(tmp_path, upgrade=f"{{assigned_users: [ada, bo], notifiers: {told}}}")
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    found = load_bag()
+    assert found.import_errors == {}
+    approve: Any = found.dags["kalman_upgrade__nile"].get_task("approve")
+    assert [user["id"] for user in approve.assigned_users] == ["ada", "bo"]
+    assert [type(one).__name__ for one in approve.notifiers] == ["SmtpNotifier"]
+    assert list(approve.params) == ["force"]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("os.system", "is of no provider of Airflow: name the module os in KALMAN_NOTIFIERS"),
+        ("airflow.providers.none.Notifier", "cannot be imported"),
+        ("airflow.providers.smtp.hooks.smtp.SmtpHook", "is not a notifier"),
+        (NOTIFIER, "does not accept these arguments"),
+    ],
+)
+def test_a_notifier_that_cannot_be_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, said: str
+) -> None:
+    folder = spec_with(tmp_path, upgrade=f"{{notifiers: {{{path}: {{nothing: 1}}}}}}")
+    monkeypatch.setenv("KALMAN_MODELS", str(folder))
+    (error,) = load_bag().import_errors.values()
+    assert "airflow.upgrade.notifiers" in error and said in error
+
+
 def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> None:
     dag: Any = bag.dags["kalman_estimate__tiny"]
     task: Any = dag.get_task("estimate")
@@ -108,9 +213,12 @@ def test_estimate_takes_its_interval_from_the_run_or_the_form(bag: DagBag) -> No
         return [jinja2.Template(text).render(values) for text in texts]
 
     assert rendered() == ["tiny", "2013-10-01T00:00:00+00:00", "2013-10-02T00:00:00+00:00", "", ""]
-    form = {"first": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
+    form = {"from": "2013-09-01T00:00:00Z", "snapshot": "none", "smooth": True}
     expected = ["tiny", "2013-09-01T00:00:00Z", "2013-10-02T00:00:00+00:00", "none", "--smooth"]
     assert rendered(**form) == expected
+    # The field's name before: a run that was triggered with it is as it was.
+    run.conf = {"first": "2013-09-01T00:00:00Z"}
+    assert rendered(snapshot="none", smooth=True) == expected
     assert {outlet.uri for outlet in task.outlets} == {"kalman://history/tiny"}
 
 
@@ -172,13 +280,14 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
 ) -> None:
     dag = bag.dags["kalman_upgrade__tiny"]
     assert dag.params["dry_run"] is True
-    assert dag.get_task("approve").upstream_task_ids == {"shadow"}
-    assert dag.get_task("way").downstream_task_ids == {"promote", "replace"}
+    assert dag.get_task("approve").upstream_task_ids == {"if_the_stream_lags", "compare"}
+    assert dag.get_task("choose_mode").upstream_task_ids == {"approve"}
+    assert dag.get_task("choose_mode").downstream_task_ids == {"promote", "switch_over"}
     # What ends the old generation at once waits until its driver is gone; the shadow runs beside it.
-    assert dag.get_task("replace").pool == "kalman_stream__tiny"
+    assert dag.get_task("switch_over").pool == dag.get_task("catch_up").pool == "kalman_stream__tiny"
     assert dag.get_task("promote").pool == dag.get_task("shadow").pool == "default_pool"
     check_the_gate(dag)
-    assert dag.get_task("replace").flags == []  # pyright: ignore[reportAttributeAccessIssue]
+    assert dag.get_task("switch_over").flags == []  # pyright: ignore[reportAttributeAccessIssue]
     text = (ROOT / "models" / "nile.yaml").read_text()
     (tmp_path / "nile.yaml").write_text(
         text + 'upgrade: {automatic: true}\nairflow: {upgrade: {schedule: "@hourly"}}\n'
@@ -192,17 +301,26 @@ def test_an_upgrade_is_a_dry_run_by_hand_and_needs_approval(
 
 def check_the_gate(dag: Any) -> None:
     """Check that approval shows the comparison, and that nothing but the form's box forces a promotion."""
-    body = jinja2.Template(dag.get_task("approve").body)
-    said = "compared on 9 rows of 1 key\n\nanswer: not enough to tell"
-    pulled: dict[str, str | None] = {"shadow": said}
-    ti = SimpleNamespace(xcom_pull=lambda task_ids: pulled[task_ids])
-    assert body.render(ti=ti).startswith(said) and "is not promoted by an approval" in body.render(ti=ti)
+    pulled: dict[str, Any] = {"shadow": {"lines": ["answer: not enough to tell"], "data": {}}}
+    macros = {
+        **dag.user_defined_macros,
+        "ti": SimpleNamespace(xcom_pull=lambda task_ids: pulled.get(task_ids)),
+    }
+
+    def body(mode: str) -> str:
+        template = jinja2.Template(dag.get_task("approve").body)
+        return template.render(macros, params={**dag.params, "mode": mode})
+
+    assert "answer: not enough to tell" in body("blue-green") and "is **refused**" in body("blue-green")
     pulled["shadow"] = None  # in another mode, or where the driver's output is not seen
-    assert "None" not in body.render(ti=ti)
-    assert {"compared on ", "gain per row: ", "answer: ", "verdict: "} <= set(dag.get_task("shadow").returned)
+    assert "None" not in body("stop-start") and "without a comparison" in body("stop-start")
     assert dag.params["force"] is False
     (flag,) = map(jinja2.Template, dag.get_task("promote").flags)
-    assert [flag.render(params={"force": force}) for force in (False, True)] == ["", "--force"]
+    assert [flag.render(macros, params={"force": force}) for force in (False, True)] == ["", "--force"]
+    pulled["approve"] = {"chosen_options": ["Approve"], "params_input": {"force": True}}
+    assert flag.render(macros, params={"force": False}) == "--force"
+    pulled["approve"] = {"chosen_options": ["Approve"], "params_input": {}}
+    assert flag.render(macros, params={"force": False}) == ""
 
 
 def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(
@@ -215,7 +333,7 @@ def test_an_upgrade_of_a_continuous_stream_does_not_wait_for_its_slot(
     upgrade: Any = dags["kalman_upgrade__nile"]
     assert dags["kalman_stream_forever__nile"].get_task("stream").pool == "kalman_stream__nile"
     assert {task.pool for task in upgrade.tasks} == {"default_pool"}
-    assert upgrade.get_task("replace").flags == ["--drain"]
+    assert upgrade.get_task("switch_over").flags == ["--drain"]
     assert "--drain" not in str(upgrade.get_task("promote").flags)
 
 
@@ -231,7 +349,7 @@ def test_an_upgrade_can_change_the_layout(bag: DagBag) -> None:
     ]  # which only a person at a terminal may want
     assert dag.params["partitions"] is None
     values = {"params": {"mode": "repartition", "partitions": 5}}
-    task = dag.get_task("replace")
+    task = dag.get_task("switch_over")
     rendered = {name: Template(value).render(values) for name, value in task.options.items()}
     assert rendered == {"--model": "tiny", "--mode": "repartition", "--partitions": "5"}
     flags = [Template(flag).render(values) for flag in dag.get_task("shadow").flags]

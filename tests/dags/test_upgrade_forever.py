@@ -14,7 +14,12 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import RUNNING, driver_status
 from tests.dags.conftest import DAYS, FIRST_DAY, ROWS_A_DAY, Tiny, write_days
 from tests.dags.test_approval import UPGRADE, command, statuses
-from tests.dags.test_scheduler import Airflow, all_succeeded, wait_for
+from tests.dags.test_scheduler import (
+    Airflow,
+    airflow,  # noqa: F401 - a fixture
+    all_succeeded,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.airflow, pytest.mark.spark, pytest.mark.soak]
 
@@ -112,7 +117,7 @@ def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, l
     spec = tiny.models / "tiny.yaml"
     spec.write_text(spec.read_text().replace("version: 1", "version: 2").replace("0.01", "0.011"))
     done = upgraded(airflow, mode="stop-start")
-    assert (done["replace"], done["promote"]) == ("success", "skipped"), done
+    assert (done["switch_over"], done["promote"]) == ("success", "skipped"), done
     assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "live"}
     assert log.hold() is None
     ended = next(one for one in log.drivers() if first is not None and one.name == first.name)
@@ -122,7 +127,7 @@ def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, l
     wait_for(lambda: estimated(tiny, "tiny-g0002") == ROWS_A_DAY, 120, "its estimates")
 
     done = upgraded(airflow, mode="repartition", partitions=3)
-    assert (done["replace"], done["promote"]) == ("success", "skipped"), done
+    assert (done["switch_over"], done["promote"]) == ("success", "skipped"), done
     assert statuses(tiny) == {"tiny-g0001": "retired", "tiny-g0002": "retired", "tiny-g0003": "live"}
     laid_out = {row["generation"]: row["partitions"] for row in rows_of(tiny.warehouse / "generations")}
     assert laid_out["tiny-g0003"] == 3 != laid_out["tiny-g0002"]
@@ -131,7 +136,7 @@ def test_it_is_upgraded_in_each_mode_and_resumes(airflow: Airflow, tiny: Tiny, l
     wait_for(lambda: drives("tiny-g0003"), 300, "the next driver")
     spec.write_text(spec.read_text().replace("version: 2", "version: 3").replace("0.011", "0.012"))
     done = upgraded(airflow, mode="blue-green", force=True)
-    assert (done["promote"], done["replace"]) == ("success", "skipped"), done
+    assert (done["promote"], done["switch_over"]) == ("success", "skipped"), done
     wait_for(lambda: drives("tiny-g0004"), 300, "the next driver")
     land(tiny, DAYS + 2)
     wait_for(lambda: estimated(tiny, "tiny-g0004") == ROWS_A_DAY, 120, "its estimates")

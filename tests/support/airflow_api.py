@@ -21,18 +21,30 @@ class Api:
 
     Args:
         address: of its page.
-        password: of the user `admin`; asked for when it is first needed, as Airflow makes it when it starts.
+        password: of the user; asked for when it is first needed, as Airflow makes it when it starts.
+        user: who logs in.
     """
 
-    def __init__(self, address: str, password: Callable[[], str]) -> None:
-        self.address, self._password, self._token = address, password, ""
+    def __init__(self, address: str, password: Callable[[], str], user: str = "admin") -> None:
+        self.address, self._password, self._token, self._user = address, password, "", user
 
     def call(self, path: str, body: dict[str, Any] | None = None, method: str | None = None) -> Any:
         """Call `/api/v2` + path and return its answer."""
-        if not self._token:
-            login = {"username": "admin", "password": self._password()}
-            self._token = self._ask("/auth/token", login, "POST")["access_token"]
+        self._log_in()
         return self._ask(f"/api/v2{path}", body, method or ("GET" if body is None else "POST"))
+
+    def page(self, path: str) -> str:
+        """Return a page of Airflow's address, as a person sees it who has logged in."""
+        self._log_in()
+        request = urllib.request.Request(self.address + path)
+        request.add_header("Authorization", f"Bearer {self._token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.read().decode()
+
+    def _log_in(self) -> None:
+        if not self._token:
+            login = {"username": self._user, "password": self._password()}
+            self._token = self._ask("/auth/token", login, "POST")["access_token"]
 
     def switch(self, dag_id: str, on: bool = True) -> None:
         """Unpause a DAG, or pause it."""

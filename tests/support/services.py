@@ -88,6 +88,7 @@ class Services:
         self.image = {
             "AIRFLOW_HOME": str(self.home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
             "KALMAN_WAREHOUSE": str(self.warehouse),
             "KALMAN_MODELS": str(models),
             "PYSPARK_PYTHON": sys.executable,

@@ -26,10 +26,14 @@ class Airflow(Api):
         super().__init__(f"http://127.0.0.1:{environment['KALMAN_AIRFLOW_PORT']}", self.password)
         self.environment, self.home, self.script = environment, home, script
 
-    def password(self) -> str:
-        """Return the password that Airflow has made for its user."""
+    def password(self, user: str = "admin") -> str:
+        """Return the password that Airflow has made for a user."""
         made = self.home / "simple_auth_manager_passwords.json.generated"
-        return json.loads(made.read_text())["admin"]
+        return json.loads(made.read_text())[user]
+
+    def as_user(self, user: str) -> Api:
+        """Return the same Airflow for another user."""
+        return Api(self.address, lambda: self.password(user), user)
 
     def said(self) -> str:
         """Return what the script has printed."""

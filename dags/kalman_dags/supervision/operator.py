@@ -30,7 +30,9 @@ from jobs.supervision.driver_status import (
 )
 from jobs.supervision.launcher import tail
 from jobs.supervision.stopping import request_stop
-from kalman_dags.submit import warehouse
+from kalman_dags.asset_events import tell
+from kalman_dags.outcome import Outcome
+from kalman_dags.places import warehouse
 from kalman_dags.supervision.launchers import Work, about, launcher
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
@@ -96,7 +98,10 @@ class StreamForeverOperator(BaseOperator):
         self._run = context.get("run_id")
         if event == StreamEvent.WATCHED:
             self._fail_if_given_up()
-            self.log.info("%s; the next run keeps watching it", self._look().text())
+            status = self._look()
+            drives = {} if status.driver is None else {"generation": status.driver.generation}
+            tell(context, self.outlets, Outcome([], drives))
+            self.log.info("%s; the next run keeps watching it", status.text())
             return
         status = self._look()
         if status.driven:

@@ -1,0 +1,199 @@
+"""What a person sees who is asked to let a new version take over: the evidence as Markdown, and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kalman_dags.places import model_page, report_page
+
+UNKNOWN = "not enough to tell"
+BLUE_GREEN = "blue-green"
+
+
+def body(
+    model: str,
+    mode: str,
+    preview: Mapping[str, Any] | None,
+    shadow: Mapping[str, Any] | None,
+    caught_up: bool,
+    root: str = "",
+) -> str:
+    """Return the text of the approval as Markdown.
+
+    Args:
+        model: name of the model.
+        mode: of the upgrade.
+        preview: the report of the dry run (`Outcome`); None if it is not known.
+        shadow: the report of the last comparison; None likewise.
+        caught_up: whether the live stream was let catch up before that comparison.
+        root: path of Airflow's address, in front of links.
+    """
+    data = (shadow or {}).get("data") or {}
+    parts = [
+        *(_verdict(data, root) if data.get("comparison") else _said(shadow)),
+        *(_catching_up(data, caught_up) if mode == BLUE_GREEN else []),
+        *_changes((preview or {}).get("data") or {}),
+        *_decision(model, mode, data, root),
+    ]
+    return "\n\n".join(parts)
+
+
+def _verdict(data: Mapping[str, Any], root: str) -> list[str]:
+    """Return the verdict with its reasons, the link to the report, and the table with the interval."""
+    numbers = data["comparison"]
+    gain = numbers.get("gain") or {}
+    good = "good" if data.get("good") else "not good"
+    found = [f"**Verdict: {good}.** Answer: {_answer(data.get('answer'))}."]
+    if data.get("reasons"):
+        found.append("\n".join(f"- {reason}" for reason in data["reasons"]))
+    page = report_page(str(data.get("report") or ""))
+    if page:
+        found.append(f"**[Open the report]({root}{page})** (`{data['report']}`)")
+    rows = [
+        ("rows compared", _count(numbers.get("rows")), ""),
+        ("keys compared", _count(numbers.get("keys")), ""),
+        ("gain in log-likelihood per row", _signed(gain.get("mean")), _interval(gain)),
+        (
+            "keys predicted better / worse",
+            f"{_count(numbers.get('keys_better'))} / {_count(numbers.get('keys_worse'))}",
+            "",
+        ),
+    ]
+    found.append(_table(("what", "value", "95 % interval"), rows))
+    sides = [
+        (title, show(numbers[name].get("old")), show(numbers[name].get("new")))
+        for title, name, show in SIDES
+        if isinstance(numbers.get(name), Mapping)
+    ]
+    if sides:
+        live, new = f"{data.get('live', 'the live one')} (live)", f"{data.get('generation', 'new')} (shadow)"
+        found.append(_table(("", live, new), sides))
+    return found
+
+
+def _said(shadow: Mapping[str, Any] | None) -> list[str]:
+    """Return the driver's own lines where its report could not be read (it ran in a cluster, or compares nothing)."""
+    lines: Sequence[str] = (shadow or {}).get("lines") or []
+    return ["```\n" + "\n".join(lines) + "\n```"] if lines else []
+
+
+def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
+    """Return what lag has to do with the rows compared."""
+    found = []
+    if caught_up:
+        found.append(
+            "The live stream lagged the shadow, so this run let it catch up first, and compared again: the numbers are "
+            "those after it."
+        )
+    if data.get("live_lags"):
+        found.append(
+            f"**The live stream still lags**: {data.get('live', 'it')} has not read all rows that the shadow has, and "
+            "rows that it has not estimated are not compared."
+        )
+    needed, rows = data.get("rows_needed"), (data.get("comparison") or {}).get("rows")
+    if data.get("answer") == UNKNOWN and needed is not None and rows is not None and needed > rows:
+        found.append(f"About {needed - rows:,} rows more would tell.")
+    return found
+
+
+def _changes(data: Mapping[str, Any]) -> list[str]:
+    """Return what the new version loses and gains: states, keys, parameters."""
+    change = data.get("change") or {}
+    before, after = change.get("before") or {}, change.get("after") or {}
+    lost, gained = (
+        [name for name in before if name not in after],
+        [name for name in after if name not in before],
+    )
+    rows = []
+    if before or after:
+        rows.append(("states", ", ".join(lost) or "none", ", ".join(gained) or "none"))
+    if change.get("left_out"):
+        some = ", ".join(map(str, change.get("left_out_keys") or []))
+        rows.append(
+            ("keys", f"{change['left_out']:,} whose state is not a number ({some}): they begin anew", "none")
+        )
+    elif "keys" in change:
+        rows.append(("keys", "none", f"none; {change['keys']:,} keep their state"))
+    found = [_table(("", "lost", "gained"), rows)] if rows else []
+    parameters = [
+        (f"`{one['name']}`", f"`{_value(one['before'])}`", f"`{_value(one['after'])}`", str(one["from"]))
+        for one in change.get("parameters") or []
+    ]
+    if parameters:
+        found.append(_table(("parameter", "before", "after", "from"), parameters))
+    return ["**What is lost and gained**", *found] if found else []
+
+
+def _decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list[str]:
+    """Return what the answers do, and where to look further."""
+    if mode != BLUE_GREEN:
+        return [
+            f"Approve: `{mode}` ends the live generation and begins the new one, without a comparison. Reject: nothing "
+            f"changes. [All of {model}]({root}{model_page(model)})"
+        ]
+    if data.get("good"):
+        first = "Approve: the shadow catches up, is compared once more, and becomes live. "
+    else:
+        first = (
+            "Approve alone is **refused**, because the verdict is not good: tick *Force* below as well to promote it "
+            "whatever the comparison says. "
+        )
+    return [
+        f"{first}Reject: the live version stays, and the shadow with it; start this DAG again when more rows have "
+        f"come, or give it up with `kalman-pipeline retire --model {model}`. "
+        f"[All of {model}]({root}{model_page(model)})"
+    ]
+
+
+def _answer(answer: Any) -> str:
+    return {
+        "better": "the new version predicts better",
+        "not worse": "the new version predicts no worse than is allowed",
+        "worse": "the new version predicts worse",
+        UNKNOWN: "not enough to tell whether the new version predicts better or worse",
+    }.get(str(answer), str(answer))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines
+    )
+
+
+def _interval(gain: Mapping[str, Any]) -> str:
+    low, high = gain.get("low"), gain.get("high")
+    return "none" if low is None or high is None else f"{low:+.4g} to {high:+.4g}"
+
+
+def _count(value: Any) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}"
+
+
+def _signed(value: Any) -> str:
+    return "-" if value is None else f"{value:+.4g}"
+
+
+def _share(value: Any) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _value(value: Any) -> str:
+    text = "-" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+SIDES = (
+    ("log-likelihood per row", "log_likelihood_a_row", _number),
+    ("NIS per component (1 is expected)", "nis_a_component", _number),
+    ("keys whose NIS is outside its bounds", "nis_outside", _share),
+    ("mean innovation (0 is expected)", "bias", _signed),
+    ("keys whose mean innovation is outside its bounds", "bias_outside", _share),
+    ("rows flagged", "flagged", _count),
+)
+"""What is compared side by side: its title, its name in the report's numbers, and how it is shown."""

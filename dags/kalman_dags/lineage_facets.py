@@ -1,0 +1,111 @@
+"""OpenLineage's description of a run of a verb: the tables that it reads and writes, their rows and versions.
+
+Only imported where the provider `openlineage` is installed, which asks the operator for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.providers.openlineage.extractors import OperatorLineage
+from attrs import define
+from openlineage.client.event_v2 import InputDataset, OutputDataset
+from openlineage.client.facet_v2 import (
+    RunFacet,
+    dataset_version_dataset,
+    output_statistics_output_dataset,
+)
+
+from kalman_dags.outcome import Outcome
+from kalman_dags.places import warehouse
+
+READS = {
+    "pretrain": ("measurements",),
+    "estimate": ("measurements",),
+    "stream": ("measurements",),
+    "verify": ("measurements", "estimates"),
+    "upgrade": ("measurements", "estimates"),
+    "monitor": ("estimates",),
+    "skill": ("estimates",),
+    "forecast": ("latest",),
+    "export": ("estimates",),
+}
+"""The tables of a model that a verb reads, by their folder in the warehouse."""
+
+WRITES = {
+    "ingest": ("measurements",),
+    "estimate": ("estimates_history",),
+    "stream": ("estimates",),
+    "upgrade": ("estimates",),
+    "monitor": ("windows", "alerts"),
+    "skill": ("forecast_skill",),
+    "forecast": ("forecasts",),
+}
+
+SHARED = {"pretrain": ("snapshots",), "export": ("snapshots",), "verify": ("verifications",)}
+"""Tables of all models that a verb writes."""
+
+VERSIONED = ("pretrain", "estimate")
+"""Verbs whose report names the version of the measurements that they have read; `ingest` names the one it wrote."""
+
+
+@define
+class KalmanRunFacet(RunFacet):
+    """What the verb has reported: snapshot, generation, position, rows, log-likelihood, answer, report."""
+
+    verb: str
+    model: str
+    summary: str
+    facts: dict[str, Any]
+
+
+def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> OperatorLineage:
+    """Return the tables and facets of one run."""
+    model, rows = str(options.get("--model", "")), outcome.data.get("rows")
+    version = outcome.data.get("version")
+    inputs = [
+        InputDataset(
+            *_name(f"{folder}/{model}"),
+            facets=_version(version) if verb in VERSIONED and folder == "measurements" else {},
+        )
+        for folder in READS.get(verb, ())
+    ]
+    if verb == "ingest" and options.get("--input"):
+        inputs.append(InputDataset("file", str(options["--input"])))
+    names = [f"{folder}/{model}" for folder in WRITES.get(verb, ())] + list(SHARED.get(verb, ()))
+    statistics = (
+        {
+            "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                rowCount=rows
+            )
+        }
+        if isinstance(rows, int)
+        else {}
+    )
+    outputs = [
+        OutputDataset(
+            *_name(name),
+            facets=_version(version) if verb == "ingest" else {},
+            outputFacets=statistics if len(names) == 1 else {},
+        )
+        for name in names
+    ]
+    told = KalmanRunFacet(verb, model, outcome.headline or "", outcome.facts)
+    return OperatorLineage(inputs=inputs, outputs=outputs, run_facets={"kalman": told})
+
+
+def _name(table: str) -> tuple[str, str]:
+    """Return namespace and name of a table, as OpenLineage names files: `file` and the path, or scheme and host."""
+    parts = urlsplit(warehouse())
+    if not parts.scheme:
+        return "file", f"{warehouse().rstrip('/')}/{table}"
+    return f"{parts.scheme}://{parts.netloc}", f"{parts.path.rstrip('/')}/{table}"
+
+
+def _version(version: Any) -> dict[str, Any]:
+    if version is None:
+        return {}
+    facet = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=str(version))
+    return {"version": facet}

@@ -1,0 +1,127 @@
+"""The application behind the pages: whoever may read a model's DAG in Airflow may read its pages, and nobody else.
+
+Airflow's own dependency tells who asks: by the cookie of the log-in, or by the token of the API.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+from airflow.api_fastapi.core_api.security import GetUserDep
+from airflow.models.dag import DagModel
+from airflow.utils.session import create_session
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from sqlalchemy import select
+
+from dags.kalman_dags.pages import reports
+from dags.kalman_dags.pages.missing import landed_intervals
+from dags.kalman_dags.pages.model_page import Dag, index_page, model_page
+from dags.kalman_dags.places import PAGES, dag_id, models
+from jobs.specs.loading import load_spec, spec_files
+from jobs.specs.model_spec import ModelSpec, SpecError
+
+app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
+
+GUARD = {
+    # A report is written from data: what is in it may draw itself, and nothing else. It cannot run a script, send a
+    # form or read Airflow's pages with the rights of the person who looks at it.
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "private, no-store",
+}
+
+OWN = {**GUARD, "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'"}
+"""Of our own pages, whose links lead to Airflow's."""
+
+
+def may_read(model: str, user: Any) -> bool:
+    """Return whether a user may read the DAG of a model's upgrades, and with it the model's pages."""
+    return _may_read_dag(dag_id("upgrade", model), user)
+
+
+def _may_read_dag(name: str, user: Any) -> bool:
+    details = DagDetails(id=name, team_name=DagModel.get_team_name(name))
+    return get_auth_manager().is_authorized_dag(method="GET", details=details, user=user)
+
+
+def readable(model: str, user: GetUserDep) -> str:
+    """Return the model of an address, if the user may read it."""
+    if not may_read(model, user):
+        raise HTTPException(403, "Forbidden")
+    return model
+
+
+Readable = Annotated[str, Depends(readable)]
+
+
+def specs() -> list[ModelSpec]:
+    """Return the sound specs of the models folder."""
+    found = []
+    try:
+        for path in spec_files(models()):
+            try:
+                found.append(load_spec(path.stem, models()))
+            except SpecError:
+                continue
+    except SpecError:
+        return []
+    return found
+
+
+def dags_of(model: str, user: Any) -> list[Dag]:
+    """Return the DAGs of a model that Airflow has and the user may read."""
+    with create_session() as session:
+        query = (
+            select(DagModel)
+            .where(DagModel.dag_id.endswith(f"__{model}", autoescape=True), DagModel.is_stale.is_(False))
+            .order_by(DagModel.dag_id)
+        )
+        found = [
+            Dag(one.dag_id, one.dag_display_name, one.description or "", bool(one.is_paused))
+            for one in session.scalars(query)
+        ]
+    mine = [one for one in found if one.dag_id.partition("__")[2] == model]
+    return [one for one in mine if _may_read_dag(one.dag_id, user)]
+
+
+@app.exception_handler(401)
+def log_in(request: Request, error: Any) -> Response:
+    """Let a person without a valid log-in log in, as Airflow's own pages do."""
+    return RedirectResponse(get_auth_manager().get_url_login(next_url=str(request.url)))
+
+
+@app.get("/", response_class=HTMLResponse)
+def all_models(request: Request, user: GetUserDep) -> Response:
+    """Show the models that the user may read."""
+    shown = [spec for spec in specs() if may_read(spec.name, user)]
+    return HTMLResponse(index_page(shown, _root(request)), headers=OWN)
+
+
+@app.get("/models/{model}", response_class=HTMLResponse)
+def one_model(model: Readable, request: Request, user: GetUserDep) -> Response:
+    """Show a model: its DAGs, tables, reports and commands."""
+    spec = next((one for one in specs() if one.name == model), None)
+    if spec is None:
+        raise HTTPException(404, f"there is no model {model!r}, or its spec is broken")
+    page = model_page(
+        spec, dags_of(model, user), reports.names(model), landed_intervals(spec), _root(request)
+    )
+    return HTMLResponse(page, headers=OWN)
+
+
+@app.get("/reports/{model}/{name}")
+def one_report(model: Readable, name: str) -> Response:
+    """Serve a report of a model."""
+    found = reports.read(model, name)
+    if found is None:
+        raise HTTPException(404, "there is no such report")
+    return Response(found.content, media_type=found.media_type, headers=GUARD)
+
+
+def _root(request: Request) -> str:
+    """Return the path of Airflow's address, in front of its own pages."""
+    return request.scope.get("root_path", "").removesuffix(PAGES)

@@ -1,0 +1,31 @@
+"""The plugin. Every process of Airflow loads it: what only the API server needs is imported when that asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from dags.kalman_dags.places import PAGES
+
+
+class KalmanPages(AirflowPlugin):
+    """Pages of the models and their reports, in Airflow's address and menu, with Airflow's log-in and rights."""
+
+    name = "kalman_pages"
+    external_views = [
+        {
+            "name": "Kalman models",
+            "href": f"{PAGES}/",
+            "destination": "nav",
+            "category": "browse",
+            "url_route": "kalman-models",
+        }
+    ]
+
+    @property
+    def fastapi_apps(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The application that serves the pages."""
+        from dags.kalman_dags.pages.app import app
+
+        return [{"app": app, "url_prefix": PAGES, "name": "Kalman models"}]

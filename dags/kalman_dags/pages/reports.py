@@ -1,0 +1,62 @@
+"""The reports of a warehouse: which there are, and their content; nothing else of the file system can be reached."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import fsspec
+
+from dags.kalman_dags.places import warehouse
+from jobs.core.roots import local_path
+
+FOLDER = "reports"
+"""As `jobs.upgrades.comparison.report_files` has it, which needs Spark."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+
+
+class Report(NamedTuple):
+    """A report's content and its media type."""
+
+    content: bytes
+    media_type: str
+
+
+def names(model: str) -> list[str]:
+    """Return the names of a model's pages of reports, sorted."""
+    if not _NAME.fullmatch(model):
+        return []
+    folder = local_path(warehouse())
+    try:
+        if folder is not None:
+            found = [path.name for path in (folder / FOLDER / model).iterdir() if path.is_file()]
+        else:
+            store, root = fsspec.core.url_to_fs(f"{warehouse()}/{FOLDER}/{model}")
+            found = [str(path).rpartition("/")[2] for path in store.ls(root, detail=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(name for name in found if name.endswith(".html") and _NAME.fullmatch(name))
+
+
+def read(model: str, name: str) -> Report | None:
+    """Return a report; None if there is no such report, or the name is none of a report.
+
+    The names come from an address that anybody may have written: they are plain names without a folder, and a file that
+    is reached through a link out of the folder of the reports is not read.
+    """
+    kind = _ENDINGS.get(Path(name).suffix)
+    if kind is None or not (_NAME.fullmatch(model) and _NAME.fullmatch(name)):
+        return None
+    folder = local_path(warehouse())
+    try:
+        if folder is None:
+            with fsspec.open(f"{warehouse()}/{FOLDER}/{model}/{name}", "rb") as file:
+                return Report(file.read(), kind)  # pyright: ignore[reportAttributeAccessIssue]
+        base = (folder / FOLDER).resolve()
+        path = (base / model / name).resolve(strict=True)
+        return Report(path.read_bytes(), kind) if path.is_relative_to(base) and path.is_file() else None
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,45 @@
+"""Where the warehouse, the specs and the pages are, by the environment; without Airflow, for its API server too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jobs.core.roots import warehouse_root
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
+
+PAGES = "/kalman"
+"""Where the plugin's pages are, below the address of Airflow's API server."""
+
+
+def warehouse() -> str:
+    """Return the root of the warehouse, as its verbs have it; by default a folder beside `dags/`.
+
+    Raises:
+        UserError: KALMAN_WAREHOUSE names a place where no warehouse can be.
+    """
+    return warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
+
+
+def models() -> str:
+    """Return the folder of the model specs, by default one beside `dags/`."""
+    return str(ROOT / Path(os.environ.get("KALMAN_MODELS") or "models").expanduser())
+
+
+def dag_id(verb: str, model: str) -> str:
+    """Return the name of a model's DAG."""
+    return f"kalman_{verb}__{model}"
+
+
+def model_page(model: str) -> str:
+    """Return the path of a model's page, below Airflow's address."""
+    return f"{PAGES}/models/{model}"
+
+
+def report_page(report: str) -> str | None:
+    """Return the path at which Airflow shows a report, by the report's own path; None if it is no page of a report."""
+    folder, _, name = report.replace("\\", "/").rpartition("/")
+    model = folder.rpartition("/")[2]
+    return f"{PAGES}/reports/{model}/{name}" if model and name.endswith(".html") else None

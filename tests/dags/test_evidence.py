@@ -1,0 +1,115 @@
+"""What a person sees who is asked to approve an upgrade, and what is missing among the intervals that have landed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dags.kalman_dags.pages.missing import among
+from kalman_dags.approval import body
+from kalman_dags.outcome import Outcome
+from kalman_dags.places import report_page
+
+pytestmark = pytest.mark.airflow
+
+SIDES: dict[str, Any] = {"old": 1.0, "new": 1.5}
+SHADOW: dict[str, Any] = {
+    "lines": [],
+    "data": {
+        "generation": "tiny-g0002",
+        "live": "tiny-g0001",
+        "live_lags": False,
+        "good": True,
+        "answer": "better",
+        "reasons": [],
+        "rows_needed": 900,
+        "report": "/ware house/reports/tiny/tiny-g0002.html",
+        "comparison": {
+            "rows": 1200,
+            "keys": 3,
+            "keys_better": 2,
+            "keys_worse": 1,
+            "log_likelihood_a_row": SIDES,
+            "nis_a_component": SIDES,
+            "nis_outside": {"old": 0.05, "new": None},
+            "bias": SIDES,
+            "bias_outside": SIDES,
+            "flagged": {"old": 0, "new": 2},
+            "gain": {"mean": 0.5, "low": 0.25, "high": 0.75, "rows": 1200, "keys": 3},
+        },
+    },
+}
+PREVIEW: dict[str, Any] = {
+    "lines": [],
+    "data": {
+        "change": {
+            "keys": 3,
+            "left_out": 0,
+            "before": {"level": {}, "slope": {}},
+            "after": {"level": {}, "bias": {}},
+            "parameters": [
+                {"name": "a|b", "before": 1.0, "after": None, "from": "the spec", "to_learn": False}
+            ],
+        }
+    },
+}
+
+
+def test_a_good_verdict_with_all_its_evidence() -> None:
+    text = body("tiny", "blue-green", PREVIEW, SHADOW, caught_up=False, root="/air")
+    assert text.startswith("**Verdict: good.** Answer: the new version predicts better.")
+    assert "[Open the report](/air/kalman/reports/tiny/tiny-g0002.html)" in text
+    assert "| rows compared | 1,200 |" in text
+    assert "| gain in log-likelihood per row | +0.5 | +0.25 to +0.75 |" in text
+    assert "| log-likelihood per row | 1 | 1.5 |" in text and "| rows flagged | 0 | 2 |" in text
+    assert "| keys whose NIS is outside its bounds | 5.0% | - |" in text
+    assert "| states | slope | bias |" in text and "none; 3 keep their state" in text
+    assert "`a\\|b`" in text, "a name cannot end its cell"
+    assert "catch up first" not in text and "becomes live" in text and "refused" not in text
+
+
+def test_nothing_to_compare_says_why_and_what_remedies_it() -> None:
+    data = {**SHADOW["data"], "good": False, "answer": "not enough to tell", "live_lags": True}
+    data["reasons"] = ["there is nothing to compare: no row has been estimated by both"]
+    data["comparison"] = {**data["comparison"], "rows": 0, "gain": {"mean": None, "low": None, "high": None}}
+    text = body("tiny", "blue-green", None, {"lines": [], "data": data}, caught_up=True)
+    assert "**Verdict: not good.**" in text and "- there is nothing to compare" in text
+    assert "this run let it catch up first" in text and "**The live stream still lags**" in text
+    assert "About 900 rows more would tell." in text
+    assert "is **refused**" in text and "tick *Force*" in text
+
+
+def test_keys_that_are_lost_are_named() -> None:
+    change = {"keys": 2, "left_out": 1, "left_out_keys": ["s7"]}
+    text = body("tiny", "stop-start", {"data": {"change": change}}, None, caught_up=False)
+    assert "1 whose state is not a number (s7)" in text and "without a comparison" in text
+
+
+def test_the_page_of_a_report() -> None:
+    assert report_page("s3a://bucket/reports/tiny/tiny-g0002.html") == "/kalman/reports/tiny/tiny-g0002.html"
+    assert report_page("/reports/tiny/tiny-g0002.json") is None and report_page("") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "headline"),
+    [
+        (["landed 3 rows of 1 file", "the measurements table is at version 1"], "landed 3 rows of 1 file"),
+        (["generation g resumed", "estimated 3 rows, 1 s"], "estimated 3 rows, 1 s"),
+        (["compared on 3 rows", "verdict: good", "report: x", "promoted g2", "8.1 s"], "promoted g2"),
+        (["12.5 s"], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_the_line_that_matters(lines: list[str], headline: str | None) -> None:
+    assert Outcome(lines, {}).headline == headline
+
+
+def test_missing_days() -> None:
+    landed = {"2013-01-01T00:00:00Z", "2013-01-02T00:00:00Z", "2013-01-05T00:00:00Z"}
+    found = among("@daily", landed)
+    assert found is not None
+    assert found.missing == ["2013-01-03T00:00:00Z", "2013-01-04T00:00:00Z"]
+    assert (found.first, found.last, found.landed) == (min(landed), max(landed), 3)
+    assert among("@daily", set()) is None
+    assert among("@daily", {"2013-01-01T00:00:00Z"}) == ("2013-01-01T00:00:00Z",) * 2 + (1, [])

@@ -1,0 +1,132 @@
+"""The pages of the models and their reports, in Airflow's own API server, with its log-in and its rights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from tests.dags.conftest import HOME, MODELS
+
+pytestmark = pytest.mark.airflow
+
+USERS = ("admin:admin", "tiny_reader:viewer", "other_reader:viewer")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A warehouse with a report, a secret beside the reports, and a link that leads out of them."""
+    root = tmp_path_factory.mktemp("pages")
+    for model in ("tiny", "other"):
+        (root / "warehouse" / "reports" / model).mkdir(parents=True)
+        (root / "warehouse" / "reports" / model / f"{model}-g0002.html").write_text(
+            f"<p>the report of {model}</p>"
+        )
+    (root / "warehouse" / "secret.html").write_text("a secret")
+    (root / "secret.html").write_text("a secret")
+    (root / "warehouse" / "reports" / "tiny" / "link.html").symlink_to(root / "secret.html")
+    (root / "warehouse" / "reports" / "tiny" / "notes.txt").write_text("a secret")
+    (root / "warehouse" / "measurements" / "tiny" / "_delta_log").mkdir(parents=True)
+    (root / "models").mkdir()
+    text = (MODELS / "tiny.yaml").read_text()
+    (root / "models" / "tiny.yaml").write_text(
+        text.replace("Three thermometers", "Three <b>thermometers</b>")
+    )
+    (root / "models" / "other.yaml").write_text(text.replace("name: tiny", "name: other"))
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(place: Path) -> Iterator[TestClient]:
+    """Airflow's API server in this process, with the plugin that its plugins folder has."""
+    from airflow.api_fastapi.app import create_app, purge_cached_app
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KALMAN_WAREHOUSE", str(place / "warehouse"))
+        patch.setenv("KALMAN_MODELS", str(place / "models"))
+        patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(USERS))
+        patch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights_by_dag.RightsByDag")
+        purge_cached_app()
+        # Airflow keeps this process's users; the pages follow no redirect to its log-in here.
+        with TestClient(create_app(), follow_redirects=False) as client:
+            yield client
+        purge_cached_app()
+
+
+def token(server: TestClient, user: str) -> dict[str, str]:
+    """Log in as a user, and return the header that says so."""
+    passwords = json.loads((HOME / "simple_auth_manager_passwords.json.generated").read_text())
+    answer = server.post("/auth/token", json={"username": user, "password": passwords[user]})
+    assert answer.status_code == 201, answer.text
+    return {"Authorization": f"Bearer {answer.json()['access_token']}"}
+
+
+def test_a_report_opens_for_who_may_read_its_dag(server: TestClient) -> None:
+    reader = token(server, "tiny_reader")
+    found = server.get("/kalman/reports/tiny/tiny-g0002.html", headers=reader)
+    assert (found.status_code, found.text) == (200, "<p>the report of tiny</p>")
+    # What data may have brought into a report cannot act with the reader's rights.
+    assert "sandbox" in found.headers["content-security-policy"]
+    assert "script" not in found.headers["content-security-policy"]
+    assert found.headers["x-content-type-options"] == "nosniff"
+    # The browser's cookie of the log-in is as good as the API's token.
+    cookie = {"Cookie": f"_token={reader['Authorization'].removeprefix('Bearer ')}"}
+    assert server.get("/kalman/reports/tiny/tiny-g0002.html", headers=cookie).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/kalman/reports/tiny/tiny-g0002.html", "/kalman/models/tiny"])
+def test_nobody_else_sees_it(server: TestClient, path: str) -> None:
+    assert server.get(path, headers=token(server, "other_reader")).status_code == 403
+    without = server.get(path)
+    assert without.status_code == 307 and "/auth/login" in without.headers["location"]
+    assert server.get(path, headers={"Authorization": "Bearer none"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../secret.html",
+        "..%2F..%2Fsecret.html",
+        "%2e%2e/%2e%2e/secret.html",
+        "..%5c..%5csecret.html",
+        "link.html",
+        "notes.txt",
+        "none.html",
+        ".html",
+        "tiny-g0002.html%00.html",
+        "%2Fetc%2Fpasswd",
+    ],
+)
+def test_no_other_file_can_be_reached(server: TestClient, name: str) -> None:
+    answer = server.get(f"/kalman/reports/tiny/{name}", headers=token(server, "admin"))
+    # A path that leaves the pages is one of Airflow's own.
+    assert answer.status_code == 404 or "a secret" not in answer.text, answer.text
+    assert "a secret" not in answer.text
+
+
+def test_a_models_page_links_what_belongs_to_it(server: TestClient, place: Path) -> None:
+    page = server.get("/kalman/models/tiny", headers=token(server, "tiny_reader")).text
+    assert 'href="/kalman/reports/tiny/tiny-g0002.html"' in page and "notes.txt" not in page
+    assert f"{place}/warehouse/measurements/tiny" in page
+    assert "kalman-pipeline status --model tiny" in page
+    assert "&lt;b&gt;thermometers" in page and "<b>thermometers" not in page
+    assert server.get("/kalman/models/none", headers=token(server, "admin")).status_code == 404
+
+
+def test_the_list_has_the_models_that_one_may_read(server: TestClient) -> None:
+    mine = server.get("/kalman/", headers=token(server, "tiny_reader")).text
+    assert 'href="/kalman/models/tiny"' in mine and "models/other" not in mine
+    everything = server.get("/kalman/", headers=token(server, "admin")).text
+    assert "models/tiny" in everything and "models/other" in everything
+
+
+def test_airflows_menu_has_the_pages(server: TestClient) -> None:
+    found = server.get("/api/v2/plugins", headers=token(server, "admin")).json()["plugins"]
+    (ours,) = [one for one in found if one["name"] == "kalman_pages"]
+    assert [view["href"] for view in ours["external_views"]] == ["/kalman/"]
+    assert [one["url_prefix"] for one in ours["fastapi_apps"]] == ["/kalman"]
+    errors = server.get("/api/v2/plugins/importErrors", headers=token(server, "admin")).json()
+    assert errors["import_errors"] == []

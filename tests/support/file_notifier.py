@@ -1,0 +1,23 @@
+"""A notifier that writes its message into a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseNotifier, Context
+
+
+class FileNotifier(BaseNotifier):
+    """Append `text`, a template, to the file `path`."""
+
+    template_fields = ("text",)
+
+    def __init__(self, path: str, text: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path, self.text = path, text
+
+    def notify(self, context: Context) -> None:
+        """Write the message."""
+        with Path(self.path).open("a") as file:
+            file.write(f"{self.text}\n")
