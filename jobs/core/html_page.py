@@ -6,6 +6,7 @@ Every text is escaped here. The page fits a phone: what is wider scrolls within 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,9 +34,10 @@ def heading(text: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph; kind: its class, such as `verdict good`."""
+    """Return a paragraph, with what stands in backticks as code; kind: its class, such as `verdict good`."""
     named = f' class="{html.escape(kind)}"' if kind else ""
-    return f"<p{named}>{html.escape(text)}</p>"
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return f"<p{named}>{marked}</p>"
 
 
 def section(title: str, text: str, body: str) -> str:
@@ -58,6 +60,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def linked_table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], Sequence[tuple[str, str]]]]) -> str:
+    """Return a table whose last column has links (target, text) below each other."""
+    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + f"<td>{'<br>'.join(link(target, text) for target, text in links)}</td></tr>"
+        for cells, links in rows
     )
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
@@ -97,17 +111,17 @@ margin: 0 0 .4rem; } p { margin: 0 0 1rem; color: var(--soft); max-width: 78ch; 
 .verdict { padding: .7rem 1rem; border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good {
 background: #e4f3ea; color: #14532d; } .verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral {
 background: #e9edf2; color: #3d4856; } .cards { display: grid; grid-template-columns: repeat(auto-fit,
-minmax(min(190px, 100%), 1fr)); gap: .8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid
+minmax(min(155px, 100%), 1fr)); gap: .8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid
 var(--line); border-radius: 10px; padding: .9rem 1rem; display: flex; flex-direction: column; } .card b {
 font-size: 1.55rem; line-height: 1.2; font-variant-numeric: tabular-nums; } .card span { font-weight: 600;
 font-size: .92rem; } .card small { color: var(--soft); } section { background: #fff; border: 1px solid
 var(--line); border-radius: 10px; padding: 1.25rem; margin-bottom: 1.25rem; } img { width: 100%; height: auto;
 display: block; } .wide { overflow-x: auto; } .two { display: grid; gap: 1.5rem; grid-template-columns:
-repeat(auto-fit, minmax(min(420px, 100%), 1fr)); } .two > * { min-width: 0; } table { border-collapse: collapse;
+repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * { min-width: 0; } table { border-collapse: collapse;
 width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; } th, td { padding: .45rem .6rem;
 border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; } th:first-child, td:first-child {
-text-align: left; } th { color: var(--soft); font-weight: 600; white-space: normal; vertical-align: bottom; }
-tr:last-child td { border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto;
+text-align: left; } th { color: var(--soft); font-weight: 600; white-space: normal; overflow-wrap: normal;
+vertical-align: bottom; } tr:last-child td { border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto;
 gap: .2rem .8rem; align-items: center; padding: .25rem 0; font-size: .92rem; } .bar i { display: block;
 height: .8rem; background: #2563a8; border-radius: 3px; min-width: 2px; } .bar b { font-variant-numeric:
 tabular-nums; font-weight: 600; } @media (max-width: 640px) { main { padding: 1.25rem .75rem 3rem; } h1 {

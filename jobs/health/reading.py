@@ -125,7 +125,7 @@ def quarantined(root: str, model: str) -> list[Reason]:
 def _kind(reason: str | None) -> str:
     """Return a reason without the value that it quotes."""
     text = reason or "unknown"
-    return text.split("'", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
+    return text.split(" '", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
 
 
 def progress(root: str, model: str) -> list[dict[str, Any]]:
