@@ -103,29 +103,29 @@ def link(target: str, text: str) -> str:
 
 
 STYLE = """
-:root { color-scheme: light; --ink: #1f2733; --soft: #5b6675; --line: #e1e6ec; } * { box-sizing: border-box; }
-body { margin: 0; background: #f5f7fa; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans",
-sans-serif; overflow-wrap: anywhere; } main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; }
-h1 { font-size: 1.9rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; } h2 { font-size: 1.2rem;
-margin: 0 0 .4rem; } p { margin: 0 0 1rem; color: var(--soft); max-width: 78ch; } a { color: #2563a8; }
-.verdict { padding: .7rem 1rem; border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good {
-background: #e4f3ea; color: #14532d; } .verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral {
-background: #e9edf2; color: #3d4856; } .cards { display: grid; grid-template-columns: repeat(auto-fit,
-minmax(min(155px, 100%), 1fr)); gap: .8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid
-var(--line); border-radius: 10px; padding: .9rem 1rem; display: flex; flex-direction: column; } .card b {
-font-size: 1.55rem; line-height: 1.2; font-variant-numeric: tabular-nums; } .card span { font-weight: 600;
-font-size: .92rem; } .card small { color: var(--soft); } section { background: #fff; border: 1px solid
-var(--line); border-radius: 10px; padding: 1.25rem; margin-bottom: 1.25rem; } img { width: 100%; height: auto;
-display: block; } .wide { overflow-x: auto; } .two { display: grid; gap: 1.5rem; grid-template-columns:
-repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * { min-width: 0; } table { border-collapse: collapse;
-width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; } th, td { padding: .45rem .6rem;
-border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; } th:first-child, td:first-child {
-text-align: left; } th { color: var(--soft); font-weight: 600; white-space: normal; overflow-wrap: normal;
-vertical-align: bottom; } tr:last-child td { border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto;
-gap: .2rem .8rem; align-items: center; padding: .25rem 0; font-size: .92rem; } .bar i { display: block;
-height: .8rem; background: #2563a8; border-radius: 3px; min-width: 2px; } .bar b { font-variant-numeric:
-tabular-nums; font-weight: 600; } @media (max-width: 640px) { main { padding: 1.25rem .75rem 3rem; } h1 {
-font-size: 1.5rem; } section { padding: 1rem .8rem; } .cards { grid-template-columns: 1fr 1fr; } .card { padding:
-.7rem .75rem; } .card b { font-size: 1.25rem; } .wide > img { width: 720px; max-width: none; } .bar {
-grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3; } }
+:root { color-scheme: light; --ink: #1f2733; --soft: #5b6675; --line: #e1e6ec; } * { box-sizing: border-box; } body
+{ margin: 0; background: #f5f7fa; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans",
+sans-serif; overflow-wrap: anywhere; } main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; } h1
+{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; } h2 { font-size: 1.2rem; margin:
+0 0 .4rem; } p { margin: 0 0 1rem; color: var(--soft); max-width: 78ch; } a { color: #2563a8; } .verdict { padding:
+.7rem 1rem; border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good { background: #e4f3ea; color:
+#14532d; } .verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral { background: #e9edf2; color:
+#3d4856; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(155px, 100%), 1fr)); gap:
+.8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+padding: .9rem 1rem; display: flex; flex-direction: column; } .card b { font-size: 1.55rem; line-height: 1.2;
+font-variant-numeric: tabular-nums; } .card span { font-weight: 600; font-size: .92rem; } .card small { color:
+var(--soft); } section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 1.25rem;
+margin-bottom: 1.25rem; } img { width: 100%; height: auto; display: block; } .wide { overflow-x: auto; } .two {
+display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * {
+min-width: 0; } table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric:
+tabular-nums; } th, td { padding: .45rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+white-space: nowrap; } th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight:
+600; white-space: normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td { border-bottom: 0; }
+.bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem; align-items: center;
+padding: .25rem 0; font-size: .92rem; } .bar i { display: block; height: .8rem; background: #2563a8; border-radius:
+3px; min-width: 2px; } .bar b { font-variant-numeric: tabular-nums; font-weight: 600; } @media (max-width: 640px) {
+main { padding: 1.25rem .75rem 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; } .cards {
+grid-template-columns: 1fr 1fr; } .card { padding: .7rem .75rem; } .card b { font-size: 1.25rem; } .wide > img {
+width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3;
+} }
 """

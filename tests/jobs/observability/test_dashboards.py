@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -170,9 +169,7 @@ def test_a_real_prometheus_answers_every_panel(prometheus: tuple[str, int]) -> N
             except OSError:
                 continue  # it starts
         assert empty == []
-        found = answered(address, 'count by (alertname) (ALERTS{alertname="KalmanStreamStuck"})')
-        assert (
-            found and datetime.now(UTC).year > 2024
-        )  # the records are of 2024: rows wait, and nothing has ended since
+        # The records are of 2024: rows wait, and nothing has ended since.
+        assert answered(address, 'ALERTS{alertname="KalmanStreamStuck"}')
     finally:
         metrics.close()
