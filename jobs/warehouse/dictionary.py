@@ -101,6 +101,7 @@ _WINDOWS = {
     "window_start": "Start of the window (UTC, inclusive)",
     "window_end": "End of the window (UTC, exclusive)",
     "rows": "Estimates in the window",
+    "late": "Estimates that came after the window was closed, and are in no other column",
     "nis_rows": "Of them those with a NIS",
     "gated": "Of them those that the gate refused",
     "flagged": "Of them those with any flag",
@@ -118,36 +119,34 @@ _WINDOWS = {
 _ALERTS = {
     "key": _KEY,
     "rule": "Name of the rule in the spec",
-    "kind": "level, slope, nis, silence or function",
-    "event": "raised, cleared, or failed: the rule's function raised an error at this row",
+    "status": "raised, cleared, or what a rule's function could not decide",
     "event_time": "Event time of the row that decided it (UTC)",
-    "since": "Event time from which on the condition had held",
     "value": "The reading that decided it",
+    "since": "Event time from which on the condition had held (UTC)",
     "readings": "How many readings in a row had met the condition",
-    "detail": "What the rule's function said, or its error",
-    "query": "The query that wrote it, and with batch_id the micro-batch",
-    "batch_id": "Number of the query's micro-batch",
-    "ordinal": "Number of the row within its micro-batch",
-    "definition": "Digest of the rules in the spec",
-    "generation": _GENERATION,
-    "model_version": _VERSION,
+    "definition": "Digest of the rules in the spec: rows of other definitions are of other rules",
+    "batch_id": "Number of the monitor's micro-batch",
 }
 _SKILL = {
     "key": _KEY,
-    "generation": _GENERATION,
-    "model_version": _VERSION,
-    "made_at": "Event time of the estimate from which it was forecast (UTC)",
-    "event_time": "Event time of the measurement that it is compared with (UTC)",
-    "horizon": "The horizon in the spec, such as 6h",
     "measurement": "Name of the measured column",
-    "measured": "What was measured",
+    "horizon": "The horizon as in the spec, such as 6h",
+    "horizon_seconds": "The same in seconds",
+    "made_at": "Event time of the estimate from which it was forecast (UTC)",
+    "event_time": "Time that the forecast is for (UTC)",
     "mean": "What was forecast",
     "variance": "Variance of the forecast of the measurement",
     "lower": "Lower end of the interval of the spec's probability",
     "upper": "Upper end of the interval",
-    "inside": "Whether the measurement is in the interval",
+    "actual": "What was measured; null: nothing within the tolerance",
+    "error": "actual less mean",
+    "inside": "Whether actual is in the interval",
     "crps": "Continuous ranked probability score; smaller is better",
-    "log_score": "Negative log-density of the measurement; smaller is better",
+    "log_score": "Negative log-density of what was measured; smaller is better",
+    "model_version": _VERSION,
+    "generation": _GENERATION,
+    "definition": "Digest of the section forecast in the spec",
+    "batch_id": "Number of the micro-batch of skill",
 }
 _OF_MODEL = {"snapshot_id": _SNAPSHOT, "model": _MODEL}
 
@@ -347,7 +346,6 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             {
                 "run": "Id of the run; one commit has all its rows",
                 "key": _KEY,
-                "generation": _GENERATION,
                 "made_at": "Event time of the key's newest row (UTC)",
                 "event_time": "Time that the forecast is for (UTC)",
                 "step": "Number of the forecast, from 1",
@@ -400,6 +398,76 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         ),
     }
 )
+
+
+_LIST, _NUMBER, _TEXT, _WHOLE, _TIME = "array<double>", "double", "string", "bigint", "timestamp"
+_ESTIMATE_TYPES = {
+    **dict.fromkeys(_ESTIMATE, _LIST),
+    **dict.fromkeys(("key", "flags", "generation", "source_range"), _TEXT),
+    **dict.fromkeys(("log_likelihood", "nis", "lagged_age"), _NUMBER),
+    **dict.fromkeys(("batch_id", "state_index"), _WHOLE),
+    "event_time": _TIME,
+    "model_version": "int",
+    "correction": "boolean",
+}
+_WINDOW_TYPES = {
+    **dict.fromkeys(_WINDOWS, _WHOLE),
+    **dict.fromkeys(("definition", "size", "slide"), _TEXT),
+    **dict.fromkeys(("window_start", "window_end"), _TIME),
+    **dict.fromkeys(("nis_sum", "mean_nis", "share_gated", "share_flagged"), _NUMBER),
+    **dict.fromkeys(("mean_sum", "innovation_sum", "mean", "bias"), _LIST),
+    "accumulators": "map<string, binary>",
+    "aggregates": "map<string, double>",
+}
+_ALERT_TYPES = {
+    **dict.fromkeys(("key", "rule", "status", "definition"), _TEXT),
+    **dict.fromkeys(("event_time", "since"), _TIME),
+    **dict.fromkeys(("readings", "batch_id"), _WHOLE),
+    "value": _NUMBER,
+}
+_SKILL_TYPES = {
+    **dict.fromkeys(_SKILL, _NUMBER),
+    **dict.fromkeys(("key", "measurement", "horizon", "generation", "definition"), _TEXT),
+    **dict.fromkeys(("made_at", "event_time"), _TIME),
+    "inside": "boolean",
+    "model_version": "int",
+    "batch_id": _WHOLE,
+}
+_FORECAST_TYPES = {
+    **dict.fromkeys(TABLES["forecasts"].columns, _LIST),
+    **dict.fromkeys(("run", "key", "flag"), _TEXT),
+    **dict.fromkeys(("made_at", "event_time"), _TIME),
+    "step": _WHOLE,
+}
+_STATE_TYPES = {
+    **dict.fromkeys(("key", "generation"), _TEXT),
+    **dict.fromkeys(("state_index", "batch_id"), _WHOLE),
+    **dict.fromkeys(("mean", "covariance"), _LIST),
+    "event_time": _TIME,
+    "log_likelihood": _NUMBER,
+    "extras": "map<string, array<double>>",
+    "model_version": "int",
+}
+_HISTORY_TYPES = {name: _ESTIMATE_TYPES.get(name, _LIST) for name in TABLES["estimates_history"].columns}
+TYPES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "measurements": {
+            **dict.fromkeys(("_origin", "_topic", "_topic_id"), _TEXT),
+            "_landed_at": _TIME,
+            "_partition": "int",
+            "_offset": _WHOLE,
+        },
+        "estimates": _ESTIMATE_TYPES,
+        "latest": _ESTIMATE_TYPES,
+        "estimates_history": _HISTORY_TYPES,
+        "archive": _STATE_TYPES,
+        **dict.fromkeys(("windows", "windows_open", "windows_history"), _WINDOW_TYPES),
+        **dict.fromkeys(("alerts", "alerts_history"), _ALERT_TYPES),
+        **dict.fromkeys(("forecast_skill", "forecast_skill_history"), _SKILL_TYPES),
+        "forecasts": _FORECAST_TYPES,
+    }
+)
+"""Types of the columns of the tables whose columns depend on a spec, where they are always the same."""
 
 
 def kind_of(table: str) -> str:
