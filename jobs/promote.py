@@ -35,7 +35,7 @@ def run(
     Raises:
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.
     """
-    from jobs.lineage import promotion
+    from jobs.lineage import live_table, promotion
     from jobs.lineage.generations import SHADOW
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -61,6 +61,7 @@ def run(
     elif shadow.status == SHADOW and force:
         lines.append("forced: it was not compared")
     live, retired = promotion.promote(warehouse, name, shadow.generation, behind)
+    live_table.refresh(warehouse, name)
     lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

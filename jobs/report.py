@@ -1,7 +1,7 @@
-"""Write the report on two generations of a model: a self-contained HTML file, and JSON.
+"""Write a report as self-contained HTML: the health of a model, two of its generations compared, or an index of all.
 
-They are `reports/<model>/<new generation>.html` and `.json` in the warehouse; the next report on the same generation
-replaces them.
+They are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and `reports/index.html`
+in the warehouse; the next report of the same name replaces them. Only a comparison starts Spark.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import Model, command
+from jobs.core.command import command
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report
+from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 @command
 def run(
     settings: Settings,
-    model: Model,
+    model: Annotated[
+        str | None,
+        Option(help="A model's name, or the path of its spec; without it: an index.", show_default=False),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        Option(help="Show this key too, as the estimates name it; may be given again.", show_default=False),
+    ] = None,
+    compare: Annotated[
+        bool,
+        Option(
+            "--compare",
+            help="Compare two generations instead, which the options below choose (each of them implies this).",
+        ),
+    ] = False,
     generation: Annotated[
         str | None,
         Option(help="The new one; by default the newest shadow, else the live one.", show_default=False),
@@ -50,18 +64,11 @@ def run(
         ),
     ] = False,
 ) -> Report:
-    """Compare two generations of a model, and write an HTML and a JSON report beside the tables.
+    """Write a model's health over time as an HTML page, or compare two of its generations; or write an index of all.
 
     Raises:
-        UserError: there are no two generations to compare.
+        UserError: there are no estimates, or no two generations to compare; or options that do not go together.
     """
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.specs.loading import load_spec
-    from jobs.upgrades.comparison.decision import comparison_lines
-    from jobs.upgrades.comparison.report import compare
-    from jobs.warehouse.delta import Warehouse
-
     started = time.monotonic()
     if snapshot is not None and history:
         raise UserError("--history names a run, and --snapshot a generation: give one of them")
@@ -69,6 +76,96 @@ def run(
         raise UserError(
             "--snapshot and --generation both say which generation is the new one: give one of them"
         )
+    comparing = compare or history or any(one is not None for one in (generation, against, snapshot))
+    if comparing and key:
+        raise UserError("--key is for the health of a model, and the other options for a comparison")
+    if model is None:
+        if comparing or key:
+            raise UserError("--model is missing: without it there is only the index of all reports")
+        return _index(settings)
+    if not comparing:
+        return _health(settings, model, key or [], started)
+    return _comparison(settings, model, (generation, against, snapshot), history, started)
+
+
+def _index(settings: Settings) -> Report:
+    from jobs.health.index import write_index
+    from jobs.specs.loading import spec_files
+
+    try:
+        names = [path.stem for path in spec_files(settings.models)]
+    except UserError:
+        names = []  # a warehouse has reports without its specs too
+    path, entries = write_index(settings.warehouse, names)
+    return Report(
+        [
+            f"{plural(len(entries), 'model')}: {', '.join(one.model for one in entries) or 'none'}",
+            f"report: {path}",
+        ],
+        {"models": [one.model for one in entries], "report": path},
+    )
+
+
+def _health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
+    from jobs.health.content import gather
+    from jobs.health.index import write_index, write_page
+    from jobs.health.page import health_page, verdict
+    from jobs.specs.loading import load_spec
+
+    try:
+        spec = load_spec(model, settings.models)
+    except UserError:
+        spec = None  # the model may be without a spec by now, and its tables still be there
+        if "/" in model or model.endswith((".yaml", ".yml")):
+            raise
+    name = model if spec is None else spec.name
+    health = gather(settings.warehouse, name, spec, keys)
+    page = write_page(settings.warehouse, name, health_page(health))
+    write_index(settings.warehouse, [name])
+    colour, sentence = verdict(health)
+    degrees, scored = float(health.over_time.degrees.sum()), float(health.over_time.scored.sum())
+    seconds = time.monotonic() - started
+    return Report(
+        [
+            f"{name}: {plural(health.rows, 'row')} of {plural(len(health.keys.key), 'key')}",
+            sentence,
+            f"report: {page}",
+            f"{seconds:.1f} s",
+        ],
+        {
+            "model": name,
+            "rows": health.rows,
+            "keys": len(health.keys.key),
+            "judged": colour != "neutral",
+            "good": colour == "good",
+            "nis_a_component": float(health.over_time.nis.sum()) / degrees if degrees else None,
+            "coverage": float(health.over_time.inside.sum()) / scored if scored else None,
+            "keys_outside": health.outside,
+            "flags": {flag: int(counts.sum()) for flag, counts in health.over_time.flags.items()},
+            "fates": [one._asdict() for one in health.fates],
+            "shown": [one.key for one in health.examples],
+            "report": page,
+            "seconds": seconds,
+        },
+    )
+
+
+def _comparison(
+    settings: Settings,
+    model: str,
+    named: tuple[str | None, str | None, str | None],
+    history: bool,
+    started: float,
+) -> Report:
+    """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import spark_session
+    from jobs.specs.loading import load_spec
+    from jobs.upgrades.comparison.decision import comparison_lines
+    from jobs.upgrades.comparison.report import compare
+    from jobs.warehouse.delta import Warehouse
+
+    generation, against, snapshot = named
     spec = load_spec(model, settings.models)
     warehouse = Warehouse(
         spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse

@@ -42,6 +42,7 @@ def run(
     Raises:
         UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
+    from jobs.lineage import live_table
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -56,8 +57,11 @@ def run(
         spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
     )
     if last_state:
-        return _with_the_last_state(settings, warehouse, spec, to, dry_run)
-    return _from_its_checkpoint(warehouse, spec, to)
+        report = _with_the_last_state(settings, warehouse, spec, to, dry_run)
+    else:
+        report = _from_its_checkpoint(warehouse, spec, to)
+    live_table.refresh(warehouse, spec.name)
+    return report
 
 
 def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:

@@ -62,7 +62,7 @@ def run(
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
             predicts worse, or whose comparison cannot tell.
     """
-    from jobs.lineage import generations
+    from jobs.lineage import generations, live_table
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
@@ -94,6 +94,7 @@ def run(
             settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain, force, needed
         )
         lines, data = MODES[mode](context)
+        live_table.refresh(warehouse, spec.name)
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
     return Report(

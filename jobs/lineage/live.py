@@ -7,12 +7,13 @@ generation, and before them those of its parent up to that micro-batch, and so o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
+from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, latest
 
@@ -20,24 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-class LineageSegment(NamedTuple):
-    """A generation whose estimates count up to a micro-batch; None stands for all micro-batches."""
-
-    generation: str
-    last_batch: int | None
-
-
 def live_lineage(warehouse: Warehouse, model: str) -> list[LineageSegment]:
     """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
-    known = {one.generation: one for one in generations.all_of(warehouse, model)}
-    at = next((one for one in known.values() if one.status == generations.LIVE), None)
-    last: int | None = None
-    segments: list[LineageSegment] = []
-    while at is not None and all(segment.generation != at.generation for segment in segments):
-        segments.append(LineageSegment(at.generation, last))
-        last = at.parent_batch
-        at = None if at.parent is None else known.get(at.parent)
-    return segments
+    return lineage_of(generations.all_of(warehouse, model))
 
 
 def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:

@@ -16,7 +16,7 @@ from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
-from jobs.lineage import generations
+from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
 from jobs.operations.retention_plan import plan
@@ -27,9 +27,10 @@ from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.dictionary import estimate_comments
 from jobs.warehouse.files import Folder
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.tables import archive, estimates, forecasts, history_tables
+from jobs.warehouse.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -76,7 +77,28 @@ class Maintenance:
         self._remove_resolved_rows(known)
         self._remove_progress()
         self.result["followers"] = DownstreamCleanup(self.warehouse, self.spec, self.dry).run()
+        if not self.dry:
+            self._describe_tables()
         self._compact_and_vacuum()
+
+    def _describe_tables(self) -> None:
+        """Bring the comments of tables of earlier releases, and the table `live`, to what they would be if made now.
+
+        On an object store nothing is locked, and a change of a schema would fail a stream's commit at that moment;
+        there the drivers do it for the estimates, before they start.
+        """
+        live_table.refresh(self.warehouse, self.spec.name)
+        known = [
+            *self._tables(),
+            *(one for one in ("generations", *OF_SNAPSHOTS) if self.warehouse.exists(one)),
+        ]
+        self.result["described"] = []
+        if self.warehouse.local:
+            named = estimate_comments(self.spec.states, self.spec.key, self.spec.version)
+            mine = (estimates(self.spec.name), estimates_history(self.spec.name), latest(self.spec.name))
+            self.result["described"] = [
+                table for table in known if self.warehouse.comment(table, named if table in mine else {})
+            ]
 
     def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the tables."""

@@ -16,7 +16,7 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.ingestion.topics import watched_topic, with_topic_id
-from jobs.lineage import leases
+from jobs.lineage import leases, live_table
 from jobs.lineage.compatibility import row_rules
 from jobs.lineage.damage import recovery_hint
 from jobs.lineage.generations import position_of
@@ -34,8 +34,9 @@ from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.dictionary import estimate_comments
 from jobs.warehouse.positions import describe, rank
-from jobs.warehouse.tables import measurements
+from jobs.warehouse.tables import estimates, measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -83,9 +84,14 @@ class Driver:
         generation = lease.generation
         error: str | None = None
         try:
+            label(spark, doing, "tell readers what is live")
+            live_table.refresh(self.warehouse, self.spec.name)
+            self._comment_estimates()
             label(spark, doing, "start the query")
             with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
+                if totals.batches and not lease.lost.is_set():
+                    self._comment_estimates()
             if lease.lost.is_set():
                 raise UserError(
                     f"this driver lost the lease of generation {generation.generation}: the generation was retired, or "
@@ -103,6 +109,13 @@ class Driver:
             except Exception:
                 if error is None:
                     raise  # otherwise report the first error, which may have caused this one (a full disk)
+
+    def _comment_estimates(self) -> None:
+        """Keep the comments in the schema of the estimates, while this driver writes none."""
+        table = estimates(self.spec.name)
+        if self.warehouse.exists(table):
+            named = estimate_comments(self.deployed.states, self.deployed.key, self.deployed.version)
+            self.warehouse.comment(table, named)
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
@@ -15,6 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from jobs.core.roots import local_path
+from jobs.warehouse.dictionary import comments
 from jobs.warehouse.files import hadoop_files
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ class Warehouse:
         builder = DeltaTable.createIfNotExists(self.spark).location(location)
         fields = StructType.fromDDL(columns)
         assert isinstance(fields, StructType)
+        for field in fields.fields:
+            if field.name in comments(table):
+                field.metadata = {"comment": comments(table)[field.name]}
         builder = builder.addColumns(fields)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
@@ -74,6 +79,29 @@ class Warehouse:
                 # is left for a table when asked to make one, but not when asked to read it; a first write repairs it.
                 empty = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
                 empty.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
+
+    def comment(self, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
+        """Give a table's columns the comments that they lack, in one commit; tell if there were any.
+
+        The commit changes no file and no type: streams that read the table go on, and rows are appended as before. The
+        lock keeps it from falling into another writer's commit of this machine.
+
+        Args:
+            table: which must exist.
+            more: comments by column, besides and before those of the dictionary.
+        """
+        wanted = {**comments(table), **more}
+        with self.lock(table):
+            schema = DeltaTable.forPath(self.spark, self.path(table)).toDF().schema
+            changes = [
+                f"`{field.name.replace('`', '``')}` COMMENT '{_quoted(wanted[field.name])}'"
+                for field in schema.fields
+                if field.name in wanted and field.metadata.get("comment") != wanted[field.name]
+            ]
+            if changes:
+                where = f"delta.`{self.path(table)}`"
+                self.spark.sql(f"ALTER TABLE {where} ALTER COLUMN {', '.join(changes)}")
+        return bool(changes)
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
         """Read a table, at a version or the latest."""
@@ -172,6 +200,11 @@ class Warehouse:
     def local(self) -> bool:
         """Tell if the warehouse is a local folder."""
         return local_path(self.root) is not None
+
+
+def _quoted(text: str) -> str:
+    """Return a text as it stands between single quotes in Spark's SQL."""
+    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 @contextmanager

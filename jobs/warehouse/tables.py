@@ -43,6 +43,10 @@ GENERATIONS = """
     epoch bigint, heartbeat timestamp,
     last_error string, created_at timestamp, retired_at timestamp
 """
+LIVE_ESTIMATES = """
+    model string, place int, generation string, last_batch bigint, model_version int, states array<string>,
+    key_columns array<string>
+"""
 SOURCE_RANGE = "source_range"
 """Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
 VERIFICATIONS = """

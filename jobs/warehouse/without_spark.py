@@ -6,7 +6,7 @@ tables that this project writes are read: without deletion vectors and without r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
@@ -45,6 +45,23 @@ def read_table(
     Raises:
         UserError: the warehouse is not local, or the table or version cannot be read without Spark.
     """
+    parts = list(parts_of(root, table, columns, partition, version, among))
+    return pa.concat_tables(parts, promote_options="default") if parts else None
+
+
+def parts_of(
+    root: str,
+    table: str,
+    columns: Sequence[str],
+    partition: Mapping[str, str] | None = None,
+    version: int | None = None,
+    among: tuple[str, Sequence[str]] | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the rows of a table file by file, for tables that are larger than the memory; as `read_table`.
+
+    Raises:
+        UserError: the warehouse is not local, or the table or version cannot be read without Spark.
+    """
     folder = local_path(root)
     if folder is None:
         raise UserError(f"{root}: the tables of a remote warehouse cannot be read without Spark")
@@ -55,14 +72,12 @@ def read_table(
         if features:
             raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
         kept = [(name, "=", value) for name, value in (partition or {}).items()]
-        parts = [
-            _read(uri, columns, among) for uri in sorted(log.file_uris(file_pruning_predicate=kept or None))
-        ]
+        for uri in sorted(log.file_uris(file_pruning_predicate=kept or None)):
+            yield _read(uri, columns, among)
     except TableNotFoundError:
-        return None
+        return
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise UserError(f"{path}: cannot be read without Spark: {first_line(error)}", RUN_FAILED) from error
-    return pa.concat_tables(parts, promote_options="default") if parts else None
 
 
 def column_types(root: str, table: str) -> dict[str, str]:

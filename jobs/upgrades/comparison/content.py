@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.start_point import origin
+from jobs.offline.quantity import measured_direction
 from jobs.upgrades.comparison.decision import Comparison, decide
 from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
@@ -263,21 +264,6 @@ def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, 
         np.array([1.0 * (state == first) for state in old.states]),
         np.array([1.0 * (state == second) for state in new.states]),
     )
-
-
-def measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,), None where it is not constant."""
-    observation = spec.definition().get("observation") or {}
-    if "h" in observation or observation.get("offset"):
-        return None
-    H = observation.get("H")
-    if H is None:
-        return np.eye(1, len(spec.states))[0] if len(spec.states) == len(spec.measurement) else None
-    try:
-        row = np.array(H[0], np.float64)
-    except (TypeError, ValueError):
-        return None
-    return row if row.shape == (len(spec.states),) else None
 
 
 def _estimate_line(rows: Any, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:

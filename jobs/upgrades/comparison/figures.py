@@ -38,6 +38,8 @@ def draw_likelihood(content: Content) -> str:
         left.fill_between(
             time, 0.0, np.where(sign * gain > 0, gain, 0.0), color=colour, alpha=0.15, linewidth=0
         )
+    numbers = content.comparison.numbers
+    _draw_interval(left, time, gain, numbers["gain"], numbers["rows"])
     left.set_title("log-likelihood gained by the new version, cumulated")
     _date_axis(left)
     known = content.gain[np.isfinite(content.gain)]
@@ -45,11 +47,21 @@ def draw_likelihood(content: Content) -> str:
         edge = max(float(np.quantile(np.abs(known), 0.99)), 1e-3)
         right.hist(np.clip(known, -edge, edge), bins=41, range=(-edge, edge), color=MEASURED, alpha=0.75)
     right.axvline(0.0, color=INK, linewidth=0.8)
-    numbers = content.comparison.numbers
     right.set_title(f"by key: better {numbers['keys_better']:,}, worse {numbers['keys_worse']:,}")
     right.set_xlabel("log-likelihood gained per row (right of 0: better)")
     right.set_ylabel("keys")
     return inlined(figure)
+
+
+def _draw_interval(ax: Axes, time: Any, gain: Any, total: dict[str, Any], rows: int) -> None:
+    """Draw the 95 % interval of the whole gain as an error bar at its end, where there is an interval."""
+    if total["low"] is None or not len(gain):
+        return
+    below, above = (total["mean"] - total["low"]) * rows, (total["high"] - total["mean"]) * rows
+    ax.errorbar(
+        time[-1:], gain[-1:], yerr=[[below], [above]], color=INK, capsize=4, linewidth=1.2, label="95 %"
+    )
+    ax.legend(loc="best", fontsize=8.5)
 
 
 @styled

@@ -181,7 +181,18 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("maintain", {**one, "dry_run": True, "estimates": True}),
-        ("report", {**one, "generation": "g2", "against": "g1", "snapshot": None, "history": False}),
+        (
+            "report",
+            {
+                **one,
+                "key": None,
+                "compare": False,
+                "generation": "g2",
+                "against": "g1",
+                "snapshot": None,
+                "history": False,
+            },
+        ),
         ("filter", {**one, **files, "smooth": False, "inputs": None, "snapshot": "s1"}),
         (
             "forecast",

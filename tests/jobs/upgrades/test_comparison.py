@@ -13,9 +13,10 @@ import pytest
 from scipy.stats import chi2, norm
 
 from jobs.core.report import plain
+from jobs.offline.quantity import measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
-from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples, measured_direction
+from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples
 from jobs.upgrades.comparison.decision import comparison_lines, decide
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.paired import Answer, Gain
@@ -227,7 +228,7 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     assert ("p", {"class": "verdict bad"}) in found.seen and "it predicts worse: 1 less" in found.text
     path.write_text(page(content(gain=seen(0.001, 0.1))), encoding="utf-8")
     found = page_of(path)
-    assert ("p", {"class": "verdict bad"}) in found.seen
+    assert ("p", {"class": "verdict neutral"}) in found.seen
     assert "Not enough to tell whether the new version predicts better or worse; about " in found.text
     assert (
         "rows more would tell. Gain per row: +0.001 log-likelihood, 95 % interval from -0.099" in found.text

@@ -235,7 +235,7 @@ def test_the_same_model_agrees_bit_for_bit_and_a_worse_one_is_not_promoted(tmp_p
     with pytest.raises(UserError, match="was not promoted; it predicts worse"):
         upgrade.run(pipeline.settings, "walk")
     assert live_lineage(pipeline.warehouse, "walk")[0].generation == "walk-g0001"
-    compared = report.run(pipeline.settings, "walk").data
+    compared = report.run(pipeline.settings, "walk", compare=True).data
     assert (compared["generation"], compared["against"], compared["good"]) == (
         "walk-g0002",
         "walk-g0001",

@@ -1,0 +1,131 @@
+"""The parts of an HTML page that needs nothing else: head and style, sections, cards, tables, pictures.
+
+Every text is escaped here. The page fits a phone: what is wider scrolls within its own box.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Card(NamedTuple):
+    """A number, its name, and what it should be or is made of."""
+
+    value: str
+    name: str
+    more: str = ""
+
+
+def page(title: str, body: str) -> str:
+    """Return a whole page."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
+    )
+
+
+def heading(text: str) -> str:
+    """Return the title on the page."""
+    return f"<h1>{html.escape(text)}</h1>"
+
+
+def paragraph(text: str, kind: str = "") -> str:
+    """Return a paragraph, with what stands in backticks as code; kind: its class, such as `verdict good`."""
+    named = f' class="{html.escape(kind)}"' if kind else ""
+    marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return f"<p{named}>{marked}</p>"
+
+
+def section(title: str, text: str, body: str) -> str:
+    """Return a section with its title and a text; body: HTML."""
+    return f"<section><h2>{html.escape(title)}</h2>{paragraph(text) if text else ''}{body}</section>"
+
+
+def cards(some: Iterable[Card]) -> str:
+    """Return cards beside each other, as many as fit."""
+    parts = [
+        f'<div class="card"><b>{html.escape(one.value)}</b><span>{html.escape(one.name)}</span>'
+        f"<small>{html.escape(one.more)}</small></div>"
+        for one in some
+    ]
+    return f'<div class="cards">{"".join(parts)}</div>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table that scrolls sideways where it is wider than the page."""
+    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def linked_table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], Sequence[tuple[str, str]]]]) -> str:
+    """Return a table whose last column has links (target, text) below each other."""
+    top = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+        + f"<td>{'<br>'.join(link(target, text) for target, text in links)}</td></tr>"
+        for cells, links in rows
+    )
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def bars(rows: Iterable[tuple[str, float, str]]) -> str:
+    """Return bars below each other: a name, a length of 0 to 1, and a number."""
+    parts = [
+        f'<div class="bar"><span>{html.escape(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
+        f"<b>{html.escape(number)}</b></div>"
+        for name, share, number in rows
+    ]
+    return f'<div class="bars">{"".join(parts)}</div>'
+
+
+def picture(source: str, alt: str) -> str:
+    """Return a picture as wide as its column, which a phone scrolls sideways; source: a data URI."""
+    return f'<div class="wide"><img alt="{html.escape(alt)}" src="{source}"></div>'
+
+
+def pictures(some: Iterable[tuple[str, str]]) -> str:
+    """Return pictures (data URI, description) for half the page's width: two beside each other, on a phone one."""
+    parts = [f'<img class="half" alt="{html.escape(alt)}" src="{source}">' for source, alt in some]
+    return f'<div class="two">{"".join(parts)}</div>'
+
+
+def link(target: str, text: str) -> str:
+    """Return a link."""
+    return f'<a href="{html.escape(target)}">{html.escape(text)}</a>'
+
+
+STYLE = """
+:root { color-scheme: light; --ink: #1f2733; --soft: #5b6675; --line: #e1e6ec; } * { box-sizing: border-box; } body
+{ margin: 0; background: #f5f7fa; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans",
+sans-serif; overflow-wrap: anywhere; } main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; } h1
+{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; } h2 { font-size: 1.2rem; margin:
+0 0 .4rem; } p { margin: 0 0 1rem; color: var(--soft); max-width: 78ch; } a { color: #2563a8; } .verdict { padding:
+.7rem 1rem; border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good { background: #e4f3ea; color:
+#14532d; } .verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral { background: #e9edf2; color:
+#3d4856; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(155px, 100%), 1fr)); gap:
+.8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+padding: .9rem 1rem; display: flex; flex-direction: column; } .card b { font-size: 1.55rem; line-height: 1.2;
+font-variant-numeric: tabular-nums; } .card span { font-weight: 600; font-size: .92rem; } .card small { color:
+var(--soft); } section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 1.25rem;
+margin-bottom: 1.25rem; } img { width: 100%; height: auto; display: block; } .wide { overflow-x: auto; } .two {
+display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * {
+min-width: 0; } table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric:
+tabular-nums; } th, td { padding: .45rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+white-space: nowrap; } th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight:
+600; white-space: normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td { border-bottom: 0; }
+.bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem; align-items: center;
+padding: .25rem 0; font-size: .92rem; } .bar i { display: block; height: .8rem; background: #2563a8; border-radius:
+3px; min-width: 2px; } .bar b { font-variant-numeric: tabular-nums; font-weight: 600; } @media (max-width: 640px) {
+main { padding: 1.25rem .75rem 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; } .cards {
+grid-template-columns: 1fr 1fr; } .card { padding: .7rem .75rem; } .card b { font-size: 1.25rem; } .wide > img {
+width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3;
+} }
+"""

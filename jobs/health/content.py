@@ -1,0 +1,355 @@
+"""The content of the page on a model's health: sums over time and by key, examples, fates, lag, versions, parameters.
+
+NIS is judged on rows without a flag; coverage counts gated rows too, since a row outside the gate is outside the
+interval. Both need to know how many components a row measured: one, for a model with one measured column, else from the
+estimates' column `innovation` or `measured`, where the spec asks for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.health import reading
+from jobs.health.reading import Estimates, Generation, Reason
+from jobs.offline.quantity import measured_direction
+from jobs.specs.model_spec import ModelSpec
+from kalman.evaluation.diagnostics import mean_bounds
+
+Floats = NDArray[np.float64]
+BINS = 40
+PROBABILITY = 0.95
+ROWS_SHOWN = 400
+WORST = 10
+GATED = "gated"
+
+
+class OverTime(NamedTuple):
+    """Sums in bins of equal width of event time, (B,) each; time: their middles in microseconds.
+
+    judged: rows without a flag whose NIS and degrees are known; nis, nis2: sums of NIS and of its square, degrees: of
+    their components; scored, inside: rows whose NIS tells if they are inside the predicted interval, and those inside.
+    flags: rows by flag, (B,) each.
+    """
+
+    time: NDArray[np.int64]
+    rows: Floats
+    judged: Floats
+    nis: Floats
+    nis2: Floats
+    degrees: Floats
+    scored: Floats
+    inside: Floats
+    flags: dict[str, Floats]
+
+
+class Keys(NamedTuple):
+    """Sums by key, (K,) each; key: their texts."""
+
+    key: list[str]
+    rows: Floats
+    nis: Floats
+    degrees: Floats
+    flagged: Floats
+
+    @property
+    def ratio(self) -> Floats:
+        """Return NIS per component (K,); NaN where a key has none."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.nis / self.degrees
+
+    @property
+    def surprise(self) -> Floats:
+        """Return how far each key's NIS is from what is expected, in standard deviations (K,); 0 without any."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.nan_to_num((self.nis - self.degrees) / np.sqrt(2 * self.degrees))
+
+
+class Example(NamedTuple):
+    """The newest rows of a key: times (N,) in microseconds, means and standard deviations; what was measured (M,)."""
+
+    key: str
+    why: str
+    quantity: str
+    time: NDArray[np.int64]
+    mean: Floats
+    deviation: Floats
+    measured_at: NDArray[np.int64]
+    measured: Floats
+
+
+class Health(NamedTuple):
+    """The content of the page. spec: of the live generation; without: why NIS cannot be judged, if it cannot."""
+
+    model: str
+    description: str
+    made_at: datetime
+    estimates: Estimates
+    spec: ModelSpec
+    generations: list[Generation]
+    first_rows: dict[str, int]
+    over_time: OverTime
+    keys: Keys
+    examples: list[Example]
+    fates: list[Reason]
+    progress: list[dict[str, Any]]
+    learned: list[dict[str, Any]]
+    learned_in: str
+    without: str
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows with an estimate that counts."""
+        return int(self.over_time.rows.sum())
+
+    @property
+    def outside(self) -> float | None:
+        """Return the share of keys whose NIS is outside its 95 % bounds; None: no key is judged."""
+        known = self.keys.degrees > 0
+        if not known.any():
+            return None
+        low, high = mean_bounds(1, self.keys.degrees[known])
+        ratio = self.keys.ratio[known]
+        return float(np.mean((ratio < low) | (ratio > high)))
+
+
+def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[str] = ()) -> Health:
+    """Return the health of a model.
+
+    Args:
+        root: of the warehouse.
+        model: its name.
+        deployed: its spec, None if there is no file any more.
+        wanted: keys to show besides those that are chosen.
+
+    Raises:
+        UserError: it has no estimates, or none of a wanted key.
+    """
+    known = reading.generations_of(root, model)
+    estimates = reading.estimates_of(root, model, known)
+    first = None if estimates is None else _span(root, estimates)
+    live = next((one for one in known if one.status == "live"), None)
+    spec = live.spec if live is not None and live.spec is not None else deployed
+    if estimates is None or first is None or spec is None:
+        raise UserError(
+            f"model {model} has no estimates to report on: start its stream with "
+            f"`kalman-pipeline stream --model {model}`, or estimate its history with "
+            f"`kalman-pipeline estimate --model {model}`",
+            RUN_FAILED,
+        )
+    sums = _Sums(root, estimates, spec, *first)
+    keys = sums.keys()
+    lost = [key for key in wanted if key not in set(keys.key)]
+    if lost:
+        raise UserError(f"--key {lost[0]}: model {model} has no estimate of it, such as of {keys.key[0]}")
+    chosen = [*((key, "asked for") for key in wanted), *choose(keys)]
+    snapshot, told = _learned(root, model, known)
+    return Health(
+        model,
+        spec.description,
+        datetime.now(UTC),
+        estimates,
+        spec,
+        known,
+        sums.first_rows,
+        sums.over_time(),
+        keys,
+        _examples(root, estimates, spec, known, list(dict(reversed(chosen)).items())[::-1]),
+        reading.quarantined(root, model),
+        reading.progress(root, model),
+        told,
+        snapshot,
+        "" if sums.judges else _WITHOUT,
+    )
+
+
+_WITHOUT = (
+    "NIS and coverage need the number of components that each row measured, which the estimates of a model with "
+    "several measured columns have with outputs: {innovation: true} in the spec."
+)
+
+
+def _learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
+    """Return the newest generation's snapshot with rows of what was learned, and these rows."""
+    order = sorted(known, key=lambda one: one.status == "live")  # stable: the newest live one is last
+    for one in reversed(order):
+        rows = reading.learned(root, model, one.snapshot_id)
+        if rows:
+            return one.snapshot_id, rows
+    return "", []
+
+
+def _span(root: str, estimates: Estimates) -> tuple[int, int] | None:
+    """Return the first and the last event time of the rows that count, in microseconds."""
+    ends = [
+        (_micros(part["event_time"]).min(), _micros(part["event_time"]).max())
+        for part in reading.batches(root, estimates, ["event_time"])
+    ]
+    return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
+
+
+def _micros(column: Any) -> NDArray[np.int64]:
+    return column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+
+
+class _Sums:
+    """Sums of the rows that count, taken file by file."""
+
+    def __init__(self, root: str, estimates: Estimates, spec: ModelSpec, first: int, last: int) -> None:
+        self._first, self._width = first, max(1, -(-(last - first + 1) // BINS))
+        self._time: dict[str, Floats] = {}
+        self._by_key: list[pa.Table] = []
+        self.first_rows: dict[str, int] = {}
+        self._components = len(spec.measurement)
+        self.judges = self._components == 1
+        columns = ["key", "event_time", "nis", "flags", "innovation", "measured"]
+        if self.judges:
+            columns = columns[:4]
+        for part in reading.batches(root, estimates, columns):
+            self._take(part)
+
+    def _take(self, part: pa.Table) -> None:
+        at = _micros(part["event_time"])
+        place = (at - self._first) // self._width
+        nis = part["nis"].to_numpy(zero_copy_only=False)
+        flags = part["flags"].cast(pa.string())
+        good = flags.is_null().to_numpy(zero_copy_only=False)
+        degrees = self._degrees(part, len(at))
+        seen = np.isfinite(nis) & (degrees > 0)
+        judged, scored = seen & good, seen & (good | (pc.equal(flags, GATED).fill_null(False).to_numpy()))  # type: ignore[attr-defined]
+        inside = scored & (nis <= chi2.ppf(PROBABILITY, np.maximum(degrees, 1)))
+
+        def add(name: str, values: Any, which: NDArray[np.bool_] | None = None) -> None:
+            some = slice(None) if which is None else which
+            weights = None if values is None else np.asarray(values, float)[some]
+            found = np.bincount(place[some], weights, minlength=BINS).astype(float)
+            self._time[name] = self._time.get(name, 0.0) + found
+
+        add("rows", None)
+        for name, values in (("judged", None), ("nis", nis), ("nis2", nis * nis), ("degrees", degrees)):
+            add(name, values, judged)
+        add("scored", None, scored)
+        add("inside", None, inside)
+        for flag in flags.drop_null().unique().to_pylist():
+            add(f"flag {flag}", None, pc.equal(flags, flag).fill_null(False).to_numpy())  # type: ignore[attr-defined]
+        self._keep_keys(part, np.where(judged, nis, 0.0), np.where(judged, degrees, 0.0), ~good)
+        names = part["generation"].cast(pa.string())
+        for one in names.unique().to_pylist():
+            mine = pc.equal(names, one).to_numpy()  # type: ignore[attr-defined]
+            self.first_rows[one] = min(int(at[mine].min()), self.first_rows.get(one, int(at[mine].min())))
+
+    def _degrees(self, part: pa.Table, rows: int) -> Floats:
+        """Return how many components each row measured (N,); 0 where nobody knows."""
+        if self._components == 1:
+            return np.ones(rows)
+        for name in ("innovation", "measured"):
+            if name in part.column_names and part[name].null_count == 0:
+                self.judges = True
+                values = np.array(part[name].combine_chunks().flatten(), float).reshape(rows, -1)
+                return np.isfinite(values).sum(axis=1).astype(float)
+        return np.zeros(rows)
+
+    def _keep_keys(self, part: pa.Table, nis: Floats, degrees: Floats, flagged: NDArray[np.bool_]) -> None:
+        columns = {
+            "key": part["key"].cast(pa.string()),
+            "rows": pa.array(np.ones(len(nis))),
+            "nis": pa.array(nis),
+            "degrees": pa.array(degrees),
+            "flagged": pa.array(flagged.astype(float)),
+        }
+        self._by_key.append(_sum_by_key(pa.table(columns)))
+
+    def keys(self) -> Keys:
+        """Return the sums by key, in the order of their texts."""
+        whole = _sum_by_key(pa.concat_tables(self._by_key)).sort_by("key")
+        numbers = (whole[name].to_numpy() for name in ("rows", "nis", "degrees", "flagged"))
+        return Keys(whole["key"].to_pylist(), *numbers)
+
+    def over_time(self) -> OverTime:
+        """Return the sums over time."""
+        time = self._first + np.arange(BINS) * self._width + self._width // 2
+        names = ("rows", "judged", "nis", "nis2", "degrees", "scored", "inside")
+        flags = {
+            name.removeprefix("flag "): sums
+            for name, sums in sorted(self._time.items())
+            if name.startswith("flag ")
+        }
+        return OverTime(time, *(self._time[name] for name in names), flags)
+
+
+def _sum_by_key(rows: pa.Table) -> pa.Table:
+    names = rows.column_names[1:]
+    summed = rows.group_by("key").aggregate([(name, "sum") for name in names])
+    return summed.select(["key", *(f"{name}_sum" for name in names)]).rename_columns(["key", *names])
+
+
+def choose(keys: Keys) -> list[tuple[str, str]]:
+    """Return the key with the most rows, the one that fits worst and a typical one, each once, with the reason."""
+    surprise = np.abs(keys.surprise)
+    wanted = [
+        (int(np.argmax(surprise)), "fits worst"),
+        (int(np.argmax(keys.rows)), "the most rows"),
+        (int(np.argsort(surprise, kind="stable")[len(surprise) // 2]), "typical"),
+    ]
+    found: dict[int, str] = {}
+    for at, why in wanted:
+        found[at] = f"{found[at]}, {why}" if at in found else why
+    return [(keys.key[at], why) for at, why in found.items()]
+
+
+def _examples(
+    root: str,
+    estimates: Estimates,
+    spec: ModelSpec,
+    known: Sequence[Generation],
+    chosen: Sequence[tuple[str, str]],
+) -> list[Example]:
+    """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
+    keys = [key for key, _ in chosen]
+    parts = list(
+        reading.batches(root, estimates, ["key", "event_time", "mean", "covariance"], among=("key", keys))
+    )
+    specs = {one.generation: one.spec or spec for one in known}
+    rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
+    names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
+    landed = reading.measured_rows(root, spec, keys)
+    measures = measured_direction(spec) is not None
+    quantity = spec.measurement[0] if measures else spec.states[0]
+    found = []
+    for key, why in chosen:
+        mine = rows.take(pa.array(np.flatnonzero(names == key)[-ROWS_SHOWN:]))
+        time = _micros(mine["event_time"])
+        moments = [
+            _moments(row, specs.get(row["generation"], spec), quantity, measures) for row in mine.to_pylist()
+        ]
+        at, measured = landed.get(key, (np.empty(0, np.int64), np.empty(0)))
+        later = at >= time[0]
+        if not measures:
+            later = np.zeros(len(at), bool)
+        mean, deviation = np.array(moments, float).T
+        found.append(Example(key, why, quantity, time, mean, deviation, at[later], measured[later]))
+    return found
+
+
+def _moments(row: dict[str, Any], spec: ModelSpec, quantity: str, measures: bool) -> tuple[float, float]:
+    """Return mean and standard deviation of what is shown, at a row; NaN where its version does not have it."""
+    mean, covariance = np.asarray(row["mean"], float), np.asarray(row["covariance"], float)
+    n = len(mean)
+    weights = measured_direction(spec) if measures else np.array([float(s == quantity) for s in spec.states])
+    if weights is None or len(weights) != n or not weights.any():
+        return np.nan, np.nan
+    if len(covariance) == n * n:
+        variance = weights @ covariance.reshape(n, n) @ weights
+    elif np.count_nonzero(weights) == 1:
+        variance = weights**2 @ covariance
+    else:
+        variance = np.nan  # of variances alone a sum's is not known
+    return float(weights @ mean), float(np.sqrt(variance)) if variance >= 0 else np.nan

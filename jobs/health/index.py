@@ -1,0 +1,94 @@
+"""The index of the reports of a warehouse: a row a model, with links to its pages. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from jobs.core.html_page import heading, linked_table, page, paragraph, section
+from jobs.core.report import plural
+from jobs.core.roots import local_path
+from jobs.health import reading
+from jobs.warehouse.files import files_of
+
+FOLDER = "reports"
+HEALTH, INDEX = "health.html", "index.html"
+
+
+class Entry(NamedTuple):
+    """A model: what is live, its last micro-batch, the rows that wait and are held, and its pages."""
+
+    model: str
+    live: str
+    version: int | None
+    last: dict[str, Any] | None
+    held: int
+    pages: list[str]
+
+
+def write_page(root: str, model: str, text: str) -> str:
+    """Write the page on a model's health, atomically, and return its path."""
+    files_of(f"{root}/{FOLDER}/{model}").write(HEALTH, text.encode())
+    return f"{root}/{FOLDER}/{model}/{HEALTH}"
+
+
+def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
+    """Write the index of these models and of those that have a report, and return its path and its entries."""
+    folder = local_path(root)
+    there = [] if folder is None else [one.name for one in (folder / FOLDER).glob("*") if one.is_dir()]
+    entries = [_entry(root, model) for model in sorted({*models, *there})]
+    files_of(f"{root}/{FOLDER}").write(INDEX, index_page(root, entries).encode())
+    return f"{root}/{FOLDER}/{INDEX}", entries
+
+
+def _entry(root: str, model: str) -> Entry:
+    live = next((one for one in reading.generations_of(root, model) if one.status == "live"), None)
+    records = reading.progress(root, model)
+    held = sum(one.rows for one in reading.quarantined(root, model) if one.status == "held")
+    folder = local_path(root)
+    pages = [] if folder is None else sorted(one.name for one in (folder / FOLDER / model).glob("*.html"))
+    return Entry(
+        model,
+        live.generation if live else "none",
+        live.model_version if live else None,
+        records[-1] if records else None,
+        held,
+        sorted(pages, key=lambda name: (name != HEALTH, name)),
+    )
+
+
+def index_page(root: str, entries: Sequence[Entry]) -> str:
+    """Return the index as a page."""
+    rows = []
+    for one in entries:
+        last = one.last or {}
+        waiting = last.get("lag_rows")
+        cells = [
+            one.model,
+            one.live,
+            "–" if one.version is None else str(one.version),
+            "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
+            "–" if waiting is None else f"{waiting:,}",
+            f"{one.held:,}",
+        ]
+        links = [(f"{one.model}/{name}", _title(name)) for name in one.pages]
+        rows.append((cells, links))
+    head = (
+        "model",
+        "live",
+        "version",
+        "last micro-batch (UTC)",
+        "rows waiting then",
+        "in quarantine",
+        "reports",
+    )
+    text = f"{plural(len(entries), 'model')} of the warehouse {root}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+    none = "There is no model yet: `kalman-pipeline init --input FILE` writes a first spec."
+    body = linked_table(head, rows) if rows else paragraph(none)
+    more = "`kalman-pipeline report --model M` writes a model's health, and `--compare` a comparison of two versions."
+    return page("Reports", heading("Reports") + paragraph(text) + section("Models", more, body))
+
+
+def _title(name: str) -> str:
+    return "health" if name == HEALTH else f"comparison of {name.removesuffix('.html')}"

@@ -1,0 +1,276 @@
+"""The health of a model as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+import numpy as np
+
+from jobs.core.html_page import Card, bars, cards, heading, page, paragraph, pictures, section, table
+from jobs.core.report import plural, span
+from jobs.health.content import WORST, Health
+from kalman.evaluation.diagnostics import mean_bounds
+
+try:
+    from jobs.health import figures
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "matplotlib":  # which is optional
+        raise
+    figures = None
+
+POPULATION, KEY = "population", "key"
+PARAMETERS = 8
+"""At most so many parameters are drawn."""
+
+
+def health_page(health: Health) -> str:
+    """Return the page, without pictures where matplotlib is not installed."""
+    if figures is not None:
+        figures.without_display()
+    kind, sentence = verdict(health)
+    body = (
+        f"{heading(f'{health.model}: health')}{paragraph(_subject(health))}{paragraph(sentence, f'verdict {kind}')}"
+        f"{_cards(health)}{_fit(health)}{_examples(health)}{_worst(health)}{_fates(health)}{_flags(health)}"
+        f"{_stream(health)}{_versions(health)}{_parameters(health)}"
+    )
+    return page(f"{health.model}: health", body)
+
+
+def verdict(health: Health) -> tuple[str, str]:
+    """Return the colour and the sentence at the top: good, bad, or neutral where nothing can be judged."""
+    if health.without:
+        return "neutral", f"Not judged. {health.without}"
+    total, degrees = health.over_time.nis.sum(), health.over_time.degrees.sum()
+    if degrees < 30 or health.outside is None:
+        return "neutral", f"Not judged: {plural(int(degrees), 'measurement')} with a NIS, and 30 are needed."
+    ratio = float(total / degrees)
+    low, high = (float(one) for one in mean_bounds(1, degrees))
+    outside = f"{health.outside:.0%} of the keys are outside their 95 % bounds (5 % expected)"
+    if low <= ratio <= high:
+        return "good", f"The model predicts as well as it says: NIS per component is {ratio:.3f}; {outside}."
+    if abs(ratio - 1) <= 0.15:
+        return "good", f"NIS per component is {ratio:.3f}, near the expected 1; {outside}."
+    wrong = "covariances are too small: it is surer than it should be" if ratio > 1 else (
+        "covariances are too large: it is less sure than it could be"
+    )  # fmt: skip
+    return "bad", f"NIS per component is {ratio:.3f}, and 1 is expected: the model's {wrong}; {outside}."
+
+
+def _subject(health: Health) -> str:
+    live = next((one for one in health.generations if one.status == "live"), None)
+    of = (
+        f"generation {live.generation} of version {live.model_version} is live" if live else "nothing is live"
+    )
+    if not health.estimates.last_batch:
+        of += "; what follows is of its history"
+    return f"{health.description} {of[0].upper()}{of[1:]}. Made {_time(health.made_at)}.".strip()
+
+
+def _time(at: datetime | None) -> str:
+    return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _micros(at: int) -> str:
+    return _time(datetime.fromtimestamp(at / 1e6, UTC))
+
+
+def _noun(count: int | None) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _cards(health: Health) -> str:
+    one, rows = health.over_time, health.rows
+    flagged = int(sum(counts.sum() for counts in one.flags.values()))
+    degrees, scored = one.degrees.sum(), one.scored.sum()
+    held = sum(reason.rows for reason in health.fates if reason.status == "held")
+    last = health.progress[-1] if health.progress else None
+    some = [
+        Card(f"{rows:,}", f"{_noun(rows)} estimated", f"of {plural(len(health.keys.key), 'key')}"),
+        Card(f"{one.nis.sum() / degrees:.3f}" if degrees else "–", "NIS per component", "1 is expected"),
+        Card(
+            f"{one.inside.sum() / scored:.1%}" if scored else "–",
+            "inside the 95 % interval",
+            "95 % is expected; gated rows count as outside",
+        ),
+        Card(f"{flagged / rows:.2%}", "of the rows have a flag", f"{plural(flagged, 'row')}"),
+        Card(f"{held:,}", f"{_noun(held)} in quarantine", "held until replayed or discarded"),
+        Card(
+            "–" if last is None or last.get("lag_rows") is None else f"{last['lag_rows']:,}",
+            f"{_noun(0 if last is None else last.get('lag_rows'))} waited",
+            "no micro-batch yet" if last is None else f"when the last micro-batch ended, {_time(last['started_at'])}",
+        ),
+    ]  # fmt: skip
+    return cards(some)
+
+
+def _fit(health: Health) -> str:
+    if health.without:
+        return section("Fit over time", health.without, "")
+    text = (
+        "NIS, the normalised innovation squared, averages to the number of measured components if the covariances are "
+        "right: above, the filter is surer than it should be. Coverage is the share of measurements inside the "
+        "interval that was predicted for them. Error bars hold 95 % if rows are independent. Dashed lines: hand-overs."
+    )
+    if figures is None:
+        return section("Fit over time", _NO_PICTURES, "")
+    drawn = [
+        (figures.draw_nis(health), "NIS per component over time"),
+        (figures.draw_coverage(health), "Coverage over time"),
+    ]
+    return section("Fit over time", text, pictures(drawn))
+
+
+_NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
+
+
+def _examples(health: Health) -> str:
+    if figures is None:
+        return ""
+    drawn = [(figures.draw_example(one), f"Estimates of {one.key}") for one in health.examples]
+    text = (
+        "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others."
+    )
+    return section("Keys", text, pictures(drawn))
+
+
+def _worst(health: Health) -> str:
+    keys = health.keys
+    order = np.argsort(-np.abs(keys.surprise), kind="stable")[:WORST]
+    rows = [
+        (
+            keys.key[at],
+            f"{int(keys.rows[at]):,}",
+            f"{keys.ratio[at]:.3f}" if keys.degrees[at] else "–",
+            f"{keys.surprise[at]:+.1f}" if keys.degrees[at] else "–",
+            f"{int(keys.flagged[at]):,}",
+        )
+        for at in order.tolist()
+    ]
+    text = (
+        "The keys whose NIS is farthest from what is expected, in standard deviations: at 3 or more look at the key's "
+        "sensor, at many such keys at the model."
+    )
+    head = ("key", "rows", "NIS per component", "deviations from 1", "flagged rows")
+    drawn = ""
+    if figures is not None and not health.without:
+        drawn = figures.draw_keys(health)
+    body = table(head, rows)
+    if drawn:
+        body = f'<div class="two">{body}<img class="half" alt="NIS of each key" src="{drawn}"></div>'
+    return section("Worst keys", text, body)
+
+
+def _fates(health: Health) -> str:
+    """Return what became of the rows, as bars on a scale of logarithms, since the rejected are few."""
+    late = [one for one in health.fates if one.reason.startswith("late")]
+    others = [one for one in health.fates if one not in late]
+    counted = [("accepted", health.rows), *((_fate(one), one.rows) for one in (*late, *others))]
+    top = np.log1p(max(count for _, count in counted))
+    text = (
+        "Accepted rows have an estimate that counts. The others are in quarantine with the reason, whoever found it: "
+        f"`kalman-pipeline quarantine list --model {health.model}`. The bars' scale is logarithmic."
+    )
+    drawn = bars(
+        (name, float(np.log1p(count) / top) if top else 0.0, f"{count:,}") for name, count in counted
+    )
+    return section("Rows by fate", text, drawn)
+
+
+def _fate(one: object) -> str:
+    reason, status = one.reason, one.status
+    return reason if status == "held" else f"{reason} ({status})"
+
+
+def _flags(health: Health) -> str:
+    flags = {name: int(counts.sum()) for name, counts in health.over_time.flags.items()}
+    text = "A flagged row did not change its key's state: " + (
+        ", ".join(f"{name} {plural(count, 'row')}" for name, count in flags.items()) if flags else "there is none"
+    )  # fmt: skip
+    if figures is None:
+        return section("Flags", f"{text}.", "")
+    return section("Flags", f"{text}.", pictures([(figures.draw_rows(health), "Rows and flags over time")]))
+
+
+def _stream(health: Health) -> str:
+    if not health.progress:
+        return section("Lag", "No stream has left a record of a micro-batch.", "")
+    last = health.progress[-1]
+    age = span((health.made_at - last["started_at"]).total_seconds())
+    seconds = [one["seconds"] for one in health.progress if one.get("seconds")]
+    text = (
+        f"{plural(len(health.progress), 'micro-batch', 'es')}, the last one {age} ago with "
+        f"{plural(int(last.get('rows') or 0), 'row')}; half of them took {np.median(seconds or [0.0]):.1f} s or less."
+    )
+    if figures is None or all(one.get("lag_rows") is None for one in health.progress):
+        return section("Lag", text, "")
+    return section(
+        "Lag", text, pictures([(figures.draw_lag(health), "Rows that waited after each micro-batch")])
+    )
+
+
+def _versions(health: Health) -> str:
+    rows = [
+        (
+            one.generation,
+            str(one.model_version),
+            one.status,
+            "–" if one.parent is None else f"{one.parent} after micro-batch {one.parent_batch}",
+            _time(one.created_at),
+            _time(one.retired_at),
+            _micros(health.first_rows[one.generation])
+            if one.generation in health.first_rows
+            else "no live row",
+            ", ".join(one.spec.states) if one.spec is not None else "–",
+        )
+        for one in health.generations
+    ]
+    head = (
+        "generation",
+        "version",
+        "status",
+        "continues",
+        "began",
+        "retired",
+        "first live event time",
+        "states",
+    )
+    return section(
+        "Versions and hand-overs",
+        "Each generation continues right after one micro-batch of its parent; a switch is one commit.",
+        table(head, rows),
+    )
+
+
+def _parameters(health: Health) -> str:
+    if not health.learned:
+        return section("Learned parameters", "Nothing more is known of them than the manifest says.", "")
+    counted = Counter((row["scope"], row["outcome"]) for row in health.learned)
+    outcomes = [(scope, outcome or "–", f"{count:,}") for (scope, outcome), count in sorted(counted.items())]
+    text = f"Of snapshot {health.learned_in}: how the search ended, and what it found."
+    body = table(("learned for", "outcome", "rows"), outcomes)
+    return section("Learned parameters", text, body + pictures(_distributions(health)))
+
+
+def _distributions(health: Health) -> list[tuple[str, str]]:
+    """Return a picture of each parameter: by key as a distribution, by group or of all keys with error bars."""
+    if figures is None:
+        return []
+    keys = [row for row in health.learned if row["scope"] == KEY]
+    shared = [row for row in health.learned if row["scope"] != KEY]
+    drawn = []
+    for name in list(dict.fromkeys(name for row in health.learned for name in row["parameters"]))[
+        :PARAMETERS
+    ]:
+        values = np.array([row["parameters"].get(name, np.nan) for row in keys], float)
+        values = values[np.isfinite(values)]
+        others = [row for row in shared if name in row["parameters"]]
+        if len(values):
+            whole = next((row["parameters"][name] for row in others if row["scope"] == POPULATION), None)
+            drawn.append((figures.draw_parameter(name, values, whole), f"{name} by key"))
+        elif others:
+            labels = [row["key_group"] or "all keys" for row in others]
+            errors = [row["standard_errors"].get(name, np.nan) for row in others]
+            shown = [row["parameters"][name] for row in others]
+            drawn.append((figures.draw_shared(name, labels, shown, errors), f"{name} with error bars"))
+    return drawn

@@ -1,0 +1,171 @@
+"""Read what the health of a model is judged by, from its tables and progress files, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs.core.roots import local_path
+from jobs.lineage.chain import lineage_of
+from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.without_spark import column_types, parts_of, read_table
+
+
+class Generation(NamedTuple):
+    """A generation as its row in `generations` says; states: the names of the numbers in its means."""
+
+    generation: str
+    model_version: int
+    status: str
+    parent: str | None
+    parent_batch: int | None
+    snapshot_id: str
+    created_at: datetime | None
+    retired_at: datetime | None
+    owner: str | None
+    last_error: str | None
+    spec: ModelSpec | None
+
+
+class Estimates(NamedTuple):
+    """The table of estimates that is looked at, and which of its rows count.
+
+    last_batch: by generation; empty for a table of history, whose rows all count.
+    """
+
+    table: str
+    last_batch: Mapping[str, int]
+
+
+_NO_END = np.iinfo(np.int64).max
+
+
+def generations_of(root: str, model: str) -> list[Generation]:
+    """Return the generations of a model, oldest first."""
+    names = [name for name in Generation._fields if name != "spec"]
+    found = read_table(root, "generations", ["model", *names])
+    manifests = read_table(root, "manifests", ["model", "snapshot_id", "spec"])
+    specs = {} if manifests is None else {row["snapshot_id"]: row["spec"] for row in manifests.to_pylist()}
+    rows = [] if found is None else [row for row in found.to_pylist() if row["model"] == model]
+    for row in rows:
+        row |= {name: _utc(row.get(name)) for name in ("created_at", "retired_at")}
+    made = [
+        Generation(**{name: row.get(name) for name in names}, spec=_spec(specs.get(row["snapshot_id"])))
+        for row in rows
+    ]
+    return sorted(made, key=lambda one: (len(one.generation), one.generation))
+
+
+def _utc(at: Any) -> datetime | None:
+    """Return a time of a table with its zone: some writers store it without, in UTC."""
+    return None if at is None else at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _spec(text: str | None) -> ModelSpec | None:
+    return None if text is None else ModelSpec.model_validate(json.loads(text))
+
+
+def estimates_of(root: str, model: str, known: Sequence[Generation]) -> Estimates | None:
+    """Return the model's live estimates, else those of its history; None: it has neither."""
+    lineage = {name: _NO_END if last is None else last for name, last in lineage_of(known)}
+    for table, kept in ((f"estimates/{model}", lineage), (f"estimates_history/{model}", {})):
+        if column_types(root, table) and (kept or not table.startswith("estimates/")):
+            return Estimates(table, kept)
+    return None
+
+
+def batches(
+    root: str,
+    estimates: Estimates,
+    columns: Sequence[str],
+    among: tuple[str, Sequence[str]] | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the rows that count, file by file, with those of the columns that the table has, and `generation`."""
+    wanted = list(dict.fromkeys([*columns, "generation", "batch_id"]))
+    for part in parts_of(root, estimates.table, wanted, among=among):
+        if estimates.last_batch:
+            names = pa.array(list(estimates.last_batch))
+            ends = pa.array(list(estimates.last_batch.values()), pa.int64())
+            place = pc.index_in(part["generation"].cast(pa.string()), names)  # type: ignore[attr-defined]
+            last = pc.take(ends, place)
+            part = part.filter(pc.less_equal(part["batch_id"], last))  # type: ignore[attr-defined]
+        if part.num_rows:
+            yield part
+
+
+class Reason(NamedTuple):
+    """Rows that were rejected for one reason; status: held, replaying, replayed or discarded."""
+
+    reason: str
+    status: str
+    rows: int
+
+
+def quarantined(root: str, model: str) -> list[Reason]:
+    """Return the quarantined rows of a model by reason, without the values in it, and status; the most first."""
+    counts: dict[tuple[str, str], int] = {}
+    for part in parts_of(root, "quarantine", ["model", "reason", "status"]):
+        mine = part.filter(pc.equal(part["model"], model))  # type: ignore[attr-defined]
+        names = [name for name in ("reason", "status") if name in mine.column_names]
+        for row in mine.group_by(names).aggregate([([], "count_all")]).to_pylist():
+            place = _kind(row["reason"]), row.get("status") or "held"
+            counts[place] = counts.get(place, 0) + row["count_all"]
+    found = [Reason(reason, status, rows) for (reason, status), rows in counts.items()]
+    return sorted(found, key=lambda one: (-one.rows, one.reason, one.status))
+
+
+def _kind(reason: str | None) -> str:
+    """Return a reason without the value that it quotes."""
+    text = reason or "unknown"
+    return text.split(" '", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
+
+
+def progress(root: str, model: str) -> list[dict[str, Any]]:
+    """Return the records of the micro-batches of a model, of the table and of the files, oldest first."""
+    table = read_table(root, f"progress/{model}", list(PROGRESS_COLUMNS))
+    found = [] if table is None else table.to_pylist()
+    folder = local_path(root)
+    files = [] if folder is None else sorted((folder / "_progress" / model).rglob("*.jsonl"))
+    for file in files:
+        for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue  # the last line of a driver that was killed, or the end of the file
+    for one in found:
+        at = one["started_at"]
+        one["started_at"] = datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
+    return sorted(found, key=lambda one: one["started_at"])
+
+
+def learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
+    """Return what was learned for a snapshot, a row a key, group or all: maps as dictionaries."""
+    names = ["scope", "key", "key_group", "outcome", "parameters", "standard_errors", "rows"]
+    found = read_table(root, "learned", names, partition={"model": model, "snapshot_id": snapshot})
+    rows = [] if found is None else found.to_pylist()
+    for row in rows:
+        for name in ("parameters", "standard_errors"):
+            row[name] = dict(row[name] or ())
+    return rows
+
+
+def measured_rows(root: str, spec: ModelSpec, keys: Sequence[str]) -> dict[str, tuple[NDArray, NDArray]]:
+    """Return times (N,) and first measured values (N,) of some keys as landed; none of a key of several columns."""
+    if len(spec.key) != 1:
+        return {}
+    names = [spec.key[0], spec.time, spec.measurement[0]]
+    found = read_table(root, f"measurements/{spec.name}", names, among=(spec.key[0], list(keys)))
+    if found is None or not set(names) <= set(found.column_names):
+        return {}
+    key = np.asarray(found[names[0]].cast(pa.string()).to_pylist(), object)
+    time = found[names[1]].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+    value = found[names[2]].cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return {one: (time[key == one], value[key == one]) for one in keys}

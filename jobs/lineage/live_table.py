@@ -1,0 +1,108 @@
+"""The table `live`: which micro-batches of which generations are a model's live estimates, for other readers.
+
+It repeats what `generations` says (`jobs.lineage.live`), so that any reader finds the live rows by one join: the row's
+`generation` is in the table, and its `batch_id` is at most `last_batch`. Beside that it names the states, in the order
+of the numbers in `mean`, and the key columns. `generations` stays the truth: a switch is one commit there, and the verb
+that switched writes this table after it. A verb that is killed in between leaves the former lineage here, whole, until
+the next start of a driver, `promote`, `rollback`, `retire`, `upgrade` or `maintain`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from delta.exceptions import DeltaConcurrentModificationException
+from deltalake import write_deltalake
+from pyspark.sql import functions as F
+
+from jobs.core.roots import local_path
+from jobs.lineage import generations
+from jobs.lineage.chain import lineage_of
+from jobs.snapshots import manifests
+from jobs.warehouse.tables import LIVE_ESTIMATES
+from jobs.warehouse.without_spark import read_table
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.delta import Warehouse
+
+TABLE = "live"
+NO_END = (1 << 63) - 1
+"""`last_batch` of the live generation itself, which goes on: the largest number that the column holds."""
+_TEXTS = pa.list_(pa.string())
+_SCHEMA = pa.schema(
+    [
+        ("model", pa.string()),
+        ("place", pa.int32()),
+        ("generation", pa.string()),
+        ("last_batch", pa.int64()),
+        ("model_version", pa.int32()),
+        ("states", _TEXTS),
+        ("key_columns", _TEXTS),
+    ]
+)
+
+
+def refresh(warehouse: Warehouse, model: str) -> bool:
+    """Write a model's rows of the table, in one commit, unless they are there; tell if they have changed."""
+    rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
+    if not rows and not warehouse.exists(TABLE):
+        return False
+    warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
+    if _present(warehouse, model) == rows:
+        return False
+    if local_path(warehouse.root) is None:
+        _replace_by_spark(warehouse, model, rows)
+    else:
+        with warehouse.lock(TABLE):
+            write_deltalake(
+                warehouse.path(TABLE),
+                pa.Table.from_pylist(rows, _SCHEMA),
+                mode="overwrite",
+                predicate=f"model = '{model}'",
+            )
+    return True
+
+
+def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
+    """Return the rows of a model's generations, the live one first; without those that have no live micro-batch."""
+    by_name = {one.generation: one for one in known}
+    specs = {one.snapshot_id: json.loads(one.spec) for one in snapshots}
+    segments = [(by_name[name], last) for name, last in lineage_of(known) if last != -1]
+    return [
+        {
+            "model": one.model,
+            "place": place,
+            "generation": one.generation,
+            "last_batch": NO_END if last is None else last,
+            "model_version": one.model_version,
+            "states": specs.get(one.snapshot_id, {}).get("states"),
+            "key_columns": specs.get(one.snapshot_id, {}).get("key"),
+        }
+        for place, (one, last) in enumerate(segments)
+    ]
+
+
+def _present(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
+    """Return the rows that the table has of a model, in order of place."""
+    if local_path(warehouse.root) is None:
+        frame = warehouse.read(TABLE).filter(F.col("model") == model)
+        rows = [row.asDict() for row in frame.select(*_SCHEMA.names).collect()]
+    else:
+        names = [name for name in _SCHEMA.names if name != "model"]
+        found = read_table(warehouse.root, TABLE, names, partition={"model": model})
+        rows = [] if found is None else [{"model": model, **row} for row in found.to_pylist()]
+    return sorted(rows, key=lambda row: row["place"])
+
+
+def _replace_by_spark(warehouse: Warehouse, model: str, rows: list[dict[str, Any]]) -> None:
+    schema = warehouse.read(TABLE).schema
+    frame = warehouse.spark.createDataFrame(rows, schema).coalesce(1)  # type: ignore[arg-type]
+    writer = frame.write.format("delta").mode("overwrite").option("replaceWhere", f"model = '{model}'")
+    try:
+        writer.save(warehouse.path(TABLE))
+    except DeltaConcurrentModificationException:
+        pass  # another command writes the same at this moment, and what it knows is as new

@@ -1,0 +1,120 @@
+"""Other tools read the live rows, the states' names and the columns' meaning: docs/readers.md, and earlier releases."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import duckdb_extension_delta
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from jobs import export, maintain
+from jobs.lineage.live import live_estimates
+from jobs.lineage.live_table import NO_END
+from tests.fixtures.make_release import FOLDER, PLACE
+from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.test_docs import FENCE, ROOT
+
+pytestmark = pytest.mark.spark
+
+PAGE = ROOT / "docs" / "readers.md"
+
+
+@pytest.fixture
+def with_delta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DuckDB's extension for Delta, from its package: `INSTALL delta` finds it and downloads nothing."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    package = Path(duckdb_extension_delta.__file__).parent
+    duckdb.connect().execute(f"INSTALL '{next(package.glob('extensions/*/delta.duckdb_extension'))}'")
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> Pipeline:
+    """A stream that has gone on in a second generation, from an export of the first before its last micro-batch."""
+    pipeline = Pipeline(tmp_path, random_walk_spec("rooms", key=["room"]))
+    days = [day.rename(columns={"id": "room"}) for day in random_rows(4, keys=16, rows=60, text=False)]
+    pipeline.land(days[0])
+    pipeline.pretrain()
+    pipeline.land(days[1])
+    pipeline.stream()
+    exported = export.run(pipeline.settings, "rooms").data["snapshot"]
+    pipeline.land(days[2])
+    pipeline.stream()  # a micro-batch that the second generation computes again: both are in the table
+    pipeline.land(days[3])
+    pipeline.stream(adopt=exported)
+    return pipeline
+
+
+def comments_of(path: Path) -> dict[str, str | None]:
+    return {field.name: field.metadata.get("comment") for field in DeltaTable(str(path)).schema().fields}
+
+
+def test_the_page_s_queries_read_the_live_rows(
+    rooms: Pipeline, with_delta: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(rooms.folder)
+    names: dict[str, Any] = {}
+    blocks = FENCE.findall(PAGE.read_text(encoding="utf-8"))
+    for _, language, code in blocks:
+        if language == "python":
+            exec(compile(code, str(PAGE), "exec"), names)
+    expected = live_estimates(rooms.warehouse, "rooms").toPandas()
+    assert (
+        len(expected) == 180 < len(rooms.estimates())
+    )  # the first generation's last micro-batch does not count
+    means = sorted(tuple(mean) for mean in expected["mean"])
+    assert sorted((row[2], row[3]) for row in names["rooms"]) == means
+    assert sorted(map(tuple, names["frame"]["mean"].to_list())) == means
+    assert sorted(names["level"].to_list()) == sorted(mean[0] for mean in means)
+    assert sorted(map(tuple, names["table"]["mean"].to_pylist())) == means
+    live = DeltaTable(str(rooms.folder / "warehouse" / "live")).to_pyarrow_table().to_pylist()
+    assert [(row["generation"], row["last_batch"]) for row in live] == names["lineage"]
+    assert names["lineage"] == [("rooms-g0002", NO_END), ("rooms-g0001", 0)]
+    assert all(row["states"] == ["level", "slope"] and row["key_columns"] == ["room"] for row in live)
+    slope = expected.assign(variance=[row[3] for row in expected["covariance"]]).sort_values("event_time")
+    last = slope.groupby("room")["variance"].last() ** 0.5
+    assert {row[0]: row[4] for row in names["worst"]} == {
+        row[0]: pytest.approx(last[row[0]], rel=1e-15) for row in names["worst"]
+    }
+    printed = capsys.readouterr().out
+    shown = next(code for _, language, code in blocks if not language and code.startswith("key - "))
+    assert shown in printed
+
+
+def test_a_released_warehouse_explains_itself_and_goes_on(tmp_path: Path) -> None:
+    shutil.rmtree(PLACE, ignore_errors=True)
+    with tarfile.open(sorted(FOLDER.glob("*.tar.gz"))[0]) as archive:
+        archive.extractall(PLACE, filter="data")
+    try:
+        pipeline = Pipeline(PLACE, yaml.safe_load((PLACE / "models" / "walk.yaml").read_text()))
+        warehouse = PLACE / "warehouse"
+        assert set(comments_of(warehouse / "estimates" / "walk").values()) == {None}
+        rows = len(pipeline.estimates())
+        assert (
+            pipeline.stream().data["batches"] == 2
+        )  # the comments came before them, and nothing was in the way
+        estimates = comments_of(warehouse / "estimates" / "walk")
+        assert "1 level, 2 slope" in (estimates["mean"] or "") and None not in estimates.values()
+        pipeline.files = 10  # names that the release has not landed
+        pipeline.land(random_rows(5, keys=16, rows=40, text=True)[4])
+        assert pipeline.stream().data["batches"] == 1
+        found = pipeline.estimates()
+        assert len(found) == rows + 120 and found["event_time"].is_unique is False
+        assert set(comments_of(warehouse / "snapshots").values()) == {None}
+        described = maintain.run(pipeline.settings, "walk").data["described"]
+        assert {"snapshots", "manifests", "generations"} <= set(described)
+        assert None not in comments_of(warehouse / "generations").values()
+        versions = DeltaTable(str(warehouse / "generations")).version()
+        assert maintain.run(pipeline.settings, "walk").data["described"] == []
+        assert DeltaTable(str(warehouse / "generations")).version() == versions
+        assert os.listdir(warehouse / "live" / "model=walk")
+    finally:
+        shutil.rmtree(PLACE, ignore_errors=True)
