@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import Part
+from jobs.ingestion.csv_parquet import Part, damaged
 from jobs.ingestion.csv_records import BOM, PIECE_BYTES
 
 
 def open_lines(path: Path) -> gzip.GzipFile:
     """Open a file for reading bytes, uncompressed."""
     return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+def expands_beyond(path: Path, size: int) -> bool:
+    """Tell if a compressed file holds more than `size` bytes; a damaged one does not, as far as it can be read."""
+    if not path.name.lower().endswith(".gz"):
+        return False
+    found = 0
+    try:
+        with gzip.open(path, "rb") as file:
+            while found <= size and (block := file.read(1 << 20)):
+                found += len(block)
+    except (OSError, EOFError, zlib.error):
+        return False  # reading its rows says so
+    return found > size
 
 
 @contextmanager
@@ -24,7 +39,9 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except (OSError, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(damaged(path, str(error))) from error
+    except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
 
 
