@@ -102,13 +102,14 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     """Return what mends rejected rows, and notes about repeats and times."""
     import numpy as np
 
+    from jobs.encoding import arrow
     from jobs.ingestion.checking import payloads
     from jobs.ingestion.rejected import advice, doubtful_epoch, repeated
 
     bad = rows.reason != None  # noqa: E711 - elementwise
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
     places = np.flatnonzero(bad)[first]
-    shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(places.tolist()).to_pylist()
+    shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
     counts = Counter(rows.reason[bad].tolist())
     lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
     good = np.flatnonzero(~bad)

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
 from jobs.ingestion.csv_records import (
-    LONGEST,
     PIECE_BYTES,
     Header,
     ends_record,
@@ -252,8 +251,8 @@ def _readable(path: Path) -> Iterator[None]:
     except csv.Error as error:
         if "field limit" in str(error):
             raise UserError(
-                f'{path}: has a field of more than {LONGEST:,} characters, as after a quotation mark (") that nothing '
-                "closes: close it, or double it if it is part of a text"
+                f'{path}: has a quotation mark (") that nothing closes, so that the rows after it are one field: close '
+                "it, or write it twice if it is part of a text"
             ) from error
         raise UserError(f"{path}: is not CSV ({error})") from error
     except gzip.BadGzipFile as error:

@@ -31,7 +31,9 @@ BOM = b"\xef\xbb\xbf"
 _LONG = 4
 """Bytes that a character has at most."""
 LONGEST = 16 << 20
-"""Characters of the longest field, ten times what anybody writes; a longer one follows a quote that nothing closes."""
+"""Characters of the longest field; a longer one follows a quote that nothing closes."""
+UNCLOSED = 1 << 17
+"""Characters of the last field from which on a quote that nothing closes has swallowed rows: the file is refused."""
 csv.field_size_limit(LONGEST)
 
 COMMA = ","
@@ -168,7 +170,7 @@ def parse_records(
     are in the column `_bytes`.
 
     Raises:
-        csv.Error: a field is longer than Python's limit.
+        csv.Error: a field is longer than `LONGEST`, or nothing closes the quote before a long one.
     """
     chosen = list(names if wanted is None else wanted)
     places = {name: place for place, name in enumerate(names)}
@@ -178,6 +180,8 @@ def parse_records(
         return Source(columns, np.zeros(table.num_rows, bool), table.num_rows, np.zeros(table.num_rows, bool))
     text = _decoded(data)
     rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
+    if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", separator):
+        raise csv.Error("nothing closes a quote, within the field limit")
     count = len(rows)
     misshapen = np.fromiter((len(row) != len(names) for row in rows), bool, count)
     invalid = np.zeros(count, bool)
@@ -234,6 +238,8 @@ def _by_arrow(data: bytes, width: int, separator: str) -> pa.Table | None:
         )
     except pa.ArrowException:
         return None
+    if len(data) <= csv.field_size_limit():
+        return table
     lengths = [arrow.compute().max(arrow.compute().binary_length(column)).as_py() for column in table.columns]
     return table if max(length or 0 for length in lengths) <= csv.field_size_limit() else None
 

@@ -232,9 +232,9 @@ def is_json(path: str | Path) -> bool:
 def is_array(path: Path) -> bool:
     """Tell if a file is one JSON array, which cannot be split into lines."""
     with open_lines(path) as file:
-        while one := file.read(1):
-            if one not in _BLANK + b"\xef\xbb\xbf":
-                return one == b"["
+        while block := file.read(1 << 16):
+            if begun := block.lstrip(_BLANK + BOM):
+                return begun.startswith(b"[")
     return False
 
 

@@ -34,7 +34,8 @@ class Source(NamedTuple):
 
 def joined(parts: list[Source], names: list[str]) -> Source:
     """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
-    more = [name for part in parts for name in part.columns if name not in names]
+    known = set(names)
+    more = [name for part in parts for name in part.columns if name not in known]
     columns = {
         name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
         if parts
