@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,10 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 from jobs.ingestion.csv_parquet import Part, damaged
-from jobs.ingestion.csv_records import BOM, PIECE_BYTES
+from jobs.ingestion.csv_records import BOM, LONGEST, PIECE_BYTES
+
+_MANY_BLANK = re.compile(rb"\n\n{2,}")
+"""Line breaks after which no line follows for a while: empty lines are no rows."""
 
 
 def open_lines(path: Path) -> gzip.GzipFile:
@@ -73,5 +77,14 @@ def lines_of(part: Part) -> Iterator[list[bytes]]:
         if part.stop is not None:
             yield file.read(part.stop - file.tell()).split(b"\n")
             return
-        while lines := file.readlines(PIECE_BYTES):
-            yield lines
+        rest = b""
+        while block := file.read(PIECE_BYTES):
+            whole, mark, rest = (rest + block).rpartition(b"\n")
+            if mark:
+                yield _MANY_BLANK.sub(b"\n", whole).split(b"\n")
+            if len(rest) > LONGEST:
+                raise UserError(
+                    f"{part.path}: has a line of more than {LONGEST:,} bytes; write a row on each line"
+                )
+        if rest:
+            yield [rest]
