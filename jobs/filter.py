@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from jobs.core.command import Model, Snapshot, command
+from jobs.core.errors import INPUT_ERROR
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.ingestion.parsing import ParsedRows
+    from jobs.ingestion.raw_rows import Source
     from jobs.offline.filtering import Estimates
     from jobs.specs.model_spec import ModelSpec
 
@@ -43,7 +45,8 @@ def run(
     inputs: Annotated[
         str | None,
         Option(
-            help="Of a model with inputs: a .csv or .parquet file with one row per key.", show_default=False
+            help="Of a model with inputs: a .csv or .parquet file with one row per key, a folder of them, or a glob.",
+            show_default=False,
         ),
     ] = None,
     snapshot: Snapshot = None,
@@ -55,8 +58,9 @@ def run(
     """
     from jobs.encoding import arrow
     from jobs.ingestion.parsing import parse
+    from jobs.ingestion.whole_files import dialects, files_of
     from jobs.offline.filtering import filter_rows, write
-    from jobs.offline.input_rows import files_of, read_rows
+    from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
@@ -70,6 +74,7 @@ def run(
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
+    told = [*dialects(spec, files_of(input, spec)), *_told(spec, source, rows)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
@@ -82,7 +87,39 @@ def run(
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)
-    return Report([*report.lines[:1], *prior.lines, *report.lines[1:]], {**report.data, **prior.data})
+    if not estimates.applied.any():
+        reason, count = Counter(str(one) for one in rows.reason).most_common(1)[0]
+        errors = [
+            f"{input}: every row was rejected, {count:,} for {reason}; the lines above say what mends it"
+        ]
+    else:
+        errors = []
+    lines = [*report.lines[:1], *prior.lines, *report.lines[1:], *told]
+    return Report(lines, {**report.data, **prior.data}, errors=errors, error_code=INPUT_ERROR)
+
+
+def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
+    """Return what mends rejected rows, and notes about repeats and times."""
+    import numpy as np
+
+    from jobs.encoding import arrow
+    from jobs.ingestion.checking import payloads
+    from jobs.ingestion.rejected import advice, doubtful_epoch, repeated
+
+    bad = rows.reason != None  # noqa: E711 - elementwise
+    reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
+    places = np.flatnonzero(bad)[first]
+    shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
+    counts = Counter(rows.reason[bad].tolist())
+    lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
+    good = np.flatnonzero(~bad)
+    repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
+    if repeats and spec.duplicates is None:
+        lines.append(repeated(repeats))
+    if len(good):
+        doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
+        lines += [] if doubt is None else [f"note: {doubt}"]
+    return lines
 
 
 def _report(

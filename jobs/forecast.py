@@ -68,7 +68,8 @@ def run(
     future: Annotated[
         str | None,
         Option(
-            help="Of a model with control: a .csv or .parquet file of future rows, with key, time and control columns. "
+            help="Of a model with control: a .csv or .parquet file of future rows, a folder of them, or a glob, with "
+            "key, time and control columns. "
             "Its rows are the steps unless --every is given.",
             show_default=False,
         ),
@@ -76,7 +77,8 @@ def run(
     inputs: Annotated[
         str | None,
         Option(
-            help="Of a model with inputs: a .csv or .parquet file with one row per key. A table takes them from the "
+            help="Of a model with inputs: a .csv or .parquet file with one row per key, a folder of them, or a glob. "
+            "A table takes them from the "
             "table of inputs.",
             show_default=False,
         ),

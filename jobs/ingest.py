@@ -5,12 +5,13 @@ Landing is idempotent, and a retry after a crash completes the missing commits (
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from jobs.core.command import Model, command
-from jobs.core.errors import UserError
+from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -65,8 +66,8 @@ def run(
         UserError: a file cannot be read, lacks a column, or has landed with another content; nothing has been landed
             then.
     """
+    from jobs.core.input_files import find_files
     from jobs.ingestion import folder_watch
-    from jobs.ingestion.input_files import find_files
     from jobs.ingestion.landing import (
         SMALL_BYTES,
         FileLanding,
@@ -75,6 +76,8 @@ def run(
         file_size,
         prepare,
     )
+    from jobs.ingestion.small_files import land_all
+    from jobs.ingestion.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -99,17 +102,19 @@ def run(
     spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
     warehouse = Warehouse(spark, settings.warehouse)
     landing = FileLanding(warehouse, spec, changed, history)
-    states = [landing.check(path) for path in files]
+    numbers = landing.landed.numbers()
+    states = [landing.check(path, numbers) for path in files]
     key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
-        for state in states:
-            landed.append(landing.land(state, key_types))
-            progress.advance(1, f"{sum(one.rows for one in landed):,} rows")
-    return _report(spec, landed, history)
+        for some in land_all(landing, states, key_types):
+            landed += some
+            progress.advance(len(some), f"{sum(one.rows for one in landed):,} rows")
+    return _report(spec, landed, history, dialects(spec, files))
 
 
-def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
+def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
+    from jobs.ingestion.rejected import advice, doubtful_epoch, explained, repeated
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
@@ -121,7 +126,10 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
     quarantined = sum(reasons.values())
     known = sum(1 for one in landed if one.version is None and one.rows)
     kind = " of history" if history else ""
-    lines = [f"landed {plural(rows, 'row')}{kind} of {plural(len(new), 'file')} for {spec.name}"]
+    versions = sorted({one.version for one in new if one.version is not None})
+    commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
+    lines = [f"landed {plural(rows, 'row')}{kind} of {plural(len(new), 'file')} for {spec.name}{commits}"]
+    lines += written
     if known:
         lines.append(f"skipped {plural(known, 'file')} that had already landed")
     if quarantined:
@@ -129,6 +137,14 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             f"quarantined {plural(quarantined, 'row')}: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
+        examples = {reason: text for one in landed for reason, text in one.remarks.examples.items()}
+        lines += [f"  {line}" for line in advice(spec, reasons, examples)]
+    repeats = sum(one.remarks.repeats for one in new)
+    if repeats and spec.duplicates is None:
+        lines.append(repeated(repeats))
+    doubts = {doubtful_epoch(spec, *one.remarks.span) for one in new} - {None}
+    lines += [f"note: {doubt}" for doubt in doubts]
+    lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
     if history and spec.stream.new_keys != PRETRAINED:
@@ -136,7 +152,6 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             f"note: the streams of {spec.name} treat them like any other rows, unless its spec says "
             f"stream.new_keys: {PRETRAINED}"
         )
-    versions = [one.version for one in new if one.version is not None]
     if versions:
         lines.append(f"the measurements table is at version {versions[-1]}")
     return Report(
@@ -150,8 +165,25 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool) -> Report:
             "rows": rows,
             "quarantined": quarantined,
             "reasons": reasons,
+            "repeats": repeats,
+            "files_rejected": [one.path for one in lost],
+            "commits": len(versions),
             "version": versions[-1] if versions else None,
         },
+        [_all_rejected(spec, one, explained) for one in lost],
+        error_code=INPUT_ERROR,
+    )
+
+
+def _all_rejected(
+    spec: ModelSpec, one: Landed, explained: Callable[[ModelSpec, str, str | None], str]
+) -> str:
+    """Return the sentence about a file without an accepted row."""
+    first = max(one.reasons, key=lambda reason: one.reasons[reason])
+    return (
+        f"{one.path}: every row was rejected ({plural(sum(one.reasons.values()), 'row')}, now in quarantine), most for "
+        f"{explained(spec, first, one.remarks.examples.get(first))}; then land them with "
+        f"`kalman-pipeline quarantine replay --model {spec.name}`"
     )
 
 

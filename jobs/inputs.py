@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -23,7 +22,11 @@ def run(
     settings: Settings,
     model: Model,
     input: Annotated[
-        str, Option(help="A .csv or .parquet file with one row per key: the whole table.", show_default=False)
+        str,
+        Option(
+            help="A .csv or .parquet file with one row per key, a folder of them, or a glob: the whole table.",
+            show_default=False,
+        ),
     ],
 ) -> Report:
     """Replace the model's table of inputs by a file; streams use it from their next micro-batch on.
@@ -79,13 +82,14 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) 
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.ingestion.checking import key_types_of
     from jobs.ingestion.csv_parquet import read_schema
+    from jobs.ingestion.whole_files import files_of
     from jobs.warehouse.tables import measurements
 
     table = measurements(spec.name)
     if warehouse.exists(table):
         have = warehouse.read(table).schema
         return {name: have[name].dataType.simpleString() for name in by}
-    return key_types_of(by, read_schema(Path(file), by))
+    return key_types_of(by, read_schema(files_of(file)[0], by))
 
 
 if __name__ == "__main__":

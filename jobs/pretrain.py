@@ -77,6 +77,7 @@ def run(
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.measurements_table import need_columns
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
     from jobs.warehouse.tables import need_measurements
 
@@ -96,6 +97,7 @@ def run(
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
+    need_columns(warehouse.read(table), spec)
     if history:
         with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
             offers = new_keys.only_history(warehouse, spec, to_version, progress.note)

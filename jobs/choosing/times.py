@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
-from jobs.core.times import EPOCH_FORMATS, TimeParser
+from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
 from jobs.encoding import arrow
 from jobs.ingestion.parsing import read_times
 
@@ -22,22 +22,6 @@ HINT = re.compile(
     r"|(time|date|timestamp|stamp)$",
     re.IGNORECASE,
 )
-CLOCKS = ("", " %H:%M:%S.%f", " %H:%M:%S", " %H:%M")
-DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d")
-FORMATS = (
-    *(f"{date}{clock}" for date in DATES for clock in CLOCKS),
-    "%Y%m%d%H%M%S",
-    "%Y%m%d%H%M",
-    "%Y%m%dT%H%M%S%z",
-)
-"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
-NUMBERS = (
-    ("epoch_seconds", 1e8, 4.2e9),
-    ("epoch_milliseconds", 1e11, 4.2e12),
-    ("epoch_microseconds", 1e14, 4.2e15),
-    ("epoch_nanoseconds", 1e17, 4.2e18),
-)
-"""Formats of numbers, and the range of times from 1973 to 2103 in each."""
 DAYS = (10_000, 80_000)  # 1927 to 2119 as a spreadsheet counts
 YEARS = (1500, 2200)
 ENOUGH = 0.95
@@ -95,11 +79,13 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
     if sum(_PLAIN.fullmatch(text) is not None for text in tried) >= ENOUGH * len(tried):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
         found = _number(table, name, zone, hinted, pa.array(values, pa.float64()))
-        compact = [form for form in FORMATS if _share(form, zone, tried) >= ENOUGH and len(tried[0]) >= 8]
+        compact = [
+            form for form in USUAL_FORMATS if _share(form, zone, tried) >= ENOUGH and len(tried[0]) >= 8
+        ]
         if not isinstance(found, str) or not compact:
             return found
         return _best(table, name, compact, zone)
-    fitting = [form for form in (None, *FORMATS) if _share(form, zone, tried) >= ENOUGH]
+    fitting = [form for form in (None, *USUAL_FORMATS) if _share(form, zone, tried) >= ENOUGH]
     if not fitting:
         if re.fullmatch(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
@@ -152,14 +138,14 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     low, high = (float(np.quantile(known, q)) for q in (0.01, 0.99))
     steps = np.diff(values)[np.diff(table.file) == 0]
     rising = bool((steps >= 0).mean() >= ENOUGH and (steps > 0).any()) if len(steps) else False
-    for form, least, most in NUMBERS:
+    for form, least, most in EPOCH_RANGES:
         if least <= low and high <= most and (hinted or rising):
             return _read(table, name, form, zone)
     if whole and YEARS[0] <= low and high <= YEARS[1] and (rising or re.search("year", name, re.IGNORECASE)):
         return "holds years; write them as dates, such as 1871-01-01"
     if hinted and rising and DAYS[0] <= low and high <= DAYS[1]:
         return _read(table, name, "spreadsheet_days", zone)
-    if hinted and rising and low >= 0 and high < NUMBERS[0][1]:
+    if hinted and rising and low >= 0 and high < EPOCH_RANGES[0][1]:
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
         return found if isinstance(found, str) else found._replace(note=note)

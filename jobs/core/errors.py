@@ -7,6 +7,7 @@ import re
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from typing import TextIO
 
 from jobs.core.redaction import redacted
@@ -19,6 +20,15 @@ _FULL = ("No space left on device", "Disk quota exceeded")
 FULL = (
     "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
     "no reader sees what was half written, and nothing is lost"
+)
+
+_BUSY = (
+    "Python worker failed to connect back",
+    "Timed out while waiting for the Python worker to connect back",
+)
+BUSY = (
+    "the machine is too busy: a Python process that Spark started did not answer in time; nothing is lost: run the "
+    "same command again, if possible with less beside it"
 )
 
 
@@ -59,6 +69,8 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = [" ".join(str(error).split())], INPUT_ERROR
     elif is_full(error):
         lines, code = [FULL], RUN_FAILED
+    elif _says(error, _BUSY):
+        lines, code = [BUSY], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
         lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
@@ -86,8 +98,13 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 def is_full(error: BaseException | None) -> bool:
     """Tell whether an error, or one of its causes, says that a disk is full."""
+    return _says(error, _FULL)
+
+
+def _says(error: BaseException | None, signs: Sequence[str]) -> bool:
+    """Tell whether an error, or one of its causes, has one of the signs in its text."""
     while error is not None:
-        if any(sign in str(error) for sign in _FULL):
+        if any(sign in str(error) for sign in signs):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -43,6 +43,22 @@ EPOCH_FORMATS = {
     "epoch_nanoseconds": Epoch(1, 1_000),
     "spreadsheet_days": Epoch(86_400_000_000, 1, True),
 }
+_CLOCKS = ("", " %H:%M:%S.%f", " %H:%M:%S", " %H:%M")
+_DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d")
+USUAL_FORMATS = (
+    *(f"{date}{clock}" for date in _DATES for clock in _CLOCKS),
+    "%Y%m%d%H%M%S",
+    "%Y%m%d%H%M",
+    "%Y%m%dT%H%M%S%z",
+)
+"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
+EPOCH_RANGES = (
+    ("epoch_seconds", 1e8, 4.2e9),
+    ("epoch_milliseconds", 1e11, 4.2e12),
+    ("epoch_microseconds", 1e14, 4.2e15),
+    ("epoch_nanoseconds", 1e17, 4.2e18),
+)
+"""Formats of numbers, and the range of times from 1973 to 2103 in each."""
 SPREADSHEET_US = -2_209_161_600_000_000  # 1899-12-30, day 0 of a spreadsheet
 UNIT_US = {
     "microsecond": 1,

@@ -17,6 +17,7 @@ from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.table_source import Source
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import need_columns
 from jobs.warehouse.tables import need_measurements
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
     if given is not None:
         return _given(warehouse, spec, given, version)
     table = need_measurements(warehouse, spec.name)
+    need_columns(warehouse.read(table), spec)
     number = _checked(warehouse, table, version)
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*spec.columns)
     return Rows(rows, table, number, [table, number, *Source.of(warehouse, table, number).ids], True)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from jobs.ingestion.csv_parquet import begins_record
 from jobs.ingestion.json_rows import is_array, is_json
+from jobs.ingestion.key_from_name import salt_of
 from jobs.ingestion.text_lines import is_text
+from jobs.specs.model_spec import ModelSpec
 
 
 def can_be_appended_to(path: Path) -> bool:
@@ -21,14 +23,14 @@ def can_be_appended_to(path: Path) -> bool:
     )
 
 
-def end_of(path: Path, digests: Iterable[str], salt: bytes = b"") -> int | None:
+def end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     """Return the end, in bytes, of the longest of these contents that a file begins with, as whole rows; else None.
 
-    A last row without a line break is whole if the line break follows now. salt: what was hashed before each content.
+    A last row without a line break is whole if the line break follows now.
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
-    digest, place = hashlib.sha256(salt), 0
+    digest, place = hashlib.sha256(salt_of(spec, path)), 0
     with path.open("rb") as file:
         for line in file:
             row = line.rstrip(b"\r\n")
@@ -41,4 +43,4 @@ def end_of(path: Path, digests: Iterable[str], salt: bytes = b"") -> int | None:
     whole = reversed(found)
     if is_json(path) or is_text(path):
         return next(whole, None)
-    return next((end for end in whole if begins_record(path, end)), None)
+    return next((end for end in whole if begins_record(path, end, spec.file_columns, spec.files)), None)

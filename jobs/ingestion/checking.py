@@ -64,7 +64,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
         pa.array(reason.tolist(), pa.string()),
-        _payloads(source, ~fits),
+        payloads(source, ~fits),
         *keys,
         arrow.times(np.where(fits, rows.time, 0), fits),
         *numbers,
@@ -128,7 +128,7 @@ def _whole(value: Any) -> int | None:
     return number if number is not None and number in _INT64 else None
 
 
-def _payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
+def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
     """Return the wanted raw rows as JSON objects without their null members; null for all other rows."""
     texts: list[str | None] = [None] * source.rows
     places = np.flatnonzero(wanted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,9 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
-from jobs.ingestion.csv_records import PIECE_BYTES, Header, ends_record, parse_records, pieces, read_header
+from jobs.ingestion.csv_records import (
+    PIECE_BYTES,
+    Header,
+    ends_record,
+    parse_records,
+    pieces,
+    read_header,
+)
+from jobs.ingestion.dialects import ANY, BEGINNING, Dialect, find_dialect, hint
 from jobs.ingestion.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.ingestion.raw_rows import Source, joined
+from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
@@ -29,12 +40,13 @@ class Part(NamedTuple):
     """A part of a file that can be read by itself, by a worker of Spark as well.
 
     Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
-    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last).
+    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect: of a CSV file.
     """
 
     path: str
     start: int
     stop: int | None
+    dialect: Dialect = Dialect()
 
 
 def check_format(path: Path) -> str:
@@ -49,7 +61,7 @@ def check_format(path: Path) -> str:
     return ending
 
 
-def read(path: Path, columns: Sequence[str] | None = None) -> Source:
+def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
     Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`, and the bytes of rows
@@ -63,26 +75,38 @@ def read(path: Path, columns: Sequence[str] | None = None) -> Source:
         raise UserError(f"{path}: is a folder; give one file")
     with _readable(path):
         if is_csv:
-            return _read_csv(path, columns)
+            _check_header(
+                path,
+                _header(path, dialect := found_dialect(path, columns or (), named)).names,
+                columns or (),
+                named,
+            )
+            return _read_csv(path, columns, dialect)
         names = list(_stored_schema(path).names if columns is None else columns)
     return joined(list(read_part(Part(str(path), 0, None), columns)), names)
 
 
-def _read_csv(path: Path, columns: Sequence[str] | None) -> Source:
+def _read_csv(path: Path, columns: Sequence[str] | None, dialect: Dialect) -> Source:
     with _bytes(path) as stream:
-        header, rest = _after_header(path, stream)
+        header, rest = _after_header(path, stream, dialect)
         names = header.names if columns is None else list(columns)
         check_columns(path, header.names, names)
-        return joined([parse_records(piece, header.names, columns) for piece in rest], names)
+        return joined(
+            [parse_records(piece, header.names, columns, dialect.separator) for piece in rest], names
+        )
 
 
-def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+def parts(
+    path: Path, start: int = 0, stop: int | None = None, columns: Sequence[str] = (), named: Files = ANY
+) -> list[Part]:
     """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
 
     Args:
         path: of the file.
         start: of a CSV file leave out the bytes before, which are whole records; its header is always left out.
         stop: of a CSV file leave out the bytes from here on, where a record begins.
+        columns: that a CSV file has, to find its dialect by.
+        named: what the spec says of the dialect.
 
     Raises:
         UserError: the file cannot be read, or has another format than its ending says.
@@ -93,33 +117,37 @@ def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
             return [Part(str(file), *some) for file in files for some in stripe_ranges(file)]
         if not _is_csv(path):
             return _row_groups(path)
-        start = max(_header(path).end, start)
+        dialect = found_dialect(path, columns, named)
+        start = max(_header(path, dialect).end, start)
         if path.name.lower().endswith(".gz"):  # cannot be read from its middle
-            return [Part(str(path), start, None)]
+            return [Part(str(path), start, None, dialect)]
         found: list[Part] = []
         with path.open("rb") as stream:
             stream.seek(start)
-            for piece in pieces(stream, PIECE_BYTES):
+            for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
                 end = start + len(piece)
-                found.append(Part(str(path), start, end if stop is None else min(end, stop)))
+                found.append(Part(str(path), start, end if stop is None else min(end, stop), dialect))
                 start = end
                 if stop is not None and end >= stop:
                     break
         return [part for part in found if part.stop is None or part.start < part.stop]
 
 
-def begins_record(path: Path, place: int) -> bool:
+def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
     """Tell if a record of a CSV file begins at a place in its bytes, or would if the file went on.
+
+    columns, named: as of `parts`.
 
     Raises:
         UserError: the file cannot be read.
     """
     with _readable(path), path.open("rb") as stream:
-        start = _header(path).end
+        dialect = found_dialect(path, columns, named)
+        start = _header(path, dialect).end
         stream.seek(start)
-        for piece in pieces(stream, PIECE_BYTES):
+        for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
             if start + len(piece) >= place:
-                return ends_record(piece[: place - start])
+                return ends_record(piece[: place - start], dialect.separator)
             start += len(piece)
     return start == place
 
@@ -134,13 +162,13 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     with _readable(path):
         if _is_csv(path):
             with _bytes(path) as stream:
-                header, rest = _after_header(path, stream)
+                header, rest = _after_header(path, stream, part.dialect)
                 check_columns(path, header.names, header.names if columns is None else columns)
                 if part.stop is not None:
                     stream.seek(part.start)
                     rest = iter([stream.read(part.stop - part.start)])
                 for piece in rest:
-                    yield parse_records(piece, header.names, columns)
+                    yield parse_records(piece, header.names, columns, part.dialect.separator)
             return
         if _is_orc(path):
             have = orc_schema(path).names
@@ -158,8 +186,10 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
                 yield _stored(batch, wanted)
 
 
-def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
+def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
     """Return the names and types of a file's columns, after checking that the named ones exist.
+
+    named: what the spec says of a CSV file's dialect.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
@@ -167,11 +197,35 @@ def read_schema(path: Path, columns: Sequence[str]) -> pa.Schema:
     is_csv = _is_csv(path)
     with _readable(path):
         if is_csv:
-            schema = pa.schema([(name, pa.string()) for name in _header(path).names])
+            names = _header(path, found_dialect(path, columns, named)).names
+            _check_header(path, names, columns, named)
+            schema = pa.schema([(name, pa.string()) for name in names])
         else:
             schema = _stored_schema(path)
     check_columns(path, schema.names, columns)
     return schema
+
+
+def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
+    """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
+    return find_dialect(_beginning(path), columns, named)
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
+    """Check if a CSV file whose header lacks columns does so because of its dialect.
+
+    Raises:
+        UserError: it does; the message says what to do.
+    """
+    have = set(names)
+    missing = [name for name in columns if name not in have]
+    if missing and (remedy := hint(_beginning(path), columns, named)):
+        raise UserError(f"{path}: there is no column '{missing[0]}'; {remedy}")
+
+
+def _beginning(path: Path) -> bytes:
+    with _bytes(path) as stream:
+        return stream.read(BEGINNING)
 
 
 def _is_csv(path: Path) -> bool:
@@ -195,12 +249,35 @@ def _readable(path: Path) -> Iterator[None]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
     except csv.Error as error:
+        if "field limit" in str(error):
+            raise UserError(
+                f'{path}: has a quotation mark (") that nothing closes, so that the rows after it are one field: close '
+                "it, or write it twice if it is part of a text"
+            ) from error
         raise UserError(f"{path}: is not CSV ({error})") from error
-    except pa.ArrowInvalid as error:
-        what = "" if _is_orc(path) else "it is not a Parquet file "
-        raise UserError(f"{path}: cannot be read: {what}({first_line(error)})") from error
-    except (OSError, EOFError, pa.ArrowException) as error:
-        raise UserError(f"{path}: cannot be read ({first_line(error)})") from error
+    except gzip.BadGzipFile as error:
+        raise UserError(damaged(path, str(error))) from error
+    except (EOFError, zlib.error) as error:
+        raise UserError(damaged(path, str(error))) from error
+    except pa.ArrowException as error:
+        kind = "ORC" if _is_orc(path) else "Parquet"
+        raise UserError(
+            f"{path}: cannot be read: it is no {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            "write it anew"
+        ) from error
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise UserError(
+                f"{path}: may not be read; give this user the right to ({error.strerror})"
+            ) from None
+        raise UserError(
+            f"{path}: cannot be read ({first_line(error)}); it may be damaged: copy it again"
+        ) from error
+
+
+def damaged(path: Path, why: str) -> str:
+    """Return the sentence about a compressed file that cannot be expanded."""
+    return f"{path}: is cut off or damaged: it is no whole gzip file ({why}); copy it again, or write it anew"
 
 
 @contextmanager
@@ -210,14 +287,14 @@ def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
         yield gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
 
 
-def _header(path: Path) -> Header:
+def _header(path: Path, dialect: Dialect) -> Header:
     with _bytes(path) as stream:
-        return _after_header(path, stream)[0]
+        return _after_header(path, stream, dialect)[0]
 
 
-def _after_header(path: Path, stream: io.BufferedIOBase) -> tuple[Header, Iterator[bytes]]:
+def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tuple[Header, Iterator[bytes]]:
     """Return the header of a CSV file, and the pieces after it."""
-    found = read_header(stream, PIECE_BYTES)
+    found = read_header(stream, PIECE_BYTES, *dialect)
     if found is None:
         raise UserError(f"{path}: is empty")
     return found
@@ -290,10 +367,11 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
     Raises:
         UserError: a column is missing or appears twice.
     """
+    times = Counter(have)
     for name in wanted:
-        if name not in have:
+        if not times[name]:
             hint = closest(name, have)
             listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
             raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
-        if list(have).count(name) > 1:
+        if times[name] > 1:
             raise UserError(f"{path}: column '{name}' appears twice; rename one of them")

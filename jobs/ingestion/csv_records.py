@@ -30,8 +30,17 @@ PIECE_BYTES = 8 << 20
 BOM = b"\xef\xbb\xbf"
 _LONG = 4
 """Bytes that a character has at most."""
+LONGEST = 16 << 20
+"""Characters of the longest field; a longer one follows a quote that nothing closes."""
+UNCLOSED = 1 << 17
+"""Characters of the last field from which on a quote that nothing closes has swallowed rows: the file is refused."""
+csv.field_size_limit(LONGEST)
+
+COMMA = ","
 _NEWLINE, _QUOTE = b'\n"'
-_BESIDE_FIELDS = np.isin(np.arange(256), list(b",\r\n"))
+_BESIDE_FIELDS = {
+    mark: np.isin(np.arange(256), list(f"{mark}\r\n".encode())) for mark in (COMMA, ";", "\t", "|")
+}
 _INVALID = re.compile("[\udc80-\udcff]")
 """How Python decodes bytes that are not UTF-8, with `surrogateescape`; no valid UTF-8 decodes to these."""
 
@@ -43,22 +52,32 @@ class Header(NamedTuple):
     end: int
 
 
-def read_header(stream: io.BufferedIOBase, size: int = PIECE_BYTES) -> tuple[Header, Iterator[bytes]] | None:
+def read_header(
+    stream: io.BufferedIOBase, size: int = PIECE_BYTES, separator: str = COMMA, given: Sequence[str] = ()
+) -> tuple[Header, Iterator[bytes]] | None:
     """Return the header of a CSV file, its first record that is no blank line, and the pieces after it.
 
     None if there is no such record. The stream may be a pipe: it is read once, from its beginning.
+
+    Args:
+        stream: of the bytes.
+        size: of a piece.
+        separator: of the fields.
+        given: names of the columns of a file without a header, whose first record is a row.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
         csv.Error: the file is not CSV.
     """
     first = stream.read(len(BOM))
-    found = pieces(stream, size, b"" if first == BOM else first)
+    found = pieces(stream, size, b"" if first == BOM else first, separator)
     start = len(BOM) if first == BOM else 0
+    if given:
+        return Header(list(given), start), found
     for piece in found:
         text = _decoded(piece)
         lines = io.StringIO(text, newline="")
-        names = next((row for row in csv.reader(lines) if row), None)
+        names = next((row for row in csv.reader(lines, delimiter=separator) if row), None)
         if names is not None:
             for name in names:
                 _encoded(name).decode()
@@ -68,20 +87,23 @@ def read_header(stream: io.BufferedIOBase, size: int = PIECE_BYTES) -> tuple[Hea
     return None
 
 
-def pieces(stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"") -> Iterator[bytes]:
+def pieces(
+    stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", separator: str = COMMA
+) -> Iterator[bytes]:
     """Cut the rest of a stream, which begins with a record, into pieces of whole records of about `size` bytes.
 
     Args:
         stream: of the bytes.
         size: of a piece.
         rest: bytes before those of the stream.
+        separator: of the fields.
 
     Raises:
         csv.Error: a field is longer than Python's limit, as after a quote that nothing closes.
     """
     while block := stream.read(size):
         rest += block
-        end = _last_end(rest)
+        end = _last_end(rest, separator)
         if end:
             yield rest[:end]
             rest = rest[end:]
@@ -89,16 +111,16 @@ def pieces(stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b""
         yield rest
 
 
-def ends_record(data: bytes) -> bool:
+def ends_record(data: bytes, separator: str = COMMA) -> bool:
     """Tell if bytes that begin with a record end with a whole one."""
-    return _last_end(data) == len(data)
+    return _last_end(data, separator) == len(data)
 
 
-def _last_end(data: bytes) -> int:
+def _last_end(data: bytes, separator: str) -> int:
     """Return the end of the last record that ends within `data`, 0 if none does."""
-    quotes = _quotes(data)
+    quotes = _quotes(data, separator)
     if quotes is None or len(quotes) % 2 and len(data) - quotes[-1] > _LONG * csv.field_size_limit():
-        return _last_end_of_any(data)  # raises an error if nothing closes a quote
+        return _last_end_of_any(data, separator)  # raises an error if nothing closes a quote
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -106,7 +128,7 @@ def _last_end(data: bytes) -> int:
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
-def _quotes(data: bytes) -> NDArray[np.intp] | None:
+def _quotes(data: bytes, separator: str) -> NDArray[np.intp] | None:
     """Return the places of the quotes if, from the first on, they open and close in turn; None for any others.
 
     An opening quote begins a field, a closing one ends it; two that touch are a quote within a field, which by this
@@ -119,52 +141,58 @@ def _quotes(data: bytes) -> NDArray[np.intp] | None:
     opening, closing = places[::2], places[1::2]
     before = codes[np.maximum(opening - 1, 0)]
     after = codes[np.minimum(closing + 1, len(codes) - 1)]
-    begins = (opening == 0) | _BESIDE_FIELDS[before]
-    ends = (closing == len(codes) - 1) | _BESIDE_FIELDS[after]
+    beside = _BESIDE_FIELDS[separator]
+    begins = (opening == 0) | beside[before]
+    ends = (closing == len(codes) - 1) | beside[after]
     touching = closing[: len(opening) - 1] + 1 == opening[1:]
     begins[1:] |= touching
     ends[: len(touching)] |= touching
     return places if begins.all() and ends.all() else None
 
 
-def _last_end_of_any(data: bytes) -> int:
+def _last_end_of_any(data: bytes, separator: str) -> int:
     """Return what `_last_end` does, of any bytes."""
     # The mark is a record of its own, unless the last line break is within quotes.
     text = _decoded(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
-    for _ in csv.reader(lines):
+    for _ in csv.reader(lines, delimiter=separator):
         start, stop = stop, lines.tell()
     return len(_encoded(text[:start]))
 
 
-def parse_records(data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None) -> Source:
+def parse_records(
+    data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, separator: str = COMMA
+) -> Source:
     """Parse the records of a piece into the wanted columns, or all of them; an empty field is null.
 
     With all columns, the text of misshapen rows is in the column `_corrupt`, and the bytes of rows that are not UTF-8
     are in the column `_bytes`.
 
     Raises:
-        csv.Error: a field is longer than Python's limit.
+        csv.Error: a field is longer than `LONGEST`, or nothing closes the quote before a long one.
     """
     chosen = list(names if wanted is None else wanted)
-    table = _by_arrow(data, len(names))
+    places = {name: place for place, name in enumerate(names)}
+    table = _by_arrow(data, len(names), separator)
     if table is not None:
-        columns = {name: table.column(names.index(name)).combine_chunks() for name in chosen}
+        columns = {name: table.column(places[name]).combine_chunks() for name in chosen}
         return Source(columns, np.zeros(table.num_rows, bool), table.num_rows, np.zeros(table.num_rows, bool))
     text = _decoded(data)
-    rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
+    if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", separator):
+        raise csv.Error("nothing closes a quote, within the field limit")
     count = len(rows)
     misshapen = np.fromiter((len(row) != len(names) for row in rows), bool, count)
     invalid = np.zeros(count, bool)
     if not text.isascii() and _INVALID.search(text):
         invalid = np.fromiter((_INVALID.search("\n".join(row)) is not None for row in rows), bool, count)
-    lines = {int(place): _line(rows[place]) for place in np.flatnonzero(misshapen | invalid)}
+    lines = {int(place): _line(rows[place], separator) for place in np.flatnonzero(misshapen | invalid)}
     for place in np.flatnonzero(invalid):
         rows[place] = [_shown(field) for field in rows[place]]
     columns = {}
     for name in chosen:
-        place = names.index(name)
+        place = places[name]
         if misshapen.any():
             values = [(row[place] or None) if place < len(row) else None for row in rows]
         else:
@@ -190,9 +218,9 @@ def _originals(misshapen: list[bool], invalid: list[bool], lines: dict[int, str]
     return kept
 
 
-def _by_arrow(data: bytes, width: int) -> pa.Table | None:
+def _by_arrow(data: bytes, width: int, separator: str) -> pa.Table | None:
     """Parse records that Arrow's reader and Python's read alike; None for any others."""
-    quotes = _quotes(data)
+    quotes = _quotes(data, separator)
     if quotes is None or len(quotes) % 2 or data.count(b"\r") != data.count(b"\r\n") or data.startswith(BOM):
         return None
     names = [str(place) for place in range(width)]
@@ -203,13 +231,15 @@ def _by_arrow(data: bytes, width: int) -> pa.Table | None:
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=max(len(data), 1), column_names=names
             ),
-            parse_options=arrow_csv.ParseOptions(newlines_in_values=len(quotes) > 0),
+            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=len(quotes) > 0),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=kinds, null_values=[""], strings_can_be_null=True
             ),
         )
     except pa.ArrowException:
         return None
+    if len(data) <= csv.field_size_limit():
+        return table
     lengths = [arrow.compute().max(arrow.compute().binary_length(column)).as_py() for column in table.columns]
     return table if max(length or 0 for length in lengths) <= csv.field_size_limit() else None
 
@@ -227,7 +257,7 @@ def _shown(text: str) -> str:
     return _encoded(text).decode("utf-8", "backslashreplace")
 
 
-def _line(fields: Sequence[str]) -> str:
+def _line(fields: Sequence[str], separator: str) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(fields)
+    csv.writer(line, delimiter=separator, lineterminator="").writerow(fields)
     return line.getvalue()

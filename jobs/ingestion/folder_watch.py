@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +33,16 @@ from jobs.ingestion.landing import (
     REFUSE,
     ChangedFile,
     FileLanding,
+    FileState,
+    Landed,
     endings_of,
     file_schema,
     file_state,
     prepare,
     quarantined,
 )
+from jobs.ingestion.rejected import advice
+from jobs.ingestion.small_files import land_all
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.session import spark_session
@@ -46,10 +50,12 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON, TooMany, keep
+from jobs.warehouse.quarantine import PAYLOAD, REASON, keep
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is complete: a file that is still being written changes."""
+AT_ONCE = 100
+"""Files that are taken together; a stop waits for them."""
 LANDED, REFUSED = "landed", "refused"
 
 
@@ -151,30 +157,52 @@ class FolderLanding:
         self._files = FileLanding(self.warehouse, self.spec, self.changed)
 
     def take(self, path: str, stamp: Stamp) -> None:
-        """Land a file, or quarantine it whole if its columns do not match the spec or it has changed after it landed.
+        """Land a file, as `take_all` does."""
+        self.take_all([(path, stamp)])
+
+    def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
+        """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
 
         Raises:
             UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
         """
-        notes = self.inbox.notes
-        try:
-            schema = file_schema(self.spec, path)
-            file = self._files.check(path)
-            self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
-            done = self._files.land(file, self._key_types)
-        except TooMany:
-            raise
-        except UserError as error:
-            if _stamp(path) == stamp:  # else it is still being written, and comes again
-                self._refuse(path, stamp, error)
+        stamps = dict(arrived)
+        numbers = self._files.landed.numbers()
+        ready: list[FileState] = []
+        for path, stamp in arrived:
+            try:
+                schema = file_schema(self.spec, path)
+                ready.append(self._files.check(path, numbers))
+                self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
+            except UserError as error:
+                self._refuse_complete(path, stamp, error)
+        if not ready:
             return
+        assert self._key_types is not None
+        digests = {file.path: file.digest for file in ready}
+
+        def refuse(file: FileState, error: UserError) -> None:
+            self._refuse_complete(file.path, stamps[file.path], error)
+
+        for landed in land_all(self._files, ready, self._key_types, refuse):
+            for done in landed:
+                self._note(done, stamps[done.path], digests[done.path])
+
+    def _note(self, done: Landed, stamp: Stamp, digest: str) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
-        notes.note(path, stamp, LANDED, {"sha256": file.digest, "rows": done.rows})
+        for line in advice(self.spec, done.reasons, done.remarks.examples):
+            print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
+        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
         self.totals.files += 1
         self.totals.rows += 0 if done.version is None else done.rows
         self.totals.version = done.version if done.version is not None else self.totals.version
         self.totals.reasons.update(done.reasons)
+
+    def _refuse_complete(self, path: str, stamp: Stamp, error: UserError) -> None:
+        """Refuse a file unless it is still being written: then it comes again."""
+        if _stamp(path) == stamp:
+            self._refuse(path, stamp, error)
 
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
         """Quarantine a whole file as one row. Idempotent.
@@ -189,7 +217,8 @@ class FolderLanding:
         row = self.warehouse.spark.range(1).select(
             F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
         )
-        frame = quarantined(row, self.spec.name, path, digest)
+        where = json.dumps({"file": path, "sha256": digest})
+        frame = quarantined(row, self.spec.name, F.lit(path), F.lit(where))
         keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
@@ -216,11 +245,11 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
         landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
         with Progress(title, None, quiet=settings.quiet) as progress:
             while not stop.is_set():
-                for path, stamp in landing.inbox.ready(time.monotonic()):
-                    if stop.is_set():
-                        break
-                    landing.take(path, stamp)
-                    progress.advance(1, f"{landing.totals.rows:,} rows")
+                ready = landing.inbox.ready(time.monotonic())
+                while ready and not stop.is_set():
+                    some, ready = ready[:AT_ONCE], ready[AT_ONCE:]
+                    landing.take_all(some)
+                    progress.advance(len(some), f"{landing.totals.rows:,} rows")
                 stop.wait(seconds)
     return _report(spec, landing.totals, time.monotonic() - began)
 

@@ -40,6 +40,8 @@ _BLANK = b" \t\r\n"
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
+LONGEST_ARRAY = 256 << 20
+"""Bytes of a JSON array, which is read at once."""
 FEW = 32
 """A block of so many documents is not halved any more."""
 # One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs.
@@ -232,9 +234,9 @@ def is_json(path: str | Path) -> bool:
 def is_array(path: Path) -> bool:
     """Tell if a file is one JSON array, which cannot be split into lines."""
     with open_lines(path) as file:
-        while one := file.read(1):
-            if one not in _BLANK + b"\xef\xbb\xbf":
-                return one == b"["
+        while block := file.read(1 << 16):
+            if begun := block.lstrip(_BLANK + BOM):
+                return begun.startswith(b"[")
     return False
 
 
@@ -247,15 +249,19 @@ def documents(path: Path, most: int | None = None) -> list[bytes]:
     with _readable(path):
         if is_array(path):
             with open_lines(path) as file:
-                items = json.loads(file.read().decode("utf-8-sig"))
+                data = file.read(LONGEST_ARRAY + 1)
+            if len(data) > LONGEST_ARRAY:
+                raise UserError(
+                    f"{path}: is one JSON array of more than {LONGEST_ARRAY:,} bytes, which is read at once; write one "
+                    "object on each line"
+                )
+            items = json.loads(data.decode("utf-8-sig"))
             return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
         found: list[bytes] = []
-        with open_lines(path) as file:
-            for number, line in enumerate(file):
-                if document := (line if number else line.removeprefix(BOM)).strip(_BLANK):
-                    found.append(document)
-                if most is not None and len(found) == most:
-                    break
+        for lines in lines_of(Part(str(path), 0, None)):
+            found += [document for line in lines if (document := line.strip(_BLANK))]
+            if most is not None and len(found) >= most:
+                return found[:most]
         return found
 
 
@@ -294,8 +300,12 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         with readable(path):
             yield
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deeply; write one flat object for each row") from None
     except ValueError as error:
-        raise UserError(f"{path}: is not JSON ({error})") from error
+        raise UserError(
+            f"{path}: is not JSON ({error}); write one object on each line, or one array of them"
+        ) from error
 
 
 def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:

@@ -1,6 +1,7 @@
 """Which files have landed: the path and the content of each, from the Delta log.
 
-The rows of a file are committed in the transaction `ingest-MODEL-SHA256`, whose number stands for the path. So the
+The rows of a file are committed in the transaction `ingest-MODEL-SHA256`, whose number stands for the path; a commit of
+several files has a transaction for each. So the
 commit itself tells path and content, Delta keeps both for as long as the table, and no second record can disagree. The
 same holds for the file's rejected rows in the quarantine table.
 
@@ -16,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
@@ -62,6 +63,13 @@ class Known:
         return sorted(self.accepted | self.rejected)
 
 
+class Numbers(NamedTuple):
+    """The number of each content's transaction, in the measurements and in the quarantine."""
+
+    accepted: dict[str, int]
+    rejected: dict[str, int]
+
+
 @dataclass
 class LandedFiles:
     """The files of one model that have landed."""
@@ -69,12 +77,16 @@ class LandedFiles:
     warehouse: Warehouse
     model: str
 
-    def known(self, path: str, digest: str) -> Known:
-        """Return what is committed of a file with this content.
+    def numbers(self) -> Numbers:
+        """Return what the two tables have committed now, to ask `known` of many files."""
+        return Numbers(self._numbers(measurements(self.model)), self._numbers(TABLE))
+
+    def known(self, path: str, digest: str, numbers: Numbers | None = None) -> Known:
+        """Return what is committed of a file with this content: by `numbers`, or now.
 
         A content that has landed under another path is the same file, moved or copied.
         """
-        rows, bad = self._numbers(measurements(self.model)), self._numbers(TABLE)
+        rows, bad = self.numbers() if numbers is None else numbers
         landed, kept = digest in rows, digest in bad
         number = path_number(path)
         accepted = {one for one, of in rows.items() if of == number}
@@ -111,7 +123,12 @@ class LandedFiles:
         history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).history()
         told = history.filter(F.col("userMetadata").contains('"sha256"')).select("version", "userMetadata")
         rows = [(int(row["version"]), json.loads(row["userMetadata"])) for row in told.collect()]
-        return {one["sha256"]: {**one, "version": version} for version, one in rows}
+        # A commit of one file tells of it; one of several has a list of them.
+        return {
+            one["sha256"]: {**one, "version": version}
+            for version, detail in rows
+            for one in detail.get("files", [detail])
+        }
 
     @cached_property
     def _origins(self) -> set[str]:

@@ -13,7 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
@@ -25,8 +25,19 @@ from jobs.ingestion.csv_parquet import FORMATS, check_columns, read_schema
 from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_schema
 from jobs.ingestion.key_from_name import salt_of, schema_with_key
-from jobs.ingestion.landed_files import Known, LandedFiles, transaction
-from jobs.ingestion.reading import CheckedRows, Rows, checked_in_driver, checked_in_workers, parts_of
+from jobs.ingestion.landed_files import Known, LandedFiles, Numbers, transaction
+from jobs.ingestion.line_parts import expands_beyond
+from jobs.ingestion.reading import (
+    CheckedRows,
+    CheckedTables,
+    Remarks,
+    RowCounts,
+    Rows,
+    checked_in_driver,
+    checked_in_workers,
+    checked_tables,
+    parts_of,
+)
 from jobs.ingestion.text_lines import FORMATS as TEXT_FORMATS
 from jobs.ingestion.text_lines import is_text, text_schema
 from jobs.specs.model_spec import ModelSpec
@@ -36,7 +47,7 @@ from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, refusal, too_many
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 IN_DRIVER_BYTES = 16 << 20
 """A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""
@@ -63,7 +74,8 @@ class Landed:
     """The outcome of one file.
 
     rows: accepted; reasons: rows quarantined by this run, by reason; version: the measurements table's commit of the
-    rows, None if the file had already landed; note: what to tell about a file that had landed with another content.
+    rows, None if the file had already landed; note: what to tell about a file that had landed with another content;
+    remarks: examples of rejected rows, and repeats.
     """
 
     path: str
@@ -71,6 +83,7 @@ class Landed:
     reasons: dict[str, int]
     version: int | None
     note: str | None = None
+    remarks: Remarks = Remarks()
 
 
 class ChangedFile(UserError):
@@ -78,12 +91,21 @@ class ChangedFile(UserError):
 
 
 class FileState(NamedTuple):
-    """A file as it was when its content was hashed."""
+    """A file as it was when its content was hashed; small: it is read in the driver."""
 
     path: str
     digest: str
     size: int
     changed: int
+    small: bool = False
+
+
+class ReadFile(NamedTuple):
+    """A small file whose rows are checked and not committed yet; known: what was committed of it before."""
+
+    file: FileState
+    known: Known
+    rows: CheckedTables
 
 
 @dataclass
@@ -102,14 +124,16 @@ class FileLanding:
     def __post_init__(self) -> None:
         self.landed = LandedFiles(self.warehouse, self.spec.name)
 
-    def check(self, path: str) -> FileState:
+    def check(self, path: str, numbers: Numbers | None = None) -> FileState:
         """Return the state of a file, after checking that it may land.
+
+        numbers: what has landed, if the caller checks many files.
 
         Raises:
             ChangedFile: it has landed with another content.
         """
         file = file_state(path, salt_of(self.spec, path))
-        self._starts(file, self.landed.known(path, file.digest))
+        self._starts(file, self.landed.known(path, file.digest, numbers))
         return file
 
     def land(self, file: FileState, key_types: KeyTypes) -> Landed:
@@ -120,17 +144,39 @@ class FileLanding:
                 has more rejected rows than the spec allows.
         """
         known = self.landed.known(file.path, file.digest)
-        start, middle = self._starts(file, known)
-        path = Path(file.path)
-        chosen = [
-            *(Rows(part, False) for part in (parts_of(path, start, middle) if start < middle else [])),
-            *(Rows(part, True) for part in parts_of(path, middle)),
-        ]
-        read = (self.warehouse, self.spec, chosen, key_types, file.path)
-        if path.is_file() and (file.size <= IN_DRIVER_BYTES or is_json(path) and is_array(path)):
+        read = (self.warehouse, self.spec, self._chosen(file, known), key_types, file.path)
+        if file.small:
             return self._commit(file, known, checked_in_driver(*read))
         with checked_in_workers(*read) as rows:
             return self._commit(file, known, rows)
+
+    def read(self, file: FileState, key_types: KeyTypes, numbers: Numbers) -> ReadFile:
+        """Read and check the rows of a small file, for `commit_all`.
+
+        Raises:
+            UserError: as of `land`.
+        """
+        known = self.landed.known(file.path, file.digest, numbers)
+        rows = checked_tables(self.spec, self._chosen(file, known), key_types, file.path)
+        self._refuse_many(file, known, rows.counts)
+        return ReadFile(file, known, rows)
+
+    def _chosen(self, file: FileState, known: Known) -> list[Rows]:
+        """Return the parts of a file that land."""
+        start, middle = self._starts(file, known)
+        path = Path(file.path)
+        return [
+            *(
+                Rows(part, False)
+                for part in (parts_of(self.spec, path, start, middle) if start < middle else [])
+            ),
+            *(Rows(part, True) for part in parts_of(self.spec, path, middle)),
+        ]
+
+    def _refuse_many(self, file: FileState, known: Known, counts: RowCounts) -> None:
+        rows, _, reasons = counts
+        if too_many(self.spec.quarantine, reasons, rows) and not (known.landed or known.kept):
+            raise refusal(self.spec.quarantine, reasons, rows, file.path, INPUT_ERROR)
 
     def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
         """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.
@@ -153,8 +199,7 @@ class FileLanding:
         path = Path(file.path)
         ends = [None, None]
         if can_be_appended_to(path):
-            salt = salt_of(self.spec, path)
-            ends = [end_of(path, known.accepted, salt), end_of(path, known.rejected, salt)]
+            ends = [end_of(self.spec, path, some) for some in (known.accepted, known.rejected)]
         places = [end for end in ends if end is not None]
         if not places:
             raise ChangedFile(
@@ -168,27 +213,39 @@ class FileLanding:
         """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
         warehouse, spec, path, digest = self.warehouse, self.spec, file.path, file.digest
         rows, (first, last), reasons = checked.counts
-        if too_many(spec.quarantine, reasons, rows) and not (known.landed or known.kept):
-            raise refusal(spec.quarantine, reasons, rows, path, INPUT_ERROR)
+        self._refuse_many(file, known, checked.counts)
         with warehouse.lock(f"ingest-{spec.name}"):
-            now = self._still(file, known)
+            now = self.still(file, known)
             name = transaction(spec.name, path, digest)
-            reasons = {} if now.landed or now.kept else dict(sorted(reasons.items()))
-            if reasons:
-                keep(warehouse, quarantined(checked.rejected(), spec.name, path, digest), name)
-            note = None if now.landed else self._note(path, known)
-            if not rows or now.landed:
-                return Landed(path, rows, reasons, None, note)
-            origin = F.lit(HISTORY_PREFIX + path if self.history else path)
+            new = {} if now.landed or now.kept else dict(sorted(reasons.items()))
+            if new:
+                places = (F.lit(path), F.lit(position_of(file)))
+                keep(warehouse, quarantined(checked.rejected(), spec.name, *places), name)
+            note = None if now.landed else self.note_of(path, known)
+            if now.landed or not (rows or reasons):
+                return Landed(path, rows, new, None, note, checked.remarks)
+            # Also without a row: else a file of which all rows were rejected would land when the spec has been mended,
+            # and once more when the rejected rows are replayed.
+            origin = F.lit(self.origin_of(path))
             frame = checked.accepted().withColumn("_origin", origin)
             frame = frame.withColumn("_landed_at", F.current_timestamp())
-            detail = {"file": path, "sha256": digest, "bytes": file.size, "rows": rows}
-            detail |= {"min_time": first, "max_time": last} | ({"history": True} if self.history else {})
+            detail = detail_of(file, rows) | {"min_time": first, "max_time": last} | self.kind
             table = measurements(spec.name)
             warehouse.append(frame, table, name, {"userMetadata": json.dumps(detail)})
-            return Landed(path, rows, reasons, warehouse.latest_version(table), note)
+            version = warehouse.latest_version(table) if rows else None
+            return Landed(path, rows, new, version, note, checked.remarks)
 
-    def _note(self, path: str, known: Known) -> str | None:
+    @property
+    def kind(self) -> dict[str, bool]:
+        """What the commit's metadata say of the files' kind."""
+        return {"history": True} if self.history else {}
+
+    def origin_of(self, path: str) -> str:
+        """Return the `_origin` of a file's rows."""
+        return HISTORY_PREFIX + path if self.history else path
+
+    def note_of(self, path: str, known: Known) -> str | None:
+        """Return what to tell about a file that had landed with another content, or None."""
         if not known.others:
             return None
         which = (
@@ -196,8 +253,10 @@ class FileLanding:
         )
         return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
-    def _still(self, file: FileState, known: Known) -> Known:
+    def still(self, file: FileState, known: Known, numbers: Numbers | None = None) -> Known:
         """Return what is committed of a file now, after checking that the rows that were read are still the right ones.
+
+        numbers: what has landed now, if the caller asks for many files.
 
         Raises:
             UserError: the file has changed, or another process has landed another content of it.
@@ -207,7 +266,7 @@ class FileLanding:
                 f"{file.path}: changed while it was read, and nothing of it has landed; write a file under another "
                 f"name, and rename it when it is complete"
             )
-        now = self.landed.known(file.path, file.digest)
+        now = self.landed.known(file.path, file.digest, numbers)
         if now.others != known.others and not now.landed:
             raise ChangedFile(
                 f"{file.path}: another process has just landed it with another content; run this again"
@@ -215,14 +274,24 @@ class FileLanding:
         return now
 
 
-def quarantined(rejected: DataFrame, model: str, path: str, digest: str) -> DataFrame:
-    """Return rejected rows of a file (`_reason`, `_payload`) as rows of the quarantine table."""
+def detail_of(file: FileState, rows: int) -> dict[str, Any]:
+    """Return what the commit's metadata tell of a file."""
+    return {"file": file.path, "sha256": file.digest, "bytes": file.size, "rows": rows}
+
+
+def position_of(file: FileState) -> str:
+    """Return the `position` of a file's rejected rows in the quarantine."""
+    return json.dumps({"file": file.path, "sha256": file.digest})
+
+
+def quarantined(rejected: DataFrame, model: str, source: Column, position: Column) -> DataFrame:
+    """Return rejected rows of files (`_reason`, `_payload`) as rows of the quarantine table."""
     return rejected.select(
         F.lit(model).alias("model"),
         F.col(PAYLOAD).alias("payload"),
         F.col(REASON).alias("reason"),
-        F.lit(path).alias("source"),
-        F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
+        source.alias("source"),
+        position.alias("position"),
         F.lit(None).cast("bigint").alias("batch_id"),
         F.lit(None).cast("string").alias("generation"),
         F.current_timestamp().alias("quarantined_at"),
@@ -250,7 +319,7 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     elif is_text(path):
         schema = text_schema(spec, Path(path))
     else:
-        schema = read_schema(Path(path), spec.file_columns)
+        schema = read_schema(Path(path), spec.file_columns, spec.files)
         check_columns(
             Path(path), schema.names, schema.names
         )  # rejected rows are kept with all columns, by name
@@ -283,4 +352,13 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
-    return FileState(path, digest.hexdigest(), size, changed)
+    return FileState(path, digest.hexdigest(), size, changed, _is_small(Path(path), size))
+
+
+def _is_small(path: Path, size: int) -> bool:
+    """Tell if a file is read in the driver: what it holds is small, or it is one JSON array, which nothing can cut."""
+    if not path.is_file():
+        return False
+    if is_json(path) and is_array(path):
+        return True
+    return size <= IN_DRIVER_BYTES and not expands_beyond(path, SMALL_BYTES)

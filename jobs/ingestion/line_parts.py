@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import gzip
+import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import Part
-from jobs.ingestion.csv_records import BOM, PIECE_BYTES
+from jobs.ingestion.csv_parquet import Part, damaged
+from jobs.ingestion.csv_records import BOM, LONGEST, PIECE_BYTES
+
+_MANY_BLANK = re.compile(rb"\n\n{2,}")
+"""Line breaks after which no line follows for a while: empty lines are no rows."""
 
 
 def open_lines(path: Path) -> gzip.GzipFile:
     """Open a file for reading bytes, uncompressed."""
     return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+
+
+def expands_beyond(path: Path, size: int) -> bool:
+    """Tell if a compressed file holds more than `size` bytes; a damaged one does not, as far as it can be read."""
+    if not path.name.lower().endswith(".gz"):
+        return False
+    found = 0
+    try:
+        with gzip.open(path, "rb") as file:
+            while found <= size and (block := file.read(1 << 20)):
+                found += len(block)
+    except (OSError, EOFError, zlib.error):
+        return False  # reading its rows says so
+    return found > size
 
 
 @contextmanager
@@ -24,7 +43,9 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except (OSError, EOFError) as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(damaged(path, str(error))) from error
+    except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
 
 
@@ -56,5 +77,14 @@ def lines_of(part: Part) -> Iterator[list[bytes]]:
         if part.stop is not None:
             yield file.read(part.stop - file.tell()).split(b"\n")
             return
-        while lines := file.readlines(PIECE_BYTES):
-            yield lines
+        rest = b""
+        while block := file.read(PIECE_BYTES):
+            whole, mark, rest = (rest + block).rpartition(b"\n")
+            if mark:
+                yield _MANY_BLANK.sub(b"\n", whole).split(b"\n")
+            if len(rest) > LONGEST:
+                raise UserError(
+                    f"{part.path}: has a line of more than {LONGEST:,} bytes; write a row on each line"
+                )
+        if rest:
+            yield [rest]

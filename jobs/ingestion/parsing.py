@@ -258,7 +258,7 @@ def numbers_of(
         kind = column.type
         if pa.types.is_string(kind):
             texts, places = _distinct(column)
-            parsed = [_number(text, missing) for text in texts]
+            parsed = [_number(text, missing, source.decimal) for text in texts]
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
             codes = np.array([code for _, code in parsed] + [_OK])[places]
             for code, text in _REASONS.items():
@@ -274,10 +274,14 @@ def numbers_of(
     return result
 
 
-def _number(text: str, missing: set[str]) -> tuple[float, int]:
+def _number(text: str, missing: set[str], decimal: str) -> tuple[float, int]:
     text = text.strip(" ")
     if text.casefold() in missing:
         return math.nan, _OK
+    if decimal == ",":
+        if "." in text:
+            return math.nan, _NOT_A_NUMBER  # 1.234 may be a thousand and more
+        text = text.replace(",", ".")
     if _NUMBER.fullmatch(text):
         value = float(text)
         return value, _OK if math.isfinite(value) else _NOT_FINITE

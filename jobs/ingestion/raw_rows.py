@@ -21,7 +21,7 @@ class Source(NamedTuple):
 
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
     where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
-    another format.
+    another format. `decimal`: what precedes the fraction of a number that is text.
     """
 
     columns: dict[str, pa.Array]
@@ -29,11 +29,13 @@ class Source(NamedTuple):
     rows: int
     not_utf8: NDArray[np.bool_] | None = None
     unmatched: NDArray[np.bool_] | None = None
+    decimal: str = "."
 
 
 def joined(parts: list[Source], names: list[str]) -> Source:
     """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
-    more = [name for part in parts for name in part.columns if name not in names]
+    known = set(names)
+    more = [name for part in parts for name in part.columns if name not in known]
     columns = {
         name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
         if parts
@@ -46,6 +48,7 @@ def joined(parts: list[Source], names: list[str]) -> Source:
         sum(part.rows for part in parts),
         _joined_marks(parts, [part.not_utf8 for part in parts]),
         _joined_marks(parts, [part.unmatched for part in parts]),
+        parts[0].decimal if parts else ".",
     )
 
 

@@ -6,9 +6,10 @@ Both ways use the same functions on the same bytes, so that a file gives the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -44,6 +45,19 @@ class RowCounts(NamedTuple):
     reasons: dict[str, int]
 
 
+class Remarks(NamedTuple):
+    """What a report tells of checked rows beside their counts.
+
+    examples: the payload of a rejected row for each reason
+    repeats: accepted rows beyond the first of each key and time
+    span: first and last time of the accepted rows in microseconds
+    """
+
+    examples: Mapping[str, str] = MappingProxyType({})
+    repeats: int = 0
+    span: tuple[int, int] | tuple[None, None] = (None, None)
+
+
 class Rows(NamedTuple):
     """Rows of a part of a file; rejected: keep the rejected ones in quarantine, as no earlier run has."""
 
@@ -57,25 +71,49 @@ class CheckedRows(NamedTuple):
     accepted: Callable[[], DataFrame]
     rejected: Callable[[], DataFrame]
     counts: RowCounts
+    remarks: Remarks = Remarks()
 
 
-def checked_in_driver(
-    warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
-) -> CheckedRows:
-    """Read and check rows in this process."""
+class CheckedTables(NamedTuple):
+    """The checked rows of a small file: the spec's columns of accepted ones, reason and payload of rejected ones."""
+
+    accepted: pa.Table
+    rejected: pa.Table
+    counts: RowCounts
+    remarks: Remarks
+
+
+def checked_tables(spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str) -> CheckedTables:
+    """Read and check rows in this process.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
     batches = [one for rows in chosen for one in _checked(spec, rows, key_types, path)]
     checked = pa.Table.from_batches(batches, _schema_of(spec, key_types)).combine_chunks()
     bad = checked.filter(checked.column(REASON).is_valid()).select([REASON, PAYLOAD])
     good = checked.filter(checked.column(REASON).is_null()).drop_columns([REASON, PAYLOAD])
     times = np.asarray(good.column(spec.time).cast(pa.int64()))
     span = (int(times.min()), int(times.max())) if len(times) else (None, None)
-    spark = warehouse.spark
-    return CheckedRows(
-        # One slice: a file is one commit of one file, so that its rows stay together and in order in a micro-batch.
-        lambda: spark.createDataFrame(good).coalesce(1),
-        lambda: spark.createDataFrame(bad).coalesce(1),
-        RowCounts(len(good), span, dict(Counter(bad.column(REASON).to_pylist()))),
+    reasons = bad.column(REASON).to_pylist()
+    examples = dict(zip(reversed(reasons), reversed(bad.column(PAYLOAD).to_pylist()), strict=True))
+    repeats = len(good) - len(good.group_by([*spec.key, spec.time]).aggregate([]))
+    return CheckedTables(
+        good, bad, RowCounts(len(good), span, dict(Counter(reasons))), Remarks(examples, repeats, span)
     )
+
+
+def checked_in_driver(
+    warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
+) -> CheckedRows:
+    """Read and check rows in this process, as frames of Spark."""
+    good, bad, *told = checked_tables(spec, chosen, key_types, path)
+    return CheckedRows(lambda: frame_of(warehouse, good), lambda: frame_of(warehouse, bad), *told)
+
+
+def frame_of(warehouse: Warehouse, rows: pa.Table) -> DataFrame:
+    """Return rows as a frame of Spark, in one slice: they stay together and in order in a commit and a micro-batch."""
+    return warehouse.spark.createDataFrame(rows).coalesce(1)
 
 
 def _schema_of(spec: ModelSpec, key_types: KeyTypes) -> pa.Schema:
@@ -86,14 +124,17 @@ def _schema_of(spec: ModelSpec, key_types: KeyTypes) -> pa.Schema:
     return pa.schema([(name, types[name]) for name in (REASON, PAYLOAD, *spec.columns)])
 
 
-def parts_of(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
     """Return the parts of a file, or of a folder of files, in order; of lines or records those between two places.
 
     Raises:
         UserError: the file cannot be read.
     """
-    cut = json_parts if is_json(path) else text_parts if is_text(path) else parts
-    return cut(path, start, stop)
+    if is_json(path):
+        return json_parts(path, start, stop)
+    if is_text(path):
+        return text_parts(path, start, stop)
+    return parts(path, start, stop, spec.file_columns, spec.files)
 
 
 def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
@@ -103,7 +144,8 @@ def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Ite
     else:
         of_text = is_text(rows.part.path)
         sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)
-        keyed = (with_key(spec, source, file) for source in sources)
+        written = (source._replace(decimal=spec.files.decimal) for source in sources)
+        keyed = (with_key(spec, source, file) for source in written)
         found = (check_rows(spec, source, key_types, file) for source in keyed)
     for batch in found:
         yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
@@ -124,18 +166,31 @@ def _checked_frame(
     return warehouse.spark.range(0, count, 1, max(count, 1)).mapInArrow(check, schema)
 
 
-def _counted_in_workers(rows: DataFrame, time: str) -> RowCounts:
+def _counted_in_workers(rows: DataFrame, spec: ModelSpec) -> tuple[RowCounts, Remarks]:
     """Count checked rows, which makes the workers read them.
 
     Raises:
         UserError: a worker could not read the file.
     """
     try:
-        return count_rows(rows, time)
+        counts = count_rows(rows, spec.time)
+        return counts, _remarks(rows, spec, counts)
     except (PySparkException, Py4JJavaError) as error:
         if UserError.__name__ not in str(error):
             raise
         raise UserError(raised_in_python(error)) from error
+
+
+def _remarks(rows: DataFrame, spec: ModelSpec, counts: RowCounts) -> Remarks:
+    """Return the remarks on checked rows that the workers hold."""
+    examples: dict[str, str] = {}
+    if counts.reasons:
+        bad = rows.filter(F.col(REASON).isNotNull()).groupBy(REASON).agg(F.first(PAYLOAD).alias(PAYLOAD))
+        examples = {row[REASON]: row[PAYLOAD] for row in bad.collect()}
+    # By hash, as whole keys need more memory; of 100 million rows two different ones agree once in 3,000 files.
+    place = F.xxhash64(*(F.col(f"`{name}`") for name in (*spec.key, spec.time)))
+    row = rows.filter(F.col(REASON).isNull()).agg(F.count_distinct(place).alias("places")).first()
+    return Remarks(examples, 0 if row is None else counts.rows - int(row["places"]), counts.span)
 
 
 def count_rows(checked: DataFrame, time: str) -> RowCounts:
@@ -163,12 +218,13 @@ def checked_in_workers(
     """
     rows = _checked_frame(warehouse, spec, chosen, key_types, path).persist()
     try:
-        counts = _counted_in_workers(rows, spec.time)
+        counts, remarks = _counted_in_workers(rows, spec)
         some = max(1, counts.rows // ROWS_A_FILE)
         yield CheckedRows(
             lambda: rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD).coalesce(some),
             lambda: rows.filter(F.col(REASON).isNotNull()).select(REASON, PAYLOAD).coalesce(1),
             counts,
+            remarks,
         )
     finally:
         rows.unpersist()

@@ -65,21 +65,27 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
     if spec.line_pattern is not None:
         again = [matched_again(spec.line_pattern, row) for row in rows]
         rows, unmatched = [row for row, _ in again], np.array([not fits for _, fits in again], bool)
+    decimal = spec.files.decimal
+    numbers = {*spec.measurement, *spec.control} if decimal == "," else set()
     columns = {
-        name: arrow.texts([_text(row.get(name), name in names) for row in rows]) for name in spec.columns
+        name: arrow.texts([_text(row.get(name), name in names, name in numbers) for row in rows])
+        for name in spec.columns
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
     not_utf8 = np.array([row.get(BYTES) is not None for row in rows], bool)
-    return Source(columns, misshapen, len(rows), not_utf8, unmatched)
+    return Source(columns, misshapen, len(rows), not_utf8, unmatched, decimal)
 
 
-def _text(value: Any, whole: bool) -> str | None:
-    """Return a value as text in a file; a whole number in a key or id column is written without a fraction."""
+def _text(value: Any, whole: bool, comma: bool) -> str | None:
+    """Return a value as text in a file.
+
+    A whole number in a key or id column is written without a fraction. comma: a number has a comma before its fraction.
+    """
     if value is None or isinstance(value, str):
         return value
     if whole and isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return json.dumps(value)
+    return json.dumps(value).replace(".", ",") if comma else json.dumps(value)
 
 
 def _landings(spec: ModelSpec, batch: pa.RecordBatch) -> list[str | None]:

@@ -67,6 +67,7 @@ RULES = (
             "time_format",
             "key_from_name",
             "line_pattern",
+            "files",
             "missing_values",
             "source.format",
             "source.avro_schema",

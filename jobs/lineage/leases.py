@@ -37,6 +37,7 @@ from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, LIVENESS_SECONDS
 from jobs.supervision.driver_log import DriverLog, DriverRecord
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import open_lock
 
 LOCK_POLL_SECONDS = 0.1
 
@@ -261,7 +262,7 @@ def stream_lock(
     folder = local / "_locks"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"stream-{generation or model}" if what == "stream" else f"stream-{what}-{model}"
-    with open(folder / f"{name}.lock", "a+") as handle:
+    with open_lock(folder / f"{name}.lock") as handle:
         deadline = time.monotonic() + patience
         while True:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.input_files import find_files, names_several, path_of
 from jobs.encoding.keys import text_of
 from jobs.key_inputs.table import home_of
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 MOST_LEFT_OUT = 0.5
 """The share of keys with an invalid state up to which an import leaves them out."""
 SHOWN_KEYS = 5
+_FILES = (".csv", ".parquet")
 
 
 class Imported(NamedTuple):
@@ -51,20 +54,30 @@ class Imported(NamedTuple):
 
 
 def read_table(warehouse: Warehouse, name: str) -> DataFrame:
-    """Read a .csv or .parquet file, or a Delta table, by its path or its name below the warehouse.
+    """Read .csv or .parquet files (one, a folder or a glob), or a Delta table, by path or by name below the warehouse.
 
     Raises:
         UserError: there is no such file or table.
     """
-    path = Path(name).expanduser()
-    if path.is_file() and path.suffix.lower() == ".csv":
-        return warehouse.spark.read.csv(path.absolute().as_uri(), header=True)
-    if path.is_file() and path.suffix.lower() == ".parquet":
-        return _parquet(warehouse, path)
     home, table = home_of(warehouse, name)
+    path = Path(name) if "://" in name else path_of(name)
+    several = "://" not in name and names_several(name, ()) and not home.exists(table)
+    if several or path.is_file() and path.suffix.lower() in _FILES:
+        files = [Path(one) for one in find_files([name], _FILES)]
+        frames = [_file(warehouse, file) for file in files]
+        for file, frame in zip(files, frames, strict=True):
+            if set(frame.columns) != set(frames[0].columns):
+                raise UserError(f"{file}: has other columns than {files[0]}; give each file the same")
+        return reduce(lambda one, other: one.unionByName(other), frames)
     if path.is_file() or not home.exists(table):
         raise UserError(f"--input {name}: no such .csv or .parquet file, and no such Delta table")
     return home.read(table)
+
+
+def _file(warehouse: Warehouse, path: Path) -> DataFrame:
+    if path.suffix.lower() == ".csv":
+        return warehouse.spark.read.csv(path.absolute().as_uri(), header=True)
+    return _parquet(warehouse, path)
 
 
 def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:

@@ -15,8 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import check_columns, read
+from jobs.ingestion.csv_parquet import check_columns
 from jobs.ingestion.parsing import numbers_of, parse, reject
+from jobs.ingestion.whole_files import read_all
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.specs.model_spec import ModelSpec
 
@@ -55,7 +56,7 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     Raises:
         UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
     """
-    source = read(Path(file))
+    source = read_all(file, None, spec.files)
     needed = [*spec.key, spec.time, *spec.control]
     check_columns(Path(file), list(source.columns), needed)
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}

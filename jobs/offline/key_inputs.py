@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +11,10 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.parsing import ParsedRows, numbers_of, reject
 from jobs.ingestion.raw_rows import Source
+from jobs.ingestion.whole_files import read_all
+from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
 REASON = "inputs: the file of inputs has no row for the key"
@@ -35,7 +35,14 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
-    return checked_inputs(spec, read(Path(file), list(dict.fromkeys([*by, *columns]))), file)
+    return checked_inputs(
+        spec, read_all(file, list(dict.fromkeys([*by, *columns])), _without_columns(spec)), file
+    )
+
+
+def _without_columns(spec: ModelSpec) -> Files:
+    """Return what the spec says of a file of inputs: its header is its own."""
+    return spec.files.model_copy(update={"columns": []})
 
 
 def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:

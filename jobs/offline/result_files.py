@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,14 +57,22 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
         UserError: the file cannot be written.
     """
     write = _writer(path, pa.table(columns))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary: Path | None = None
     try:
+        # A new file under a name that nobody knows before: a link that waits there would lead the rows elsewhere.
+        handle, name = tempfile.mkstemp(".part", ".", path.parent)
+        os.close(handle)
+        temporary = Path(name)
         write(temporary)
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
         os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
 
 def _writer(path: Path, table: pa.Table) -> Callable[[Path], None]:

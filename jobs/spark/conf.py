@@ -51,6 +51,8 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
         _ARROW_BYTES: str(64 << 20),
         f"{_STATE_CALLS}.maxStateRecordsPerBatch": str(BLOCKS_AT_ONCE),
+        # Spark's 15 s are too few where other work keeps the machine's cores busy.
+        "spark.python.authenticate.socketTimeout": "120s",
         "spark.python.daemon.module": "jobs.spark.worker_daemon",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

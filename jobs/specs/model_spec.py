@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from jobs.core.times import EPOCH_FORMATS, UNIT_US, time_pattern
 from jobs.specs import yaml_text
 from jobs.specs.airflow import Airflow
+from jobs.specs.files import Files
 from jobs.specs.filter_options import (
     MIXTURES,
     NEEDS,
@@ -139,6 +140,10 @@ class ModelSpec(Section):
         default=None,
         description="how to read lines of text (.txt, .log): a regular expression of Python that a whole line matches, "
         "with a named group for each column, (?P<level>...); null: there are none",
+    )
+    files: Files = Field(
+        default_factory=Files,
+        description="how CSV files and lines of text are written: separator, decimal, columns where there is no header",
     )
     time: str = Field(description="the column of the event time")
     time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
@@ -322,6 +327,11 @@ class ModelSpec(Section):
         return self
 
     def _check_lines(self) -> None:
+        if self.files.columns:
+            for name in self.file_columns:
+                if name not in self.files.columns:
+                    hint = closest(name, self.files.columns) or "name every column of the file, in order"
+                    raise invalid(f"has no column '{name}', which the spec names", hint, "files.columns")
         if self.line_pattern is None:
             return
         try:

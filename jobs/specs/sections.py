@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from jobs.core.times import duration_us
 from jobs.specs.problems import invalid
+from jobs.specs.structure_names import by_known_name
 
 PRETRAINED = "pretrained"
 
@@ -38,6 +39,11 @@ class Process(Section):
         "dt, or dt and u; optional jacobian, noise_jacobian, offset) for extended, unscented and cubature filters",
         examples=["explicit", "function", "random_walk", "local_linear_trend", "ornstein_uhlenbeck", "sum"],
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_known_name(cls, process: Any) -> Any:
+        return by_known_name(process)
 
 
 class Observation(Section):

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, plural, rate
 from jobs.core.settings import Settings
 from jobs.ingestion.topics import watched_topic, with_topic_id
 from jobs.lineage import leases, live_table
@@ -152,7 +152,7 @@ class Driver:
 
         def advance(totals: Totals) -> None:
             rows = totals.counts["rows"]
-            progress.advance(1, f"micro-batches · {rows:,} rows · {rows / totals.seconds:,.0f} rows/s")
+            progress.advance(1, f"micro-batches · {rows:,} rows · {rate(rows, totals.seconds)}")
 
         try:
             with (
@@ -226,7 +226,7 @@ class Driver:
         rows, seconds = totals.counts["rows"], totals.seconds
         return (
             f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
-            f"{seconds:.1f} s ({rows / seconds:,.0f} rows/s), up to {where}"
+            f"{seconds:.1f} s ({rate(rows, seconds)}), up to {where}"
         )
 
     def _sentences(self) -> list[tuple[str, str, str, str]]:

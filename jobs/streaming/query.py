@@ -140,6 +140,7 @@ def open_source(context: QueryContext) -> DataFrame:
         # A table written by another tool may lack the column.
         if context.imports_keys and "_origin" in source.columns:
             source = source.filter(~measurements_table.is_history())
+        measurements_table.need_columns(source, spec)
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(
             packer, TYPED_ROW_PACKETS if context.typed else ROW_PACKETS
         )

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from jobs.core.roots import local_path
 from jobs.warehouse.dictionary import comments
-from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.files import hadoop_files, open_lock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -192,7 +192,7 @@ class Warehouse:
             return
         folder = root / "_locks"
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock"), "w") as handle:
+        with open_lock(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock")) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 

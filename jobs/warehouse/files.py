@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import fsspec
 
@@ -71,6 +71,22 @@ class WarehouseFiles(Files, Protocol):
     def remove_tree(self, name: str) -> bool:
         """Remove a folder with its content, and tell if that succeeded."""
         ...
+
+
+def open_lock(path: Path) -> TextIO:
+    """Open a lock file for reading and writing, made if it is not there; what a link points to is left alone.
+
+    Raises:
+        UserError: the name is a link, or the file cannot be opened.
+    """
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+")
+    except OSError as error:
+        why = "is a link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        raise UserError(
+            f"{path}: {why}, and locks are files that the pipeline makes: remove it while no command runs on this "
+            "warehouse, and run the command again"
+        ) from error
 
 
 def files_of(root: str) -> Files:

@@ -8,7 +8,7 @@ as; if that replay is killed, the next one finishes it), `replayed` or `discarde
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
 from jobs.warehouse.tables import QUARANTINE
+from jobs.warehouse.transactions import append_for_all
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -78,6 +79,13 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
     warehouse.append(identified(warehouse, rows), TABLE, transaction, OPTIONS)
 
 
+def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[tuple[str, int]]) -> None:
+    """Append rejected rows of several files in one commit, which ends the transaction of each; columns as in `keep`."""
+    found = identified(warehouse, rows)
+    _add_columns(warehouse)
+    append_for_all(warehouse, found, TABLE, transactions)
+
+
 def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Return rejected rows with ids, and make the quarantine table unless it exists."""
     warehouse.create(TABLE, QUARANTINE)
@@ -129,18 +137,24 @@ def ready(warehouse: Warehouse) -> bool:
     """Add ids and columns that a table of an earlier release lacks; return False if there is no table."""
     if not warehouse.exists(TABLE):
         return False
-    have = set(warehouse.read(TABLE).columns)
-    path = f"delta.`{warehouse.path(TABLE)}`"
-    wanted = [field.strip().split(" ") for field in QUARANTINE.split(",")]
-    absent = [f"`{name}` {kind}" for name, kind in wanted if name not in have]
-    if absent:
-        with warehouse.lock(TABLE):
-            warehouse.spark.sql(f"ALTER TABLE {path} ADD COLUMNS ({', '.join(absent)})")
+    _add_columns(warehouse)
     if not warehouse.read(TABLE).filter("id IS NULL").isEmpty():
         parts = ("model", "payload", "reason", "source", "position", "quarantined_at")
         # Rows that agree in all of these share one id, and are replayed or discarded together.
         update(warehouse, "id IS NULL", {"id": f"left(sha2(concat_ws('|', {', '.join(parts)}), 256), 32)"})
     return True
+
+
+def _add_columns(warehouse: Warehouse) -> None:
+    """Add the columns that a table of an earlier release lacks."""
+    have = set(warehouse.read(TABLE).columns)
+    wanted = [field.strip().split(" ") for field in QUARANTINE.split(",")]
+    absent = [f"`{name}` {kind}" for name, kind in wanted if name not in have]
+    if absent:
+        with warehouse.lock(TABLE):
+            warehouse.spark.sql(
+                f"ALTER TABLE delta.`{warehouse.path(TABLE)}` ADD COLUMNS ({', '.join(absent)})"
+            )
 
 
 def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:

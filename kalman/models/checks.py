@@ -1,7 +1,7 @@
 """Checks of the values in a model definition; each raises a ModelError that names the field."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,15 @@ def vector(field: str, value: Any, size: int) -> tuple[float, ...]:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, (list, tuple)) or len(value) != size:
-        found = f"{len(value)} entries" if isinstance(value, (list, tuple)) else repr(value)
-        raise ModelError(
-            field, f"{size} numbers are needed, found {found}", f"write a list of {size} numbers"
-        )
+        found = str(len(value)) if isinstance(value, (list, tuple)) else repr(value)
+        wanted = counted(size, "number")
+        raise ModelError(field, f"needs {wanted}, found {found}", f"write a list of {wanted}")
     return tuple(number(f"{field}[{i}]", entry) for i, entry in enumerate(value))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 state`, `2 states`."""
+    return f"{number} {noun}{'s'[: number != 1]}"
 
 
 def matrix(field: str, value: Any, rows: int | None = None, columns: int | None = None) -> Numbers:
@@ -54,7 +58,7 @@ def matrix(field: str, value: Any, rows: int | None = None, columns: int | None 
     if isinstance(value, np.ndarray):
         value = value.tolist()
     shape = f"{rows or 'n'} x {columns or 'n'}"
-    remedy = f"write a list of rows, {shape}, such as [[1.0, 0.0], [0.0, 1.0]]"
+    remedy = f"write a list of rows, {shape}, such as {example(rows or columns or 2, columns or rows or 2)}"
     if (
         not isinstance(value, (list, tuple))
         or not value
@@ -64,9 +68,27 @@ def matrix(field: str, value: Any, rows: int | None = None, columns: int | None 
     rows = len(value) if rows is None else rows
     columns = len(value[0]) if columns is None else columns
     if len(value) != rows or any(len(row) != columns for row in value):
-        found = f"{len(value)} x {sorted({len(row) for row in value})}"
-        raise ModelError(field, f"{rows} x {columns} is needed, found {found}", remedy)
+        raise ModelError(field, f"{rows} x {columns} is needed, found {_shape(value)}", remedy)
     return tuple(vector(f"{field}[{i}]", row, columns) for i, row in enumerate(value))
+
+
+def example(rows: int, columns: int) -> str:
+    """Return a matrix of a size as it is written, ones on its diagonal; a large one is cut."""
+    shown = [[float(i == j) for j in range(min(columns, 4))] for i in range(min(rows, 4))]
+    text = str(shown)
+    if columns > 4:
+        text = text.replace("]", ", ...]").removesuffix(", ...]") + "]"
+    return text if rows <= 4 else text.removesuffix("]") + ", ...]"
+
+
+def _shape(value: Sequence[Sequence[Any]]) -> str:
+    """Return the size of a list of rows in words."""
+    lengths = [len(row) for row in value]
+    if len(set(lengths)) == 1:
+        return f"{len(value)} x {lengths[0]}"
+    return f"{len(value)} rows of different lengths, {', '.join(map(str, lengths[:8]))}" + (
+        ", ..." if len(lengths) > 8 else ""
+    )
 
 
 def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
@@ -79,9 +101,26 @@ def covariance(field: str, value: Any, size: int) -> tuple[float, ...]:
     scale = np.sqrt(np.maximum(np.diag(full), 0.0))
     unit = np.divide(full, np.outer(scale, scale), out=np.zeros_like(full), where=np.outer(scale, scale) > 0)
     # a variance of zero allows no covariance; beyond that the correlations decide, whatever the units are
-    if (np.diag(full) < 0).any() or (full[unit == 0] != 0).any() or np.linalg.eigvalsh(unit).min() < -1e-10:
+    for at in np.flatnonzero(np.diag(full) < 0):
         raise ModelError(
-            field, "it is not positive semidefinite", "write variances and covariances of real noise"
+            f"{field}[{at}][{at}]",
+            f"{full[at, at]:g} is a variance below zero",
+            "write a number zero or more",
+        )
+    apart = np.argwhere((unit == 0) & (full != 0) | (np.abs(unit) > 1.0 + 1e-10))
+    if len(apart):
+        i, j = (int(place) for place in apart[0])
+        raise ModelError(
+            f"{field}[{i}][{j}]",
+            f"a covariance of {full[i, j]:g} is too large for variances of {full[i, i]:g} and {full[j, j]:g}",
+            f"write one of at most {math.sqrt(full[i, i] * full[j, j]):g} in size",
+        )
+    smallest = float(np.linalg.eigvalsh(unit).min())
+    if smallest < -1e-10:
+        raise ModelError(
+            field,
+            f"is no covariance: its correlations contradict one another (smallest eigenvalue {smallest:.3g})",
+            "make the covariances smaller in size, or compute the matrix from data or as L L'",
         )
     return tuple(float(a) for a in lower(full.tolist()))
 

@@ -31,7 +31,9 @@ def process(
     found = structures.parse("process", definition.get("process"), controls)
     if found.size != states:
         raise ModelError(
-            "states", f"{states} named, but the process has {found.size}", f"name {found.size} states"
+            "states",
+            f"{states} named, but the process has {found.size}",
+            f"name {checks.counted(found.size, 'state')}",
         )
     texts = {a for name in ("observation", "robust", "initial") for a in _texts(definition.get(name))}
     named = {i for i, name in enumerate(controls) if name in texts}
@@ -172,8 +174,9 @@ def observation(
     else:
         raise ModelError(
             "observation.H",
-            f"is missing, and the process does not say how {measurements} measurements see its {n} states",
-            f"write a matrix of {measurements} rows and {n} columns",
+            "is missing, and the process does not tell which of its states a measurement sees",
+            f"write a list of rows, {measurements} x {n}: a row a measurement, a column a state, such as "
+            f"{checks.example(measurements, n)}",
         )
     R = columns.covariance("observation.R", checks.needed(field, definition, "R"), measurements, controls)
     offset = ()

@@ -321,7 +321,7 @@ def test_problems_of_all_files_come_together(tmp_path: Path) -> None:
         ({"process": {"kind": "random_wlk", "variance": 1.0}}, "did you mean 'random_walk'?"),
         ({"process": {"kind": "random_walk", "varience": 1.0}}, "did you mean 'variance'?"),
         ({"process": {"kind": "random_walk", "variance": -1.0}}, "process.variance: -1.0 is not"),
-        ({"observation": {"H": [[1.0]], "R": [[-1.0]]}}, "observation.R: it is not positive semidefinite"),
+        ({"observation": {"H": [[1.0]], "R": [[-1.0]]}}, "observation.R[0][0]: -1 is a variance below zero"),
         ({"filter": "lineer"}, "filter: 'lineer' is not a filter; did you mean 'linear'?"),
         ({"robust": {"gate": {"probability": 2}}}, "robust.gate.probability: 2.0 is not below 1"),
         ({"adaptive": {"R": 1.5}}, "adaptive.R: 1.5 is not below 1"),

@@ -1,0 +1,75 @@
+"""Find the files that an input names. No Spark."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from jobs.core.errors import UserError
+
+_SHOWN = 80
+
+
+def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Return the absolute paths of the files that `inputs` (files, folders, globs) name, sorted within each input.
+
+    Raises:
+        UserError: an input names no file with one of the suffixes.
+    """
+    found: list[str] = []
+    endings = tuple(suffixes)
+    for text in inputs:
+        if "://" in text:
+            raise UserError(f"{text}: only files on a local or mounted file system can be read")
+        names = _named(text, endings)
+        if not names:
+            raise UserError(f"{text}: no such file, or no {', '.join(endings)} file in that folder")
+        for name in names:
+            if not name.lower().endswith(endings):
+                raise UserError(f"{name}: unknown file format; give {', '.join(endings)}")
+        found += names
+    return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
+
+
+def names_several(text: str, suffixes: Sequence[str]) -> bool:
+    """Tell if an input is a folder of files or a glob, not a file; a folder with a file's ending is one file of Spark.
+
+    Raises:
+        UserError: no path can have this name.
+    """
+    path = path_of(text)
+    if path.is_dir():
+        return not path.name.lower().endswith(tuple(suffixes))
+    return not path.exists() and bool(set(text) & set("*?["))
+
+
+def path_of(text: str) -> Path:
+    """Return a path as the user wrote it, after checking that the system can have one of this name.
+
+    Raises:
+        UserError: it is too long, or has a character that no path has.
+    """
+    shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
+    try:
+        path = Path(text).expanduser()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except ValueError:
+        raise UserError(f"{shown}: is no path: it has a character that no path has (NUL)") from None
+    except RuntimeError as error:
+        raise UserError(f"{shown}: {error}; write the folder's whole path") from None
+    except OSError as error:
+        raise UserError(f"{shown}: cannot be looked for ({error.strerror}); give another path") from None
+    return path
+
+
+def _named(text: str, endings: tuple[str, ...]) -> list[str]:
+    path = path_of(text)
+    if path.is_dir():
+        some = (one for one in path.iterdir() if one.name[0] not in "._")
+        return sorted(str(one) for one in some if one.name.lower().endswith(endings))
+    if path.is_file():
+        return [str(path)]
+    return sorted(glob.glob(str(path), recursive=True))

@@ -1,0 +1,74 @@
+"""The names that textbooks and other libraries give the process structures, and the structures that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Meaning(NamedTuple):
+    """A structure's `kind`, its fields by the textbook's names for them, and fields that the name implies."""
+
+    kind: str
+    fields: Mapping[str, str] = {}
+    implied: Mapping[str, Any] = {}
+
+
+_LEVEL = Meaning(
+    "random_walk", {"level_variance": "variance", "sigma2_level": "variance", "sigma2": "variance"}
+)
+_SMOOTH = Meaning("local_linear_trend", {"variance": "slope_variance"}, {"level_variance": 0.0})
+_VELOCITY = Meaning("constant_velocity", {"variance": "acceleration_variance"})
+_ACCELERATION = Meaning("constant_acceleration", {"variance": "jerk_variance"})
+_REVERTING = Meaning("ornstein_uhlenbeck", {"theta": "rate", "mu": "mean"})
+_WAVES = Meaning("seasonal_trigonometric")
+
+NAMES: Mapping[str, Meaning] = {
+    # Harvey (1989), Durbin and Koopman (2012), and statsmodels' UnobservedComponents
+    "local_level": _LEVEL,
+    "level": _LEVEL,
+    "random_walk_plus_noise": _LEVEL,
+    "brownian_motion": _LEVEL,
+    "wiener_process": _LEVEL,
+    "smooth_trend": _SMOOTH,
+    "integrated_random_walk": _SMOOTH,
+    "local_trend": Meaning("local_linear_trend"),
+    "linear_trend": Meaning("local_linear_trend"),
+    "damped_local_linear_trend": Meaning("damped_trend"),
+    "trigonometric_seasonal": _WAVES,
+    "fourier_seasonal": _WAVES,
+    "seasonal_fourier": _WAVES,
+    "dummy_seasonal": Meaning("seasonal_dummy"),
+    # Bar-Shalom, Li and Kirubarajan (2001)
+    "nearly_constant_velocity": _VELOCITY,
+    "white_noise_acceleration": _VELOCITY,
+    "nearly_constant_acceleration": _ACCELERATION,
+    "wiener_process_acceleration": _ACCELERATION,
+    # Gardiner (2009), Särkkä and Solin (2019)
+    "mean_reverting": _REVERTING,
+    "vasicek": _REVERTING,
+    "gauss_markov": _REVERTING,
+    "linear_sde": Meaning("continuous"),
+    "matrices": Meaning("explicit"),
+}
+
+
+def by_known_name(process: Any) -> Any:
+    """Return a process with the project's names for a textbook's, in its parts too; anything else as it is.
+
+    Capitals do not matter, and blanks and hyphens are underscores: `Local Level` is `local_level`.
+    """
+    if not isinstance(process, Mapping):
+        return process
+    result = dict(process)
+    kind = result.get("kind")
+    if isinstance(kind, str):
+        plain = "_".join(kind.casefold().replace("-", " ").replace("_", " ").split())
+        meaning = NAMES.get(plain, Meaning(plain))
+        renamed = {meaning.fields.get(name, name): value for name, value in result.items()}
+        if len(renamed) == len(result):  # else both names of a field are given, which the structure refuses
+            result = renamed
+        result = {**meaning.implied, **result, "kind": meaning.kind}
+    if isinstance(result.get("parts"), list):
+        result["parts"] = [by_known_name(part) for part in result["parts"]]
+    return result
