@@ -18,7 +18,7 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
-from jobs.downstream.views import view_of
+from jobs.downstream.views import Begin, view_of
 from jobs.lineage.generations import live as live_now
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.live import LineageSegment, live_lineage
@@ -105,17 +105,17 @@ class LiveQueries:
             finally:
                 self._end(queries)
 
-    def source(self, query: Query, number: int = 0) -> DataFrame:
+    def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
         """Return what a query counts of the estimates as a stream: first the current table, then appended rows.
 
-        number: of this source among those of the query.
+        number: of this source among those of the query; begin: returns what a new query counts (`view_of`).
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
         """
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
         table = estimates(self.spec.name)
-        view = view_of(self.warehouse, query, number, self.segments)
+        view = view_of(self.warehouse, query, number, self.segments, begin)
         self.generations = list(dict.fromkeys([*self.generations, *view.generations]))
         return view.of(reader.load(self.warehouse.path(table)), self.warehouse.read(table))
 
