@@ -48,6 +48,12 @@ def build(spec: ModelSpec) -> DAG:
                 title="Adopt",
                 description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
             ),
+            allow_missing_estimates=Param(
+                False,
+                type="boolean",
+                title="Allow missing estimates",
+                description="With Adopt: also where rows would have no live estimate; the failed task says how many.",
+            ),
         ),
     ) as dag:
         KalmanOperator(
@@ -59,6 +65,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--trigger": "{{ params.trigger }}",
                 "--adopt": "{{ params.adopt or '' }}",
             },
+            flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
             finish_on_kill=True,
             pool=dag_defaults.pool("stream", spec.name),
             outlets=[dag_defaults.estimates(spec.name)],
