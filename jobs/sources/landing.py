@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class Reader(Protocol):
     """A source as the landing needs it; unit: what one of its rows is called in reports."""
 
-    unit: ClassVar[str]
+    unit: str
 
     @property
     def checkpoint(self) -> Checkpoint:

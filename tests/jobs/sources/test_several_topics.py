@@ -153,7 +153,7 @@ def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request
         pipeline.write_spec(pipeline_of_pattern)
         assert land(pipeline).data["rows"] == 40
         assert land(pipeline).data["rows"] == 0
-    assert places(pipeline)["_topic_id"].isna().all()
+    assert int(places(pipeline)["_topic_id"].notna().sum()) == 0
     # brokers that have ids now: what had none goes on, with them
     for topic in ("no-id-a", "no-id-c"):
         sent(feed, topic, days[2])
