@@ -56,6 +56,12 @@ def build(spec: ModelSpec) -> DAG:
                 title="Adopt",
                 description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
             ),
+            allow_missing_estimates=Param(
+                False,
+                type="boolean",
+                title="Allow missing estimates",
+                description="With Adopt: also where rows would have no live estimate; the failed task says how many.",
+            ),
         ),
     ) as dag:
         KalmanOperator(
@@ -67,6 +73,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--trigger": "{{ params.trigger }}",
                 "--adopt": "{{ params.adopt or '' }}",
             },
+            flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
             finish_on_kill=True,
             # The first landing wakes pretrain too, whose snapshot wakes the stream again.
             too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),

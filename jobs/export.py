@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Profile, command
+from jobs.core.command import Model, Monitor, Profile, command
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
@@ -20,6 +20,8 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -32,8 +34,11 @@ def run(
     batch: Annotated[int | None, Option(min=0, help="A committed micro-batch; by default the last.")] = None,
     needed: Annotated[bool, Option("--needed", help="Exit code 3 if nothing is live.")] = False,
     profile: Profile = False,
+    monitor: Monitor = False,
 ) -> Report:
     """Take a snapshot of a stream's state at the end of a micro-batch; the stream is not disturbed.
+
+    With `--monitor` the states of the rules of the model's monitor are exported, to the table `rule_states/MODEL`.
 
     Raises:
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
@@ -53,11 +58,35 @@ def run(
     warehouse = Warehouse(spark, settings.warehouse)
     if needed and generation is None and live(warehouse, name) is None:
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+    if monitor:
+        if generation is not None or batch is not None:
+            raise UserError(
+                "--monitor exports the rules' states at their last micro-batch: leave out the others"
+            )
+        return _rules_report(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         manifest, made = export(
             warehouse, named(warehouse, name, generation), spec.folder, batch, progress.note
         )
     return profiler.added_to(_report(manifest, made, time.monotonic() - started))
+
+
+def _rules_report(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Report:
+    from jobs.downstream.rule_exports import export_rules
+    from jobs.warehouse.tables import rule_states
+
+    found = export_rules(warehouse, spec)
+    lines = [
+        f"export {found.id}: the states of {found.keys:,} keys, at micro-batch {found.batch} of {found.query}, in "
+        f"{rule_states(spec.name)}"
+    ]
+    if not found.made:
+        lines.append("it had already been made")
+    lines.append(
+        f"begin changed rules with it: `kalman-pipeline monitor --model {spec.name} --adopt {found.id}`"
+    )
+    data = {"model": spec.name, "export": found.id, "query": found.query, "batch": found.batch}
+    return Report(lines, {**data, "keys": found.keys, "made": found.made, "seconds": seconds})
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:

@@ -28,11 +28,20 @@ def run(
         bool,
         Option("--history", help="Over estimates_history/MODEL instead of the live estimates, all at once."),
     ] = False,
+    adopt: Annotated[
+        str | None,
+        Option(
+            help="Begin rules that have changed with an export of the former ones' states (`export --monitor`), and "
+            "with the estimates after it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> Report:
     """Watch the live estimates: windows over time, and rules over keys that raise alerts.
 
     Raises:
-        UserError: the spec has no such section, nothing is live, another monitor runs, or a query failed.
+        UserError: the spec has no such section, nothing is live, another monitor runs, there is no such export, or a
+            query failed.
     """
     from jobs.downstream.monitor import MonitorQueries
     from jobs.downstream.over_history import monitor_history
@@ -49,6 +58,8 @@ def run(
         raise UserError(
             f"{spec.source_path}: has no section `monitor`: add it with windows or rules (docs/streaming.md)"
         )
+    if adopt is not None and (history or not spec.monitor.rules):
+        raise UserError("--adopt is for rules over the live estimates")
     if history:
         warehouse = Warehouse(
             spark_session(settings, f"monitor {spec.name}", short_rows_conf()), settings.warehouse
@@ -56,7 +67,7 @@ def run(
         found = monitor_history(warehouse, spec, spec.monitor)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     with exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):
-        queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor)
+        queries = MonitorQueries(warehouse, spec, seconds, stop, spec.monitor, adopt)
         queries.run(progress)
     return queries.report(time.monotonic() - began)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from jobs.core.report import Report
 from jobs.downstream.queries import MONITOR, application_of, queries_of
+from jobs.downstream.rule_exports import adopt
 from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
 from jobs.downstream.runner import LiveQueries
 from jobs.downstream.windows import Windows
@@ -24,6 +25,10 @@ class MonitorQueries(LiveQueries):
     """One run of a monitor."""
 
     monitor: Monitor
+    adopted: str | None = None
+    """The export of states with which new rules are to begin (`jobs.downstream.rule_exports`)."""
+    notes: list[str] = field(default_factory=list, init=False)
+    """How the rules of adopted states have changed."""
     windows: Windows | None = None
     alerts: Alerts | None = None
 
@@ -47,7 +52,12 @@ class MonitorQueries(LiveQueries):
                     kind = key_kind(spec.key, warehouse.read(estimates(spec.name)).schema)
                     self.alerts = Alerts(warehouse, spec, monitor, application_of(warehouse, query), kind)
                 sink = self.alerts
-                rows = start_rules(spec, monitor, self.source(query), buckets_of(warehouse, spec, query.name))
+                with_states = adopt(warehouse, spec, query, self.adopted)
+                begin, seeds = (None, None) if with_states is None else with_states[:2]
+                if with_states is not None:
+                    self.notes = with_states.changes.lines()
+                source = self.source(query, begin=begin)
+                rows = start_rules(spec, monitor, source, buckets_of(warehouse, spec, query.name), seeds)
             queries.append(self.start_query(rows, query, sink))
         return queries
 
@@ -62,7 +72,7 @@ class MonitorQueries(LiveQueries):
 
     def report(self, seconds: float) -> Report:
         """Return the report of this run."""
-        lines, data = [], {}
+        lines, data = [*self.notes], {}
         if self.windows is not None:
             rows, late = self.windows.rows, self.windows.late
             lines.append(f"added {rows:,} rows to the windows of {self.spec.name}, {late:,} were late")

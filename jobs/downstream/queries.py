@@ -20,7 +20,7 @@ from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
-from jobs.warehouse.tables import alerts, forecast_skill, windows, windows_open
+from jobs.warehouse.tables import alerts, forecast_skill, rule_states, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
@@ -162,6 +162,27 @@ class KeptFile(NamedTuple):
 def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
     """Return the file with what a source of a query counts (`jobs.downstream.views`)."""
     return KeptFile(hadoop_files(warehouse, APPLICATIONS), f"{query.name}-view-{source}.json")
+
+
+def adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
+    """Return the file that names the export of states with which a query of rules begins."""
+    return KeptFile(hadoop_files(warehouse, f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
+
+
+def export_file(query: str, batch: int) -> str:
+    """Return the name of the file of an export of a query's states (`jobs.downstream.rule_exports`)."""
+    return f"export-{query}-{batch}.json"
+
+
+def remove_exports(warehouse: Warehouse, query: Query) -> None:
+    """Remove the exports of a query's states. Idempotent."""
+    if query.part != "rules":
+        return
+    files = hadoop_files(warehouse, f"_monitor/{query.model}")
+    for name in files.names(""):
+        if name.startswith(f"export-{query.name}-"):
+            files.remove(name)
+    warehouse.delete(rule_states(query.model), F.col("export").startswith(f"{query.name}-"))
 
 
 def driver_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:

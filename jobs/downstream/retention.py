@@ -19,9 +19,11 @@ from jobs.downstream.queries import (
     SKILL,
     VERBS,
     Query,
+    adopted_file,
     driver_log,
     queries_of,
     query_of,
+    remove_exports,
     remove_results,
 )
 from jobs.observability.lag import table_lag
@@ -106,6 +108,8 @@ class DownstreamCleanup:
         if not is_renamed:
             checkpoint.rename(renamed)
         rows = remove_results(self.warehouse, query)
+        adopted_file(self.warehouse, query).remove()
+        remove_exports(self.warehouse, query)
         renamed.remove()
         return rows
 

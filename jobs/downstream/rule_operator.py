@@ -58,14 +58,20 @@ RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 
 
 def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
-    """Return the number of buckets of keys, which the first start of the query `name` fixes."""
+    """Return the number of buckets of keys, which the first start of the query `name` fixes.
+
+    The rules are kept beside it: they alone tell what the states in the query's checkpoint mean.
+    """
     files = hadoop_files(warehouse, f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
-    if kept is None:
-        partitions = spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
-        kept = json.dumps({"buckets": BUCKETS_A_PARTITION * partitions}).encode()
-        files.write(f"{name}.json", kept)
-    return int(json.loads(kept)["buckets"])
+    assert spec.monitor is not None
+    note = {} if kept is None else json.loads(kept)
+    partitions = spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+    found = {"buckets": BUCKETS_A_PARTITION * partitions, **note}
+    found["rules"] = [rule.model_dump() for rule in spec.monitor.rules]
+    if found != note:
+        files.write(f"{name}.json", json.dumps(found).encode())
+    return int(found["buckets"])
 
 
 class RulePlan(NamedTuple):
@@ -134,6 +140,13 @@ class RuleProcessor(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the only state variable: a packet with all keys of the bucket."""
         self.states: ValueState = handle.getValueState("states", "packet binary")
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
+        """Begin with states; each value of `payload` is a packet of some keys of this bucket."""
+        layout = self.plan.layout
+        records = concat([layout.decode(bytes(payload)) for payload in initialState["payload"]])
+        records = records.take(np.argsort(records.arrays["route"], kind="stable"))
+        self.states.update((layout.encode(records),))
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
@@ -232,11 +245,18 @@ def _arrays(states: RuleStates) -> dict[str, Any]:
     return {**states._asdict(), "active": states.active.astype(np.uint8)}
 
 
-def start_rules(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int) -> DataFrame:
-    """Return the stream of alerts for a stream of live estimates."""
+def start_rules(
+    spec: ModelSpec,
+    monitor: Monitor,
+    estimates: DataFrame,
+    buckets: int,
+    seeds: Callable[[RulePlan, int], DataFrame] | None = None,
+) -> DataFrame:
+    """Return the stream of alerts for a stream of live estimates; seeds: returns the states that it begins with."""
     plan, packed = rule_packets(spec, monitor, estimates, buckets)
     grouped = packed.groupBy("bucket")
-    return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None")
+    begin = None if seeds is None else seeds(plan, buckets).groupBy("bucket")
+    return grouped.transformWithStateInPandas(RuleProcessor(plan), OUTPUT, "Append", "None", begin)
 
 
 def rule_packets(

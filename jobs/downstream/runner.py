@@ -18,7 +18,7 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
-from jobs.downstream.views import view_of
+from jobs.downstream.views import Begin, view_of
 from jobs.lineage.chain import LineageSegment
 from jobs.lineage.generations import live as live_now
 from jobs.lineage.leases import stream_lock
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 GENERATIONS = "generations"
 POLL_SECONDS = 0.2
+_OTHER_SCHEMA = "DELTA_SCHEMA_CHANGED"
+"""Begins the names of Delta's errors about a table whose columns have changed since a query was started."""
 SWITCH_SECONDS = 1.0
 """How often a running query checks whether another generation has become live.
 
@@ -99,24 +101,27 @@ class LiveQueries:
                     f"--model {self.spec.name}`"
                 )
             self.segments, self.generations = segments, []
+            columns = self._columns()
             queries = self.start()
+            ended = False
             try:
-                if self._await(queries, segments[0].generation, version, progress):
-                    return
+                ended = self._await(queries, segments[0].generation, version, progress)
             finally:
-                self._end(queries)
+                grown = self._end(queries, columns)
+            if ended and not grown:
+                return
 
-    def source(self, query: Query, number: int = 0) -> DataFrame:
+    def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
         """Return what a query counts of the estimates as a stream: first the current table, then appended rows.
 
-        number: of this source among those of the query.
+        number: of this source among those of the query; begin: returns what a new query counts (`view_of`).
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
         """
         reader = self.warehouse.spark.readStream.format("delta").option("skipChangeCommits", "true")
         table = estimates(self.spec.name)
-        view = view_of(self.warehouse, query, number, self.segments)
+        view = view_of(self.warehouse, query, number, self.segments, begin)
         self.generations = list(dict.fromkeys([*self.generations, *view.generations]))
         return view.of(reader.load(self.warehouse.path(table)), self.warehouse.read(table))
 
@@ -154,15 +159,32 @@ class LiveQueries:
                     return False
         return True
 
-    def _end(self, queries: list[StreamingQuery]) -> None:
-        """Let the running micro-batches finish, and raise the first failure."""
+    def _end(self, queries: list[StreamingQuery], columns: list[str]) -> bool:
+        """Let the running micro-batches finish, and raise the first failure; return True if they must restart.
+
+        columns: of the estimates when the queries were started. Delta ends a query when the table gets another column,
+        as another release or the spec's outputs give it; the query goes on where it was when it is started again.
+        """
         stop = threading.Event()
         stop.set()
-        causes = []
+        causes, grown = [], False
         for query in queries:
             try:
                 await_end(query, stop)
             except PySparkException as error:
-                causes.append(cause_of(error))
+                if _OTHER_SCHEMA in str(error) and self._columns() != columns:
+                    grown = True
+                else:
+                    causes.append(cause_of(error))
         if causes:
             raise UserError(f"{self.label} of {self.spec.name} failed: {causes[0]}", RUN_FAILED)
+        if grown:
+            new = ", ".join(name for name in self._columns() if name not in columns)
+            print(
+                f"{self.spec.name}: the estimates have new columns ({new}): {self.label} restarts",
+                file=sys.stderr,
+            )
+        return grown
+
+    def _columns(self) -> list[str]:
+        return self.warehouse.read(estimates(self.spec.name)).columns

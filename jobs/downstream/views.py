@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,6 +91,10 @@ class View:
         return counted.join(before, again, "left_anti")
 
 
+Begin = Callable[[tuple[LineageSegment, ...]], View]
+"""Returns what a query that begins counts of a lineage."""
+
+
 class Seen(NamedTuple):
     """What a query has read of a generation: the last micro-batch, and the range of the last one that counts.
 
@@ -101,14 +105,24 @@ class Seen(NamedTuple):
     counted: dict[str, Place] | None
 
 
-def view_of(warehouse: Warehouse, query: Query, source: int, lineage: Sequence[LineageSegment]) -> View:
-    """Return what a source of a query counts from now on, and keep it; source: its number among the query's sources."""
+def view_of(
+    warehouse: Warehouse,
+    query: Query,
+    source: int,
+    lineage: Sequence[LineageSegment],
+    begin: Begin | None = None,
+) -> View:
+    """Return what a source of a query counts from now on, and keep it.
+
+    source: its number among the query's sources; begin: returns what a new query counts of a lineage, by default all.
+    """
     now = tuple(lineage)
     fresh = View(now, tuple(Part(one.generation, -1, one.last_batch) for one in now))
     kept, checkpoint = view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
     content, planned = kept.read(), checkpoint.last_planned()
     if content is None or planned is None:
-        view = fresh  # a new query, or one of an earlier release
+        # A new query, or one of an earlier release.
+        view = begin(now) if begin is not None and planned is None else fresh
     else:
         view = _parsed(content)
         if view.lineage != now:
@@ -128,6 +142,12 @@ def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str,
         for one in view.parts
         if last.get(one.generation, -1) > one.after
     ]
+    return View(lineage, (*old, *following(view, lineage, seen).parts))
+
+
+def following(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
+    """Return the view of a query that begins where one with this view has read up to; `seen` by generation."""
+    last = {name: one.last for name, one in seen.items()}
     places = [one.counted["to"] for one in seen.values() if one.counted is not None]
     since = furthest([*places, *(one.since for one in view.parts if one.since is not None)])
     new = [
@@ -135,7 +155,7 @@ def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str,
         for one in lineage
         if one.last_batch is None or one.last_batch > last.get(one.generation, -1)
     ]
-    return View(lineage, (*old, *new))
+    return View(lineage, tuple(new))
 
 
 def settled(view: View, seen: Mapping[str, Seen]) -> View:
@@ -147,6 +167,22 @@ def settled(view: View, seen: Mapping[str, Seen]) -> View:
     if all(one.since is None or includes(begun, one.since) for one in view.parts):
         return replace(view, parts=tuple(replace(one, since=None) for one in view.parts))
     return view
+
+
+def kept_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, Seen]] | None:
+    """Return what a query counts, and what it has read up to the end of a micro-batch; None if it is not known."""
+    content = view_file(warehouse, query, 0).read()
+    if content is None:
+        return None
+    view = _parsed(content)
+    seen = _seen(warehouse, query, view, _version(Checkpoint(warehouse, query.checkpoint), batch, 0))
+    return None if seen is None else (view, seen)
+
+
+def parsed_view(kept: dict[str, Any]) -> View:
+    """Return a view from `asdict` of it."""
+    lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
+    return View(lineage, tuple(Part(**one) for one in kept["parts"]))
 
 
 def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[str, Seen] | None:
@@ -184,9 +220,7 @@ def _version(checkpoint: Checkpoint, batch: int, source: int) -> int:
 
 
 def _parsed(content: bytes) -> View:
-    kept: dict[str, Any] = json.loads(content)
-    lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
-    return View(lineage, tuple(Part(**one) for one in kept["parts"]))
+    return parsed_view(json.loads(content))
 
 
 def any_of(conditions: Iterable[Column]) -> Column:

@@ -77,7 +77,11 @@ def bucket_estimates(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[p
     """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
     if len(keyed.rows.key) == 0:
         return
-    outputs = bucket_outputs(plan, keyed, known)
+    for part, outputs in bucket_outputs(plan, keyed, known):
+        yield from _batches(plan, part, outputs)
+
+
+def _batches(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
     left_out = outputs.late | without_state(outputs) | (keyed.rows.time < plan.since)
     records = estimate_records(plan.estimates, keyed, outputs._replace(late=left_out))
     slices = bucket_of(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
@@ -86,19 +90,22 @@ def bucket_estimates(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[p
         yield estimate_batch(plan.estimates, records.slice(start, stop), slices[start:stop])
 
 
-def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Outputs:
-    """Return the filter's outputs of a bucket's rows, those of smoothing among the extras."""
+def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[tuple[KeyedRows, Outputs]]:
+    """Yield a bucket's rows with the filter's outputs, those of smoothing among the extras, in one or more parts."""
     row_filter = RowFilter(plan.kernel, plan.unit, plan.estimates.beside)
     begin = None if plan.begin is None else plan.begin(keyed)
     if plan.only_own:
         begin, known = with_known_parameters(plan, keyed, known, begin), plan.layout.empty()
     if not plan.smooth:
-        return filter_step(row_filter, plan.layout, known, keyed, begin=begin, idle=plan.idle).outputs
+        yield keyed, filter_step(row_filter, plan.layout, known, keyed, begin=begin, idle=plan.idle).outputs
+        return
     at = match(known, keyed.keys)
     fresh = initial_states(plan.kernel, len(at))
     if begin is not None:
         fresh = fresh._replace(values=begin)
-    return smoothed(row_filter, gather(known, at, at < 0, fresh), fresh, keyed.rows, plan.idle)
+    before = gather(known, at, at < 0, fresh)
+    for indices, outputs in smoothed(row_filter, before, fresh, keyed.rows, plan.idle):
+        yield keyed._replace(rows=keyed.rows.take(indices)), outputs
 
 
 def with_known_parameters(

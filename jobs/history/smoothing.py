@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from jobs.encoding.estimates import full_of_packed
 from jobs.state.expiry import lives_from
-from jobs.state.row_filter import RowFilter
+from jobs.state.row_filter import Indices, RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.kinds import smoother, to_smooth
 from kalman.types import Filter
@@ -30,10 +32,11 @@ def smoothed_widths(kernel: Filter) -> tuple[tuple[str, int], ...]:
 
 def smoothed(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int | None
-) -> Outputs:
-    """Return the filter's outputs, with those given all rows of a key among the extras.
+) -> Iterator[tuple[Indices, Outputs]]:
+    """Yield the filter's outputs, with those given all rows of a key among the extras, and the indices of their rows.
 
-    A key that was silent for longer than `idle` begins anew, and what comes before is not smoothed by what comes after.
+    They come in pieces, so that the memory does not grow with the history, apart from the rows themselves. A key that
+    was silent for longer than `idle` begins anew, and what comes before is not smoothed by what comes after.
 
     Args:
         row_filter: the filter.
@@ -44,11 +47,11 @@ def smoothed(
     """
     if idle is not None:
         rows, before = lives_from(row_filter, before, fresh, rows, idle)
-    kernel = row_filter.kernel
-    outputs, found = row_filter.smoothed(before, rows)
-    extra = {
-        f"{PREFIX}mean": found.mean,
-        f"{PREFIX}covariance": found.covariance[full_of_packed(len(kernel.states))],
-        **{f"{PREFIX}{name}": values for name, values in found.extra.items()},
-    }
-    return outputs._replace(extra={**outputs.extra, **extra})
+    full = full_of_packed(len(row_filter.kernel.states))
+    for indices, outputs, found in row_filter.smoothed_pieces(before, rows):
+        extra = {
+            f"{PREFIX}mean": found.mean,
+            f"{PREFIX}covariance": found.covariance[full],
+            **{f"{PREFIX}{name}": values for name, values in found.extra.items()},
+        }
+        yield indices, outputs._replace(extra={**outputs.extra, **extra})

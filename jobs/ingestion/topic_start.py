@@ -133,14 +133,11 @@ def way_out(spec: ModelSpec) -> str:
     )
 
 
-def landing_detail(
-    start: TopicStart, offsets: Offsets, rows: int, span: tuple[int | None, int | None]
-) -> dict[str, Any]:
-    """Return a commit's metadata: its rows, their first and last time, and up to where which topic has landed."""
+def landing_detail(start: TopicStart, offsets: Offsets) -> dict[str, Any]:
+    """Return a commit's metadata: up to where which topic has landed."""
     position = topic_position(start.position["topic"], offsets, topic_id=start.topic_id)
     del position["source"]
-    times = {"rows": rows, "min_time": span[0], "max_time": span[1]}
-    return {**position, "checkpoint": start.checkpoint, **times}
+    return {**position, "checkpoint": start.checkpoint}
 
 
 def _start(spec: ModelSpec, landing: dict[str, Any]) -> TopicStart:
@@ -163,7 +160,7 @@ def _record(
     """Commit where the landing begins, without rows."""
     table, topic = measurements(spec.name), source_of(spec).topic
     start = TopicStart(topic_position(topic, offsets, topic_id=topic_id), checkpoint)
-    detail = landing_detail(start, offsets, 0, (None, None))
+    detail = {**landing_detail(start, offsets), "rows": 0, "min_time": None, "max_time": None}
     nothing = warehouse.read(table).filter(F.lit(False))
     options = {"userMetadata": json.dumps(detail)}
     warehouse.append(nothing, table, (f"ingest-{spec.name}-{topic}", time.time_ns() // 1_000_000), options)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
+from jobs.lineage.compatibility import refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, position_of
+from jobs.lineage.start_point import origin
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
@@ -27,7 +29,8 @@ def promote(
         allow_lag: promote the shadow even if it lags the live generation, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow; `ShadowLags`: it lags the live generation.
+        UserError: there is no such shadow, or it has read other measurements than the table has now; `ShadowLags`: it
+            lags the live generation.
     """
     found, live, known = _promotable(warehouse, model, name, allow_lag)
     if found.status == LIVE:
@@ -61,6 +64,7 @@ def _promotable(
         return found, live, known
     if found.status != SHADOW:
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
+    refuse_other_measurements(warehouse, found, origin(warehouse, found))
     if live is not None and not allow_lag and not has_reached(warehouse, found, live):
         raise ShadowLags(
             f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
@@ -79,7 +83,8 @@ def roll_back(
     It resumes from its own checkpoint, after the last row that it has read itself.
 
     Raises:
-        UserError: there is no retired generation to roll back to, or its checkpoint is damaged.
+        UserError: there is no retired generation to roll back to, its checkpoint is damaged, or it has read other
+            measurements than the table has now.
     """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
@@ -94,6 +99,7 @@ def roll_back(
             f"(retired are {retired})"
         )
     refuse_damaged(warehouse, found)
+    refuse_other_measurements(warehouse, found, origin(warehouse, found))
     return generations.switch(warehouse, model, found, known), live
 
 

@@ -105,9 +105,14 @@ def _checked(rows: Any, spec: ModelSpec, wanted: Sequence[str], generation: str)
     """Return the rows ordered by key; each tells the state of its key."""
     there = [] if rows is None else rows["key"].to_pylist()
     absent = [key for key in wanted if key not in set(there)]
-    if rows is None or not there or absent:
+    if absent:
         several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
-        raise UserError(f"--key {absent[0] if absent else ''}: {generation} has no state of it{several}")
+        raise UserError(f"--key {absent[0]}: {generation} has no state of it{several}")
+    if rows is None or not there:
+        raise UserError(
+            f"{generation} has no state yet, as it began without any and no row has come: there is nothing to forecast "
+            f"from; name a snapshot with --snapshot"
+        )
     ordered = rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
     flagged = [one for one in ordered.select(["key", "flags"]).to_pylist() if one["flags"] is not None]
     if flagged:

@@ -12,19 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import kalman
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.ingestion.raw_rows import Source
 from jobs.offline.ahead import Keys, ahead
 from jobs.offline.forecasting import Forecasts
 from jobs.offline.future import Future, Horizon
 from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
-from jobs.snapshots.learned import NONE, Learned, learned_parameters
+from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.without_spark import column_types, read_table
 from kalman.types import Filter
 
-_COLUMNS = ("key", "state_index", "event_time", "mean", "covariance", "extras")
 _INTEGERS = ("byte", "short", "integer", "long")
 
 
@@ -110,23 +109,10 @@ def forecast_snapshot(
 
 
 def _rows(root: str, spec: ModelSpec, learned: Learned, wanted: Sequence[str]) -> pa.Table:
-    assert learned.snapshot is not None
-    partition = {"model": spec.name, "snapshot_id": learned.snapshot}
-    among = ("key", list(wanted)) if wanted else None
-    try:
-        rows = read_table(root, "snapshots", _COLUMNS, partition, learned.version, among)
-    except UserError:  # Delta has dropped the version: the rows are the same in the newest one
-        rows = read_table(root, "snapshots", _COLUMNS, partition, None, among)
-    count = 0 if rows is None else rows.num_rows
-    if not wanted and count != learned.key_count:
-        raise UserError(
-            f"snapshot {learned.snapshot} is damaged: it has {count} keys, where its manifest says "
-            f"{learned.key_count}: name another one, or pretrain again",
-            RUN_FAILED,
-        )
-    there = set() if rows is None else set(rows["key"].to_pylist())
+    rows = snapshot_rows(root, spec, learned, tuple(STATE), wanted)
+    there = set(rows["key"].to_pylist())
     absent = [key for key in wanted if key not in there]
-    if absent or rows is None:
+    if absent:
         several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
         raise UserError(f"--key {absent[0]}: snapshot {learned.snapshot} has no state of it{several}")
     return rows

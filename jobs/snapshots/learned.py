@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import plural
 from jobs.core.roots import local_path
 from jobs.encoding import arrow
 from jobs.specs.model_spec import ModelSpec
@@ -21,6 +23,15 @@ from jobs.warehouse.without_spark import read_table
 NONE = "none"
 """In place of a snapshot's name: the values in the spec."""
 _GOOD = "good"
+STATE = {
+    "key": pa.string(),
+    "state_index": pa.int64(),
+    "event_time": pa.timestamp("us", "UTC"),
+    "mean": pa.list_(pa.float64()),
+    "covariance": pa.list_(pa.float64()),
+    "extras": pa.map_(pa.string(), pa.list_(pa.float64())),
+}
+"""Columns of a snapshot's rows, and their types."""
 _COLUMNS = (
     "snapshot_id",
     "model",
@@ -99,20 +110,8 @@ def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> 
     Raises:
         UserError: the snapshot's rows cannot be read, or are not all there.
     """
-    assert learned.snapshot is not None
-    partition = {"model": spec.name, "snapshot_id": learned.snapshot}
-    rows = None
-    try:
-        rows = read_table(root, "snapshots", ["key", "extras"], partition, learned.version)
-    except UserError:  # Delta has dropped the version: the rows are the same in the newest one
-        rows = read_table(root, "snapshots", ["key", "extras"], partition)
-    count = 0 if rows is None else rows.num_rows
-    if rows is None or count != learned.key_count:
-        raise UserError(
-            f"snapshot {learned.snapshot} is damaged: it has {count} keys, where its manifest says "
-            f"{learned.key_count}: name another one, or pretrain again",
-            RUN_FAILED,
-        )
+    rows = snapshot_rows(root, spec, learned, ["key", "extras"])
+    count = rows.num_rows
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     found = lookup(rows["extras"], pa.scalar("parameters"), "first").combine_chunks()
     numbers = found.flatten()
@@ -123,6 +122,47 @@ def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> 
         )
     values = arrow.to_numpy(numbers).reshape(count, width).T
     return KeyParameters(rows["key"].combine_chunks(), np.ascontiguousarray(values))
+
+
+def snapshot_rows(
+    root: str,
+    spec: ModelSpec,
+    learned: Learned,
+    columns: Sequence[str],
+    wanted: Sequence[str] = (),
+) -> pa.Table:
+    """Return columns of a snapshot's rows, all that the manifest counts, or those of the wanted keys that are there.
+
+    A snapshot may have no key: an upgrade without states leaves them behind.
+
+    Args:
+        root: of the warehouse.
+        spec: of the model.
+        learned: which snapshot.
+        columns: names of `STATE`.
+        wanted: keys as text; empty: all.
+
+    Raises:
+        UserError: the rows cannot be read, or are not all there.
+    """
+    assert learned.snapshot is not None
+    nothing = pa.table({name: pa.array([], STATE[name]) for name in columns})
+    if not learned.key_count:
+        return nothing
+    partition = {"model": spec.name, "snapshot_id": learned.snapshot}
+    among = ("key", list(wanted)) if wanted else None
+    try:
+        rows = read_table(root, "snapshots", columns, partition, learned.version, among)
+    except UserError:  # Delta has dropped the version: the rows are the same in the newest one
+        rows = read_table(root, "snapshots", columns, partition, None, among)
+    found = nothing if rows is None else rows
+    if not wanted and found.num_rows != learned.key_count:
+        raise UserError(
+            f"snapshot {learned.snapshot} is damaged: it has {plural(found.num_rows, 'key')}, where its manifest says "
+            f"{learned.key_count}: name another one, or pretrain again",
+            RUN_FAILED,
+        )
+    return found
 
 
 def _manifests(root: str, model: str) -> list[dict[str, Any]]:

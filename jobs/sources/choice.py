@@ -5,8 +5,7 @@ from __future__ import annotations
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion import topics
-from jobs.sources import made_up, several_topics, table
+from jobs.sources import made_up, one_topic, several_topics, table
 from jobs.specs.model_spec import ModelSpec
 
 
@@ -31,5 +30,5 @@ def land_source(settings: Settings, spec: ModelSpec, seconds: float | None, loss
             raise UserError("--accept-loss is for a topic or a table: made-up rows are never lost")
         return made_up.land_made_up(settings, spec, seconds)
     if source.streamed:
-        return topics.land_topic(settings, spec, seconds, lossy)
+        return one_topic.land_topic(settings, spec, seconds, lossy)
     return several_topics.land_topics(settings, spec, seconds, lossy)

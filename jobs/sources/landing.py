@@ -1,4 +1,4 @@
-"""Land the micro-batches of a source that the stream does not read itself: a table, or several topics.
+"""Land the micro-batches of a source in the measurements table: of a table, of several topics, or of one.
 
 Spark fixes the end of a micro-batch before it runs. The micro-batch commits first to quarantine, then to the
 measurements, each in the Delta transaction (query, micro-batch); so after a crash at any point, also between a commit
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """A source as the landing needs it."""
+    """A source as the landing needs it; unit: what one of its rows is called in reports."""
+
+    unit: str
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -79,6 +81,10 @@ class Reader(Protocol):
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed."""
+        ...
+
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """Return up to where the source has landed, for the report: words to add, and data."""
         ...
 
 
@@ -175,23 +181,22 @@ def land(
                 warehouse, spec, reader, lambda now: progress.advance(1, f"{now.rows:,} rows")
             )
             run(landing, seconds, stop)
+        upto, place = reader.place()
         version = warehouse.latest_version(measurements(spec.name))
-    return report_of(spec, landing.rows, dict(sorted(landing.reasons.items())), note, {
-        "batches": landing.batches, "version": version, "seconds": time.monotonic() - began,
-    })  # fmt: skip
-
-
-def report_of(
-    spec: ModelSpec, rows: int, reasons: dict[str, int], note: str | None, further: dict[str, Any]
-) -> Report:
-    """Return the report of a landing."""
-    assert spec.source is not None
-    quarantined = sum(reasons.values())
+    reasons = dict(sorted(landing.reasons.items()))
     lines = [] if note is None else [note]
-    lines.append(f"landed {plural(rows, 'row')} of {spec.source.title} for {spec.name}")
-    if quarantined:
+    lines.append(landed_line(spec, landing.rows, reader.unit) + upto)
+    if reasons:
         counts = "; ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        lines.append(f"quarantined {plural(quarantined, 'row')}: {counts}")
-    lines.append(f"the measurements table is at version {further['version']}")
-    data = {"model": spec.name, "source": spec.source.title, "rows": rows}
-    return Report(lines, {**data, "quarantined": quarantined, "reasons": reasons, **further})
+        lines.append(f"quarantined {plural(sum(reasons.values()), reader.unit)}: {counts}")
+    lines.append(f"the measurements table is at version {version}")
+    counted = {"rows": landing.rows, "quarantined": sum(reasons.values()), "reasons": reasons}
+    further = {"batches": landing.batches, "version": version, "seconds": time.monotonic() - began}
+    data = {"model": spec.name, "source": spec.source.title, **place, **counted, **further}
+    return Report(lines, data)
+
+
+def landed_line(spec: ModelSpec, rows: int, unit: str = "row") -> str:
+    """Return the sentence that says how many rows of a source have landed."""
+    assert spec.source is not None
+    return f"landed {plural(rows, unit)} of {spec.source.title} for {spec.name}"

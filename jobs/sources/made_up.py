@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from datetime import UTC
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,7 @@ from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
 from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
 from jobs.lineage.leases import stream_lock
-from jobs.sources.landing import report_of
+from jobs.sources.landing import landed_line
 from jobs.spark.conf import short_command_conf
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
@@ -122,8 +122,10 @@ def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> 
         with Progress(title, None, quiet=settings.quiet) as progress:
             rows = _land(warehouse, spec, types, stop, seconds, progress)
         version = warehouse.latest_version(measurements(spec.name))
-    further: dict[str, Any] = {"version": version, "seconds": time.monotonic() - began}
-    return report_of(spec, rows, {}, None, further)
+    assert spec.source is not None
+    lines = [landed_line(spec, rows), f"the measurements table is at version {version}"]
+    data = {"model": spec.name, "source": spec.source.title, "rows": rows, "quarantined": 0, "reasons": {}}
+    return Report(lines, {**data, "version": version, "seconds": time.monotonic() - began})
 
 
 def _land(

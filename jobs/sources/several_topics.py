@@ -23,13 +23,14 @@ from jobs.ingestion.checking import measurement_columns
 from jobs.ingestion.messages import checked_messages, key_types
 from jobs.sources.landing import Reader, land, plain_cause
 from jobs.spark.kafka import (
+    NoAnswer,
     Topic,
     read_topic,
-    reading_options,
     refuse_lost,
     refuse_recreated,
     same_if_known,
-    topic_id,
+    stream_reader,
+    topic_ids,
     topic_names,
 )
 from jobs.specs.model_spec import ModelSpec
@@ -77,6 +78,8 @@ class TopicsStart(NamedTuple):
 class TopicsReader:
     """Reads several topics from where they have landed up to."""
 
+    unit = "row"
+
     def __init__(
         self,
         warehouse: Warehouse,
@@ -103,7 +106,7 @@ class TopicsReader:
     def rows(self) -> DataFrame:
         """Return the messages after the position as a stream of checked rows."""
         source, known = self._source, self._start.topics
-        stream = self._warehouse.spark.readStream.format("kafka")
+        stream = stream_reader(self._warehouse.spark, source.max_offsets_per_batch)
         if source.pattern:
             # Spark looks for the expression anywhere in a name.
             stream = stream.option("subscribePattern", f"^(?:{source.pattern})$")
@@ -116,21 +119,19 @@ class TopicsReader:
             }
             for name, topic in self._have.items()
         }
-        stream = stream.option("startingOffsets", json.dumps(starting)).option("failOnDataLoss", "true")
-        if source.max_offsets_per_batch is not None:
-            stream = stream.option("maxOffsetsPerTrigger", source.max_offsets_per_batch)
-        for name, value in reading_options().items():
-            stream = stream.option(name, value)
+        stream = stream.option("startingOffsets", json.dumps(starting))
         return checked_messages(stream.load(), self._spec, source, self._types, several=True)
 
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch; each of its topics still is the one that was read before."""
         found: dict[str, Landed] = {}
-        for name, offsets in self._checkpoint.offset(batch).items():
-            before, now = self._start.topics.get(name), topic_id(self._warehouse.spark, name)
+        reached = self._checkpoint.offset(batch)
+        ids = topic_ids(self._warehouse.spark, reached)
+        for name, offsets in reached.items():
+            before, now = self._start.topics.get(name), ids.get(name)
             if before is None:
                 print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
-            elif now is None:
+            elif name not in ids:
                 raise UserError(f"topic {name} has disappeared. {way_out(self._spec)}", RUN_FAILED)
             else:
                 refuse_recreated(name, before.id, now, way_out(self._spec))
@@ -163,12 +164,17 @@ class TopicsReader:
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed: a topic that is gone, or has lost messages, or what Spark says."""
-        have = found_topics(self._warehouse, self._source)
         try:
-            _refuse_gaps(self._spec, self._start, have)
+            _refuse_gaps(self._spec, self._start, found_topics(self._warehouse, self._source))
+        except NoAnswer as silence:
+            return f"{plain_cause(error)}; and {silence.message}"
         except UserError as problem:
             return problem.message
         return plain_cause(error)
+
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """Return nothing: the report names the version of the measurements alone."""
+        return "", {}
 
     def _ids(self) -> Column:
         """Return the id of each row's topic."""

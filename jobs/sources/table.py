@@ -61,6 +61,8 @@ _FAILURES = (
 class TableReader:
     """Reads a user's table from where it has landed up to."""
 
+    unit = "row"
+
     def __init__(
         self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
     ) -> None:
@@ -129,6 +131,10 @@ class TableReader:
             if any(name in text for name in names):
                 return f"{meaning}. {way_out(self._spec)}"
         return plain_cause(error)
+
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """Return nothing: the report names the version of the measurements alone."""
+        return "", {}
 
 
 def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:

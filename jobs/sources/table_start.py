@@ -131,10 +131,8 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
     begin = _first(spec, table) if anew else table.home.latest_version(table.name)
     _record(warehouse, spec, table, begin, f"{_checkpoint(spec, table)}-{number}")
     if anew:
-        where = "its first row" if begin == NOTHING else f"version {begin} on"
-        return (
-            f"table {table.path} was made anew: it lands from {where}; what the former one had left is lost"
-        )
+        where = "from its first row" if begin == NOTHING else f"after its version {begin}"
+        return f"table {table.path} was made anew: it lands {where}; what the former one had left is lost"
     return f"table {table.path} lands after version {begin}; rows up to it that had not landed are left out"
 
 

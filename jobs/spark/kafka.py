@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -21,6 +21,7 @@ from jobs.core.regular_files import UnfitFile, cut, secret_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 SERVERS, PROPERTIES = "KALMAN_KAFKA", "KALMAN_KAFKA_PROPERTIES"
 _MOST_PROPERTIES = 64 * 1024
@@ -109,6 +110,21 @@ def reading_options() -> dict[str, str]:
     return {f"kafka.{ISOLATION}": COMMITTED, **spark_options()}
 
 
+def stream_reader(spark: SparkSession, max_offsets: int | None) -> DataStreamReader:
+    """Return a stream's reader of topics with its options, without the topics and where they begin.
+
+    max_offsets: the most messages of a micro-batch; None: no limit.
+    """
+    stream = spark.readStream.format("kafka").option("failOnDataLoss", "true")
+    # Waits a minute for a broker that restarts.
+    stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
+    if max_offsets is not None:
+        stream = stream.option("maxOffsetsPerTrigger", max_offsets)
+    for name, value in reading_options().items():
+        stream = stream.option(name, value)
+    return stream
+
+
 def read_topic(spark: SparkSession, name: str) -> Topic:
     """Return a topic's id and current bounds.
 
@@ -143,8 +159,17 @@ def topic_id(spark: SparkSession, name: str) -> str | None:
     Raises:
         UserError: the brokers do not answer.
     """
+    return topic_ids(spark, [name]).get(name)
+
+
+def topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None]:
+    """Return the ids of those topics that exist; None for each if the brokers do not report ids.
+
+    Raises:
+        UserError: the brokers do not answer.
+    """
     with admin(spark) as client:
-        return _id_or_none(spark._jvm, client, name)
+        return _ids(spark._jvm, client, names)
 
 
 def topic_names(spark: SparkSession, pattern: str) -> list[str]:
@@ -165,9 +190,15 @@ def topic_names(spark: SparkSession, pattern: str) -> list[str]:
 
 
 def _described(jvm: Any, client: Any, name: str) -> Any:
-    names = jvm.java.util.ArrayList()
-    names.add(name)
-    return _answer(client.describeTopics(names).allTopicNames(), name).get(name)
+    return _answer(_descriptions(jvm, client, [name])[name], name)
+
+
+def _descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:
+    """Ask for the descriptions of topics in one request; return the future answer for each."""
+    wanted = jvm.java.util.ArrayList()
+    for name in names:
+        wanted.add(name)
+    return client.describeTopics(wanted).topicNameValues()
 
 
 def _id(jvm: Any, described: Any) -> str | None:
@@ -175,11 +206,16 @@ def _id(jvm: Any, described: Any) -> str | None:
     return None if found.equals(jvm.org.apache.kafka.common.Uuid.ZERO_UUID) else str(found.toString())
 
 
-def _id_or_none(jvm: Any, client: Any, name: str) -> str | None:
-    try:
-        return _id(jvm, _described(jvm, client, name))
-    except NoSuchTopic:
-        return None
+def _ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    wanted = list(names)
+    answers = _descriptions(jvm, client, wanted)
+    for name in wanted:
+        try:
+            found[name] = _id(jvm, _answer(answers[name], name))
+        except NoSuchTopic:
+            continue
+    return found
 
 
 class TopicWatch:
@@ -212,7 +248,7 @@ class TopicWatch:
         if self._client is None:
             self._client = self._open.enter_context(admin(self._spark))
         try:
-            now = _id_or_none(self._spark._jvm, self._client, self._name)
+            now = _ids(self._spark._jvm, self._client, [self._name]).get(self._name)
         except UserError:  # Spark waits for brokers that are gone, and the next micro-batch asks again
             return
         refuse_recreated(self._name, self._known, now, self._way_out)
@@ -220,17 +256,30 @@ class TopicWatch:
 
 @contextmanager
 def admin(spark: SparkSession) -> Iterator[Any]:
-    """Open Kafka's admin client."""
+    """Open Kafka's admin client.
+
+    Raises:
+        UserError: it cannot be opened with these addresses and properties.
+    """
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
     limits = {"request.timeout.ms": f"{PATIENCE_MS // 2}", "default.api.timeout.ms": f"{PATIENCE_MS}"}
     for name, value in {**limits, **client_properties()}.items():
         properties.put(name, value)
-    client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+    try:
+        client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
+    except Py4JJavaError as error:  # no host of that name, or a property that is not valid
+        cause = str(error.java_exception.getCause() or error.java_exception).splitlines()[0]
+        where = client_properties()["bootstrap.servers"]
+        raise NoAnswer(f"no client can be made for Kafka at {where}: {cause}") from error
     try:
         yield client
     finally:
         client.close()
+
+
+class NoAnswer(UserError):
+    """The brokers do not answer, or there are none at the address."""
 
 
 class NoSuchTopic(UserError):
@@ -245,7 +294,7 @@ def _answer(future: Any, topic: str) -> Any:
         if "UnknownTopicOrPartition" in cause:
             raise NoSuchTopic(f"Kafka has no topic {topic}") from error
         where = client_properties()["bootstrap.servers"]
-        raise UserError(f"Kafka at {where} does not answer: {cause.splitlines()[0]}", RUN_FAILED) from error
+        raise NoAnswer(f"Kafka at {where} does not answer: {cause.splitlines()[0]}", RUN_FAILED) from error
 
 
 def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str) -> None:

@@ -6,14 +6,23 @@ rows alone decide it; the watermark only says when the end of a silent key is kn
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
+from kalman.smoothers.checkpoints import Lengths
 from kalman.types import Filter
+
+Good = NDArray[np.bool_]
+Found = TypeVar("Found")
+
+ROWS_AT_ONCE = 1 << 17
+"""Rows that are filtered together where nothing but their flags is kept."""
 
 
 class Lives(NamedTuple):
@@ -40,7 +49,12 @@ def run_lives(
         rows: sorted.
         idle: microseconds.
     """
-    _, key_of_life, begins, after, outputs = _settled(row_filter, before, fresh, rows, idle)
+
+    def filtered(states: KeyStates, part: SortedRows) -> tuple[Good, tuple[KeyStates, Outputs]]:
+        found = row_filter.run(states, part)
+        return _good(found[1]), found
+
+    _, key_of_life, begins, (after, outputs) = _settled(before, fresh, rows, idle, filtered)
     final = before.take(np.arange(len(before.count)))
     last = np.ones(len(key_of_life), bool)
     last[:-1] = key_of_life[1:] != key_of_life[:-1]
@@ -64,7 +78,7 @@ def lives(
 
     fresh: the states in which the lives of each key begin.
     """
-    life, key_of_life, *_ = _settled(RowFilter(kernel, unit), fresh, fresh, rows, idle)
+    life, key_of_life, *_ = _settled(fresh, fresh, rows, idle, _signs(RowFilter(kernel, unit)))
     return rows._replace(key=life), key_of_life
 
 
@@ -75,7 +89,7 @@ def lives_from(
 
     Args: as of `run_lives`.
     """
-    life, key_of_life, begins, *_ = _settled(row_filter, before, fresh, rows, idle)
+    life, key_of_life, begins, _ = _settled(before, fresh, rows, idle, _signs(row_filter))
     states = before.take(key_of_life)
     for field, new in zip(states, fresh.take(key_of_life), strict=True):
         field[..., begins] = new[..., begins]
@@ -83,9 +97,16 @@ def lives_from(
 
 
 def _settled(
-    row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], KeyStates, Outputs]:
-    """Return the lives (`_lives`), their states after the rows, and the outputs of the rows."""
+    before: KeyStates,
+    fresh: KeyStates,
+    rows: SortedRows,
+    idle: int,
+    filtered: Callable[[KeyStates, SortedRows], tuple[Good, Found]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], Found]:
+    """Return the lives (`_lives`), and what `filtered` has found of their rows.
+
+    filtered: returns which rows after some states are good, signs of life, and what else it has found of them.
+    """
     good = np.ones(len(rows.key), bool)
     while True:
         # A flagged row is no sign of life, and only the filter shows which rows are flagged. Each pass settles one
@@ -95,10 +116,33 @@ def _settled(
         states = before.take(key_of_life)
         for field, new in zip(states, fresh.take(key_of_life), strict=True):
             field[..., begins] = new[..., begins]
-        after, outputs = row_filter.run(states, rows._replace(key=life))
-        good = (outputs.flag == 0) & ~outputs.late
+        good, found = filtered(states, rows._replace(key=life))
         if np.array_equal(_silent(before, rows, good, idle), restarts):
-            return life, key_of_life, begins, after, outputs
+            return life, key_of_life, begins, found
+
+
+def _good(outputs: Outputs) -> Good:
+    """Return which rows (N,) are in the state of their key."""
+    return (outputs.flag == 0) & ~outputs.late
+
+
+def _signs(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Good, None]]:
+    """Return a function that says which rows are good, in memory that does not grow with their number."""
+    plain = row_filter._replace(beside=())
+
+    def filtered(states: KeyStates, rows: SortedRows) -> tuple[Good, None]:
+        good = np.zeros(len(rows.key), bool)
+        if len(good) == 0:
+            return good, None
+        turn = np.arange(len(rows.key)) - np.searchsorted(rows.key, rows.key)
+        bounds = Lengths(np.bincount(rows.key)).bounds(-(-len(rows.key) // ROWS_AT_ONCE))
+        for first, stop in itertools.pairwise(bounds.tolist()):
+            here = np.flatnonzero((turn >= first) & (turn < stop))
+            states, outputs = plain.run(states, rows.take(here))
+            good[here] = _good(outputs)
+        return good, None
+
+    return filtered
 
 
 def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int) -> NDArray[np.bool_]:

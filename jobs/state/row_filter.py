@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 from jobs.encoding.packet_kinds import STATE_INDEX
 from kalman.evaluation.row_figures import RowFigures
 from kalman.run import KeyStates, Outputs, SortedRows, run
-from kalman.smoothers.pieces import Smoothed
+from kalman.smoothers.pieces import Pieces, Smoothed
 from kalman.smoothers.smooth import smooth_observed
 from kalman.types import Filter
+
+Indices = NDArray[np.int64]
 
 
 class RowFilter(NamedTuple):
@@ -42,6 +45,19 @@ class RowFilter(NamedTuple):
         figures = partial(RowFigures, names=self._figures) if self._figures else None
         _, outputs, smoothed, found = smooth_observed(self.kernel, states, rows, self.unit, figures)
         return self._with(states, rows, outputs, found), smoothed
+
+    def smoothed_pieces(
+        self, states: KeyStates, rows: SortedRows
+    ) -> Iterator[tuple[Indices, Outputs, Smoothed]]:
+        """Yield the results of `smoothed` in pieces, each with the indices (N,) of its rows; in bounded memory.
+
+        Raises:
+            ModelError: the filter cannot be smoothed.
+        """
+        figures = partial(RowFigures, names=self._figures) if self._figures else None
+        for piece in Pieces(self.kernel, states, rows, self.unit, figures):
+            outputs = self._with(piece.before, piece.taken, piece.outputs, dict(piece.found))
+            yield piece.rows, outputs, piece.smoothed
 
     @property
     def _figures(self) -> list[str]:

@@ -10,7 +10,6 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.ingestion.topics import land
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.hand_over import last_position
 from jobs.lineage.start_point import origin
@@ -20,6 +19,7 @@ from jobs.migration.report import parameters_changed
 from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
+from jobs.sources.one_topic import land_present
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
 from jobs.upgrades.context import (
@@ -144,7 +144,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
         cut = Cut(rank(position), None)
     else:
         # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
-        land(warehouse, spec)
+        land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest, _, _ = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress)
     return manifest

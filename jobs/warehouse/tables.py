@@ -110,6 +110,11 @@ def windows_history(model: str) -> str:
     return f"windows_history/{model}"
 
 
+def rule_states(model: str) -> str:
+    """Return the name of the table of the exported states of a model's rules."""
+    return f"rule_states/{model}"
+
+
 def alerts_history(model: str) -> str:
     """Return the name of the table of the alerts over a model's history."""
     return f"alerts_history/{model}"

@@ -49,12 +49,17 @@ ObserverMaker = Callable[[Filter, KeyStates, SortedRows], Observer]
 
 
 class Piece(NamedTuple):
-    """Results for some of the rows: `rows` (N,) are their indices, ascending; found: by an observer."""
+    """Results for some of the rows: `rows` (N,) are their indices, ascending; found: by an observer.
+
+    before: states of some keys before these rows; taken: the rows, whose keys are positions among these states.
+    """
 
     rows: Integers
     outputs: Outputs
     smoothed: Smoothed
     found: Mapping[str, Array]
+    before: KeyStates
+    taken: SortedRows
 
 
 class Pieces:
@@ -140,7 +145,8 @@ class Pieces:
         late, none = np.ones(len(rows), bool), np.empty(0, np.int64)
         outputs = spread(empty(self._model, 0), none, late)
         unseen = {name: np.full((width, len(rows)), np.nan) for name, width in self.observed.items()}
-        return Piece(rows, outputs, self.nothing(len(rows)), unseen)
+        taken = self._rows.take(rows)
+        return Piece(rows, outputs, self.nothing(len(rows)), unseen, self._states, taken)
 
     def _section(self, keys: "_Keys", section: Section) -> Iterator[Piece]:
         """Return the pieces of some keys, and put their last states among all."""
@@ -161,7 +167,8 @@ class Pieces:
                 _put(states, self._states, keys.numbers)
                 later = self._backwards.begin(states.values[: len(self._begin)])
             smoothed = filtered.smoothed(self._backwards, later, segment.active)
-            yield Piece(segment.indices, filtered.outputs, smoothed, filtered.found)
+            found = filtered.found
+            yield Piece(segment.indices, filtered.outputs, smoothed, found, before, segment.rows)
 
 
 class _Segment(NamedTuple):

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic.fields import FieldInfo
 
+from jobs.specs.airflow import Airflow
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import Problem
@@ -26,6 +28,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(MODELS / "tiny.yaml", tmp_path)
     monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
     return tmp_path
+
+
+def _fields(field: FieldInfo) -> dict[str, FieldInfo]:
+    """Return the fields of a section's own section, none of a plain value."""
+    return getattr(field.annotation, "model_fields", {})
 
 
 @pytest.mark.parametrize(
@@ -147,6 +154,21 @@ def test_a_schedule_that_is_no_cron_expression(folder: Path) -> None:
     assert {name.split("__")[1] for name in bag.dags} == {"tiny"}
     [error] = bag.import_errors.values()
     assert "often.yaml: airflow.pretrain.schedule: 'every day' is not a schedule" in error
+
+
+def test_each_section_of_a_dag_is_checked(folder: Path) -> None:
+    sections = [name for name, field in Airflow.model_fields.items() if "schedule" in _fields(field)]
+    sections = [name for name in sections if name not in ("monitor", "skill", "forecast")]  # tiny has none
+    assert {"estimate", "verify", "stream"} <= set(sections)
+    text = (folder / "tiny.yaml").read_text()
+    head = text[: text.index("\nairflow:")].replace("name: tiny", "name: often")
+    bad = "".join(f"  {name}: {{schedule: every day}}\n" for name in sections)
+    (folder / "often.yaml").write_text(f"{head}\nairflow:\n{bad}")
+    bag = load_bag()
+    assert {name.split("__")[1] for name in bag.dags} == {"tiny"}
+    [error] = bag.import_errors.values()
+    for name in sections:
+        assert f"often.yaml: airflow.{name}.schedule: 'every day' is not a schedule" in error
 
 
 def test_no_models_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from airflow.sdk import (
     CronTriggerTimetable,
 )
 
+from kalman_dags.submit import application
 from tests.dags.conftest import ROOT, load_bag
 
 pytestmark = pytest.mark.airflow
@@ -39,6 +40,7 @@ def test_each_model_has_each_family(bag: DagBag) -> None:
     assert {dag.dag_id: sorted(dag.task_ids) for dag in bag.dags.values()} == {
         "kalman_estimate__tiny": ["estimate"],
         "kalman_export__tiny": ["export"],
+        "kalman_import__tiny": ["import"],
         "kalman_ingest__tiny": ["ingest"],
         "kalman_maintain__tiny": ["maintain"],
         "kalman_pretrain__tiny": ["pretrain"],
@@ -62,6 +64,7 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
         for verb in (
             "estimate",
             "export",
+            "import",
             "ingest",
             "maintain",
             "pretrain",
@@ -354,6 +357,27 @@ def test_an_upgrade_can_change_the_layout(bag: DagBag) -> None:
     assert rendered == {"--model": "tiny", "--mode": "repartition", "--partitions": "5"}
     flags = [Template(flag).render(values) for flag in dag.get_task("shadow").flags]
     assert flags == ["--dry-run"]
+
+
+def test_an_adoption_may_leave_rows_without_estimates_if_the_form_says_so(bag: DagBag) -> None:
+    dag = bag.dags["kalman_stream__tiny"]
+    assert dag.params["allow_missing_estimates"] is False
+    task: Any = dag.get_task("stream")
+    (flag,) = task.flags
+    said = [jinja2.Template(flag).render(params={"allow_missing_estimates": one}) for one in (False, True)]
+    assert said == ["", "--allow-missing-estimates"]
+
+
+def test_an_import_is_a_dry_run_unless_the_form_says_otherwise(bag: DagBag) -> None:
+    dag = bag.dags["kalman_import__tiny"]
+    assert dag.timetable.can_be_scheduled is False
+    task: Any = dag.get_task("import")
+    params = {**dict(dag.params), "input": "theirs.csv", "to_version": 3}
+    values = {name: jinja2.Template(text).render(params=params) for name, text in task.options.items()}
+    assert values == {"--model": "tiny", "--input": "theirs.csv", "--to-version": "3"}
+    assert [jinja2.Template(flag).render(params=params) for flag in task.flags] == ["--dry-run"]
+    assert Path(application(task.verb)).is_file()
+    assert dag.params.get_param("input").schema["minLength"] == 1
 
 
 def test_maintain_is_a_dry_run_by_hand_alone(

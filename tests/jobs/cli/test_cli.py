@@ -146,7 +146,10 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("stream", {**stream, "model": ["m"], "trigger": "5", "metrics_port": 9000, "profile": True}),
-        ("export", {**one, "generation": None, "batch": 4, "needed": False, "profile": False}),
+        (
+            "export",
+            {**one, "generation": None, "batch": 4, "needed": False, "profile": False, "monitor": False},
+        ),
         ("import", {**one, "input": "s.csv", "to_version": 3, "dry_run": True, "profile": False}),
         ("migrate", {**one, "snapshot": "s1", "to": 2, "dry_run": True, "profile": False}),
         (

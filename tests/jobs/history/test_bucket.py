@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,14 @@ from jobs.encoding.rows import row_packer, unpack_rows
 from jobs.history.bucket import SLICES, Plan, estimator
 from jobs.history.smoothing import smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
+from jobs.state import expiry
 from jobs.state.block_format import state_layout
 from jobs.state.filter_step import filter_step
 from jobs.state.kernel import load_checked_spec
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as
+from kalman.smoothers.pieces import Pieces
+from tests.jobs.history import smoothed_alone
 from tests.jobs.history.test_estimate import ALONE, RLS, SMOOTHED, alone, lists_equal, pipeline_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows
 
@@ -79,16 +84,43 @@ def test_a_kind_has_the_bits_of_the_filter_alone(tmp_path: Path, kind: str, buck
     np.testing.assert_array_equal(found["batch_id"], slices)
 
 
-@pytest.mark.parametrize("buckets", [1, 5])
+@pytest.mark.parametrize(("buckets", "room"), [(1, None), (5, None), (1, 30_000)])
 @pytest.mark.parametrize("kind", SMOOTHED)
-def test_a_smoothed_kind_has_the_bits_of_smoothing_alone(tmp_path: Path, kind: str, buckets: int) -> None:
+def test_a_smoothed_kind_has_the_bits_of_smoothing_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, buckets: int, room: int | None
+) -> None:
+    """In one piece, and in the many pieces that fit in a small room."""
     pipeline = pipeline_of(tmp_path, **SMOOTHED[kind])
     days = random_rows(2, rows=60)
-    plan = plan_of(runtime_of(pipeline), smooth=True)
-    found = result(estimator(plan)(packets(plan, pd.concat(days), buckets)))
     expected = alone(pipeline, *days, smooth=True)
+    plan = plan_of(runtime_of(pipeline), smooth=True)
+    given = list(packets(plan, pd.concat(days), buckets))
+    if room is not None:
+        monkeypatch.setattr(Pieces.__init__, "__defaults__", (None, room))
+        monkeypatch.setattr(expiry, "ROWS_AT_ONCE", 17)
+    batches = list(estimator(plan)(iter(given)))
+    assert len(batches) > 1 if room is not None else len(batches) <= buckets
+    found = result(iter(batches))
     assert_bit_equal(found, expected)
     lists_equal(found, expected, [name for name in expected.columns if name.startswith("smoothed_")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("idle", [0, 10**15], ids=["without expiry", "with expiry"])
+def test_a_process_that_smooths_does_not_grow_with_the_history(idle: int) -> None:
+    """Twice the rows take what the rows themselves take: 24 bytes each, where the results of a row take 144."""
+
+    def grown(rows: int) -> int:
+        done = subprocess.run(
+            [sys.executable, "-m", smoothed_alone.__name__, str(rows), str(idle)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        count, taken = map(int, done.stdout.split())
+        assert count == rows * smoothed_alone.KEYS
+        return taken
+
+    once, twice = grown(20_000), grown(40_000)
+    assert twice - once < 48 * 20_000 * smoothed_alone.KEYS
 
 
 @pytest.mark.parametrize("smooth", [False, True])

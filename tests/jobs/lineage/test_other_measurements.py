@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from jobs import export, upgrade
+from jobs import export, promote, rollback, upgrade
 from jobs.core.errors import UserError
+from jobs.lineage import generations
 from jobs.snapshots.manifests import all_of
 from jobs.warehouse.reached_commits import ReachedCommits
 from tests.jobs.support.pipeline import (
@@ -101,6 +102,25 @@ def test_a_table_put_back_from_a_backup_and_grown_past_the_position_is_refused(t
     pipeline.land(DAYS[5])
     assert pipeline.stream().data["rows"] == len(DAYS[5])
     assert_bit_equal(pipeline.estimates("walk-g0002"), since(pipeline.batch(), DAYS[5]))
+
+
+def test_what_has_read_other_measurements_is_neither_promoted_nor_rolled_back_to(tmp_path: Path) -> None:
+    pipeline = streaming(tmp_path, DAYS[0], DAYS[1])
+    backup = backed_up(pipeline)
+    pipeline.land(DAYS[2])
+    pipeline.stream()
+    for version in (2, 3):  # walk-g0001 is retired, walk-g0002 live, walk-g0003 a shadow
+        pipeline.write_spec(random_walk_spec(version=version))
+        upgrade.run(pipeline.settings, "walk", promote=version == 2)
+    put_back(pipeline, backup)
+    pipeline.land(DAYS[3], DAYS[4])
+    refused = "has read version 3 of the measurements when it was another commit"
+    with pytest.raises(UserError, match=f"walk-g0003 {refused}"):
+        promote.run(pipeline.settings, "walk", force=True)
+    with pytest.raises(UserError, match=f"walk-g0001 {refused}"):
+        rollback.run(pipeline.settings, "walk")
+    statuses = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "walk")}
+    assert statuses == {"walk-g0001": "retired", "walk-g0002": "live", "walk-g0003": "shadow"}
 
 
 def test_a_snapshot_of_rows_that_a_backup_does_not_have_starts_no_stream(tmp_path: Path) -> None:

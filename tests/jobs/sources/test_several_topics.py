@@ -8,10 +8,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from pyspark.errors import PySparkException
 
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.report import Report
+from jobs.sources import several_topics
+from jobs.sources.several_topics import TopicsReader, TopicsStart
+from jobs.spark import kafka
 from jobs.spark.kafka import topic_id
 from jobs.warehouse.tables import measurements
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
@@ -130,6 +134,59 @@ def test_named_topics_begin_where_the_spec_says_and_a_new_name_is_read_from_its_
     pipeline.write_spec(random_walk_spec(source={"kind": "kafka", "topics": ["south", "nowhere"]}))
     with pytest.raises(UserError, match="Kafka has no topic nowhere"):
         land(pipeline)
+
+
+def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request(
+    feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    days = random_rows(3, rows=40, text=True)
+    for topic in ("no-id-a", "no-id-b"):
+        feed.make(topic)
+        sent(feed, topic, days[0])
+    pipeline = pipeline_of(tmp_path, source={"topics": ["no-id-a", "no-id-b"]})
+    pipeline_of_pattern = random_walk_spec(source={"kind": "kafka", "pattern": "no-id-[a-c]"})
+    with monkeypatch.context() as patched:  # a broker of before topics had ids
+        patched.setattr(kafka, "_id", lambda jvm, described: None)
+        assert land(pipeline).data["rows"] == 80
+        feed.make("no-id-c")
+        sent(feed, "no-id-c", days[1])
+        pipeline.write_spec(pipeline_of_pattern)
+        assert land(pipeline).data["rows"] == 40
+        assert land(pipeline).data["rows"] == 0
+    assert int(places(pipeline)["_topic_id"].notna().sum()) == 0
+    # brokers that have ids now: what had none goes on, with them
+    for topic in ("no-id-a", "no-id-c"):
+        sent(feed, topic, days[2])
+    opened: list[str] = []
+    asked = kafka.topic_ids
+    monkeypatch.setattr(
+        several_topics, "topic_ids", lambda spark, names: opened.extend(names) or asked(spark, names)
+    )
+    clients: list[int] = []
+    admin = kafka.admin
+    monkeypatch.setattr(kafka, "admin", lambda spark: clients.append(len(opened)) or admin(spark))
+    assert land(pipeline).data["rows"] == 80
+    assert sorted(opened) == ["no-id-a", "no-id-b", "no-id-c"]
+    assert clients.count(3) == 1  # of the micro-batch; those before are of the start
+    ids = places(pipeline).groupby("_topic")["_topic_id"].nunique()
+    assert ids.to_dict() == {"no-id-a": 1, "no-id-b": 0, "no-id-c": 1}
+
+
+def test_brokers_that_do_not_answer_do_not_hide_why_a_landing_failed(
+    feed: Feed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing listens at the address, or it is no host."""
+    alone = pipeline_of(tmp_path, source={"topics": ["lost-a", "lost-b"]})
+    start = TopicsStart({}, "checkpoints/ingest-walk-topics")
+    reader = TopicsReader(alone.warehouse, alone.spec, start, {}, {"id": "string"})
+    monkeypatch.setattr(kafka, "PATIENCE_MS", 1_000)
+    for address, told in (
+        ("localhost:1", "Kafka at localhost:1 does not answer"),
+        ("no-such-host.invalid:9092", "no client can be made for Kafka at no-such-host.invalid:9092"),
+    ):
+        monkeypatch.setenv(kafka.SERVERS, address)
+        said = reader.explained(PySparkException("the fetch failed"))
+        assert "the fetch failed" in said and told in said
 
 
 def test_chosen_partitions_are_landed_and_streamed_and_one_that_was_read_stays(

@@ -202,6 +202,12 @@ def test_the_first_landing_may_begin_with_what_comes_next_and_a_moved_table_goes
     pipeline, table = opened(tmp_path, source={"start": "latest"})
     add(pipeline, table, numbered(1, 2))
     assert land(pipeline).data["rows"] == 0
+    replaced(pipeline, table)
+    add(pipeline, table, numbered(1, 2))
+    add(pipeline, table, numbered(2))
+    refused(pipeline, "was deleted and made anew")
+    accepted = land(pipeline, accept_loss=True)
+    assert "was made anew: it lands after its version 1;" in accepted.lines[0] and accepted.data["rows"] == 0
     add(pipeline, table, numbered(3))
     shutil.move(table, tmp_path / "elsewhere")
     pipeline.write_spec(random_walk_spec(source={"kind": "delta", "table": str(tmp_path / "elsewhere")}))

@@ -1,0 +1,65 @@
+"""Turn a table of states of `<model>`, made by another system or by hand, into a snapshot. Started by hand.
+
+Each key's state is checked as in a migration; a key with an invalid one is left out and put into quarantine. Unless the
+form's *Dry run* is switched off, it checks every key and writes nothing. The same table gives the same snapshot, so the
+run can be cleared and retried. A stream without a live generation starts from the new snapshot; a running one adopts it
+only if it is asked to (*Adopt* in the form of `kalman_stream__<model>`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from jobs.specs.model_spec import ModelSpec
+from kalman_dags import dag_defaults, specs
+from kalman_dags.operator import KalmanOperator
+
+
+def build(spec: ModelSpec) -> DAG:
+    """Make the DAG that imports a table of one model's states."""
+    with DAG(
+        schedule=None,
+        **dag_defaults.arguments(
+            "import",
+            spec,
+            __doc__,
+            f"Make a snapshot of {spec.name} from a table of states",
+            timeout=timedelta(hours=2),
+            input=Param(
+                "",
+                type="string",
+                minLength=1,
+                title="Table",
+                description="A .csv or .parquet file, or a Delta table by its path or its name below the warehouse: a "
+                "row a key, with the key columns, event_time, mean and covariance.",
+            ),
+            to_version=Param(
+                0,
+                type="integer",
+                minimum=0,
+                title="Version",
+                description="The version of the measurements that the states reflect; 0: none of the landed rows.",
+            ),
+            dry_run=Param(
+                True, type="boolean", title="Dry run", description="Check every key; write nothing."
+            ),
+        ),
+    ) as dag:
+        KalmanOperator(
+            task_id="import",
+            verb="import_states",
+            options={
+                "--model": spec.name,
+                "--input": "{{ params.input }}",
+                "--to-version": "{{ params.to_version }}",
+            },
+            flags=["{{ '--dry-run' if params.dry_run else '' }}"],
+            outlets=[dag_defaults.snapshots(spec.name)],
+        )
+    return dag
+
+
+for one in specs.load_specs():
+    build(one)

@@ -1,0 +1,261 @@
+"""Export the states of a monitor's rules, and begin the query of changed rules with them.
+
+An export has the states at the end of a micro-batch that completes a version of the estimates. Its rows are committed
+to the table `rule_states/<model>` first, then a file names what the query has counted up to there: the export exists
+from then on. The query of other rules begins with its states, and counts what follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.downstream.queries import (
+    CHECKPOINTS,
+    MONITOR,
+    Query,
+    adopted_file,
+    export_file,
+    queries_of,
+    query_of,
+)
+from jobs.downstream.rule_operator import (
+    KIND,
+    RulePlan,
+    functions_of,
+    own_readings,
+    rules_of,
+)
+from jobs.downstream.rule_states import STATES, Changes, changes_of, rows_of, states_of
+from jobs.downstream.views import Begin, Seen, following, kept_view, parsed_view
+from jobs.encoding.keys import identity_arrays, identity_expressions
+from jobs.encoding.routing import bucket_of
+from jobs.encoding.rows import RowFormat
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.monitor import Monitor, Rule
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.tables import rule_states
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PACKETS = "bucket int, payload binary"
+
+
+class RuleExport(NamedTuple):
+    """An export: its id, the query and its micro-batch, how many keys it has, and if this call has made it."""
+
+    id: str
+    query: str
+    batch: int
+    keys: int
+    made: bool
+
+
+class Adopted(NamedTuple):
+    """How a query of rules begins with an export: with which states, counting what; and how rules have changed."""
+
+    begin: Begin
+    seeds: Callable[[RulePlan, int], DataFrame]
+    changes: Changes
+
+
+def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
+    """Export the states of a model's rules, those of the spec if they have run, else the last that ran. Idempotent.
+
+    Raises:
+        UserError: no rules have run, their states cannot be read, or it is not known what they mean.
+    """
+    query, rules = _last_query(warehouse, spec)
+    checkpoint = Checkpoint(warehouse, query.checkpoint)
+    batch = next((one for one in reversed(checkpoint.commits()) if _complete(checkpoint, one)), None)
+    if batch is None:
+        raise UserError(
+            f"no micro-batch of {query.name} completes a version of the estimates: run `kalman-pipeline monitor "
+            f"--model {spec.name}` first",
+            RUN_FAILED,
+        )
+    identity, table = f"{query.name}-{batch}", rule_states(spec.name)
+    files = _files(warehouse, spec.name)
+    file = export_file(query.name, batch)
+    known = files.read(file)
+    if known is not None:
+        return RuleExport(identity, query.name, batch, json.loads(known)["keys"], False)
+    view = kept_view(warehouse, query, batch)
+    if view is None:
+        raise UserError(
+            f"what {query.name} has counted up to its micro-batch {batch} is not known: its estimates are gone, or an "
+            f"earlier release began it",
+            RUN_FAILED,
+        )
+    monitor = Monitor(rules=rules)
+    plan = plan_of(spec, monitor)
+    rows = _state(warehouse, query, batch).mapInArrow(_unpacker(plan, rules), STATES)
+    rows = rows.withColumn("export", F.lit(identity))
+    warehouse.append(rows.coalesce(1), table, (f"export-{identity}", 0), {"mergeSchema": "true"})
+    count = warehouse.read(table).filter(F.col("export") == identity).count()
+    detail = {
+        "query": query.name,
+        "batch": batch,
+        "keys": count,
+        "rules": [rule.model_dump() for rule in rules],
+        "view": asdict(view[0]),
+        "seen": {name: list(one) for name, one in view[1].items()},
+    }
+    files.write(file, json.dumps(detail).encode())
+    return RuleExport(identity, query.name, batch, count, True)
+
+
+def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | None) -> Adopted | None:
+    """Return how a query of rules begins with an export; None: without any, or it has begun.
+
+    wanted: the export; None: the one that an earlier start was given, which had no micro-batch yet.
+
+    Raises:
+        UserError: there is no such export, or the query has begun without it.
+    """
+    kept = adopted_file(warehouse, query)
+    content = kept.read()
+    given = None if content is None else json.loads(content)["export"]
+    checkpoint = Checkpoint(warehouse, query.checkpoint)
+    if wanted is not None and wanted != given:
+        if checkpoint.last_planned() is not None:
+            raise UserError(
+                f"--adopt {wanted}: the rules of {spec.name} have begun already, "
+                f"{'with ' + given if given else 'at the first estimate'}: states are adopted at their first start"
+            )
+        _detail(warehouse, spec.name, wanted)  # it exists
+        kept.write(json.dumps({"export": wanted}).encode())
+        given = wanted
+    if given is None or checkpoint.last_commit() is not None:
+        return None
+    detail = _detail(warehouse, spec.name, given)
+    former = [Rule(**rule) for rule in detail["rules"]]
+    assert spec.monitor is not None
+    rules, identity = spec.monitor.rules, given
+    changes = changes_of(former, rules)
+    view = parsed_view(detail["view"])
+    seen = {name: Seen(*one) for name, one in detail["seen"].items()}
+
+    def seeds(plan: RulePlan, buckets: int) -> DataFrame:
+        rows = warehouse.read(rule_states(spec.name)).filter(F.col("export") == identity)
+        rows = rows.select(
+            "key", "event_time", "numbers", "integers", *identity_expressions(KIND, F.col("key"))
+        )
+        return rows.mapInArrow(_packer(plan, rules, changes, buckets), PACKETS)
+
+    return Adopted(lambda lineage: following(view, lineage, seen), seeds, changes)
+
+
+def _detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
+    content = _files(warehouse, model).read(f"export-{identity}.json")
+    if content is None:
+        raise UserError(
+            f"--adopt {identity}: there is no such export of rules of {model}: make one with `kalman-pipeline export "
+            f"--model {model} --monitor`"
+        )
+    return json.loads(content)
+
+
+def _files(warehouse: Warehouse, model: str) -> Any:
+    return hadoop_files(warehouse, f"_monitor/{model}")
+
+
+def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
+    """Return the query of the spec's rules if it has run, else the one that ran last, with its rules."""
+    mine = [one for one in queries_of(spec, MONITOR) if one.part == "rules"]
+    for query in mine:
+        if Checkpoint(warehouse, query.checkpoint).last_commit() is not None:
+            assert spec.monitor is not None
+            return query, spec.monitor.rules
+    found = []
+    for folder in hadoop_files(warehouse, CHECKPOINTS).names(""):
+        query = query_of(spec.name, folder)
+        if query is None or query.part != "rules":
+            continue
+        checkpoint, note = (
+            Checkpoint(warehouse, query.checkpoint),
+            _files(warehouse, spec.name).read(f"{query.name}.json"),
+        )
+        last, rules = checkpoint.last_commit(), None if note is None else json.loads(note).get("rules")
+        if last is not None:
+            found.append((checkpoint.committed_at(last), query, rules))
+    if not found:
+        raise UserError(f"no rules of {spec.name} have run: there are no states to export")
+    _, query, rules = max(found, key=lambda one: one[0])
+    if rules is None:
+        raise UserError(
+            f"the rules of {query.name}, which an earlier release ran, are not known: put them back into the spec, and "
+            f"export before you change them"
+        )
+    return query, [Rule(**rule) for rule in rules]
+
+
+def plan_of(spec: ModelSpec, monitor: Monitor) -> RulePlan:
+    """Return the plan of rules whose readings are not read: what their states mean."""
+    width = len(monitor.rules) + len(own_readings(monitor))
+    fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
+    return RulePlan(rules_of(monitor), fmt, functions_of(spec, monitor))
+
+
+def _complete(checkpoint: Checkpoint, batch: int) -> bool:
+    return checkpoint.has(batch) and checkpoint.ends_with(batch) is not None
+
+
+def _state(warehouse: Warehouse, query: Query, batch: int) -> DataFrame:
+    """Return the packets of a query's state at the end of a committed micro-batch."""
+    spark = warehouse.spark
+    _ = spark.streams.active  # starts the stream manager, without which the state reader fails
+    reader = spark.read.format("statestore").option("path", warehouse.path(query.checkpoint))
+    try:
+        return reader.option("stateVarName", "states").option("batchId", batch).load().select("value.packet")
+    except PySparkException as error:
+        raise UserError(
+            f"the state of {query.name} at micro-batch {batch} cannot be read: {first_line(error)}",
+            RUN_FAILED,
+        ) from error
+
+
+def _unpacker(
+    plan: RulePlan, rules: list[Rule]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for packet in batch.column("packet"):
+                records = plan.layout.decode(packet.as_py())
+                if records.size:
+                    yield rows_of(plan, rules, records)
+
+    return unpack
+
+
+def _packer(
+    plan: RulePlan, rules: list[Rule], changes: Changes, buckets: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            identity = identity_arrays(
+                {name: batch.column(name).to_numpy() for name in ("identity", "check")}
+            )
+            records = states_of(plan, rules, changes, batch, identity)
+            bucket = bucket_of(records.arrays["route"], buckets)
+            for number in np.unique(bucket):
+                part = records.take(np.flatnonzero(bucket == number))
+                packet = pa.array([plan.layout.encode(part)], pa.binary())
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([number], pa.int32()), packet], ["bucket", "payload"]
+                )
+
+    return pack

@@ -1,0 +1,169 @@
+"""The states of rules as rows of a table, and back into the states of rules that may have changed since. No Spark.
+
+A row has the state of one key: the time of its newest reading, and the fields of all rules by `RULE.FIELD`, numbers and
+integers apart, so that both are exact. Those of a built-in rule are called as in `rules.RuleStates`, a function's as in
+its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.downstream.rule_functions import NEVER, Field
+from jobs.downstream.rule_operator import RulePlan
+from jobs.encoding.packets import Records
+from jobs.specs.monitor import Rule
+
+STATES = (
+    "key string, event_time timestamp, numbers map<string,array<double>>, integers map<string,array<bigint>>"
+)
+"""Columns of a state."""
+_COUNTS = ("run", "since", "calm", "active")
+_LAST = "last"
+
+
+class Changes(NamedTuple):
+    """How the states of former rules become those of other rules.
+
+    kept, again, fresh: the names of rules that continue, of those whose counts begin again, as the rule differs, with
+    their alerts and last readings; of those that begin anew. dropped: of rules that there are no more; fields: of the
+    functions' fields that begin anew.
+    """
+
+    kept: tuple[str, ...]
+    again: tuple[str, ...]
+    fresh: tuple[str, ...]
+    dropped: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return what a user should know of this."""
+        said = (
+            ("continue with their states", self.kept),
+            ("differ: their alerts continue, their counts of readings begin again", self.again),
+            ("are new: they begin without states", self.fresh),
+            ("are no more, and their states are left out", self.dropped),
+        )
+        lines = [f"rules that {what}: {', '.join(names)}" for what, names in said if names]
+        if self.fields:
+            lines.append(
+                f"fields that begin anew, as they are new or of another type: {', '.join(self.fields)}"
+            )
+        return lines
+
+
+def changes_of(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
+    """Return how the states of former rules become those of these rules: by name, and those of functions by field."""
+    known, kept, again, fresh, fields = {rule.name: rule for rule in former}, [], [], [], []
+    for rule in rules:
+        was = known.get(rule.name)
+        if was is None or was.kind != rule.kind or _reads(was) != _reads(rule):
+            fresh.append(rule.name)
+        elif rule.function is not None:
+            kept.append(rule.name)
+            fields += [
+                f"{rule.name}.{field}" for field, kind in rule.keeps.items() if was.keeps.get(field) != kind
+            ]
+        else:
+            (kept if was == rule else again).append(rule.name)
+    dropped = [name for name in known if name not in {rule.name for rule in rules}]
+    return Changes(tuple(kept), tuple(again), tuple(fresh), tuple(dropped), tuple(fields))
+
+
+def _reads(rule: Rule) -> Any:
+    """Return what a built-in rule reads; a function's readings may change, its fields are its own."""
+    return None if rule.function is not None else (rule.state, rule.measurement)
+
+
+def rows_of(plan: RulePlan, rules: Sequence[Rule], records: Records) -> pa.RecordBatch:
+    """Return a bucket's states as rows (`STATES`)."""
+    numbers: dict[str, NDArray] = {}
+    integers: dict[str, NDArray] = {}
+    functions = {rule.name: rule for rule in plan.functions}
+    for place, rule in enumerate(rules):
+        own = functions.get(rule.name)
+        if own is None:
+            for name in _COUNTS:
+                integers[f"{rule.name}.{name}"] = records.arrays[name][place]
+            numbers[f"{rule.name}.{_LAST}"] = records.arrays[_LAST][place]
+            continue
+        for field in own.fields:
+            into = numbers if field.type == "float64" else integers
+            into[own.place(field)] = records.arrays[own.place(field)]
+    assert records.text is not None
+    time = records.arrays["time"]
+    at = pa.array(time, pa.timestamp("us", "UTC"), mask=time == NEVER)
+    size = records.size
+    maps = [_maps(numbers, size, pa.float64()), _maps(integers, size, pa.int64())]
+    return pa.RecordBatch.from_arrays(
+        [records.text.cast(pa.string()), at, *maps], ["key", "event_time", "numbers", "integers"]
+    )
+
+
+def _maps(fields: Mapping[str, NDArray], size: int, kind: pa.DataType) -> pa.Array:
+    """Return fields (N,) or (width, N) as a map of each of the N keys."""
+    tables = [np.atleast_2d(values) for values in fields.values()]
+    widths = np.tile([len(one) for one in tables], size)
+    values = np.concatenate(tables).T.ravel() if tables else np.zeros(0)
+    ends = np.concatenate([[0], np.cumsum(widths)]).astype(np.int32)
+    items = pa.ListArray.from_arrays(pa.array(ends), pa.array(values, kind))
+    names = pa.array(list(fields) * size, pa.string())
+    return pa.MapArray.from_arrays(
+        pa.array(np.arange(size + 1, dtype=np.int32) * np.int32(len(fields))), names, items
+    )
+
+
+def states_of(
+    plan: RulePlan, rules: Sequence[Rule], changes: Changes, batch: pa.RecordBatch, identity: dict[str, Any]
+) -> Records:
+    """Return rows (`STATES`) as the states of a plan's rules.
+
+    Args:
+        plan, rules: of these rules.
+        changes: from the rules of the rows (`changes_of`).
+        batch: the rows.
+        identity: arrays that tell the keys, such as `route`.
+
+    Raises:
+        UserError: the rows lack a field.
+    """
+    size = batch.num_rows
+    arrays = plan.fresh(size)
+    time = batch.column("event_time").cast(pa.timestamp("us")).cast(pa.int64())
+    arrays["time"] = np.asarray(pc.fill_null(time, NEVER), np.int64)
+    functions = {rule.name: rule for rule in plan.functions}
+    for place, rule in enumerate(rules):
+        own = functions.get(rule.name)
+        if own is not None:
+            known = [] if rule.name in changes.fresh else own.fields
+            for field in known:
+                if own.place(field) not in changes.fields:
+                    arrays[own.place(field)] = _field(batch, own.place(field), field)
+        elif rule.name not in changes.fresh:
+            names = ("active",) if rule.name in changes.again else _COUNTS
+            for name in names:
+                kind = "bool" if name == "active" else "int64"
+                arrays[name][place] = _field(batch, f"{rule.name}.{name}", Field(name, kind))
+            arrays[_LAST][place] = _field(batch, f"{rule.name}.{_LAST}", Field(_LAST, "float64"))
+    return Records({**identity, **arrays}, batch.column("key"))
+
+
+def _field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
+    """Return a field of the rows' states, (N,) or (width, N)."""
+    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
+    maps = batch.column("numbers" if field.type == "float64" else "integers")
+    values = lookup(maps, pa.scalar(name), "first")
+    flat, width = values.flatten(), field.width or 1
+    if values.null_count or len(flat) != batch.num_rows * width:
+        raise UserError(f"the exported states of rules lack {name}, or have another number of it", RUN_FAILED)
+    table = np.array(flat.to_numpy(zero_copy_only=False)).reshape(batch.num_rows, width).T
+    if field.type == "bool":
+        table = table.astype(np.uint8)
+    return np.ascontiguousarray(table if field.width is not None else table[0])

@@ -1,0 +1,142 @@
+"""Land one topic in the measurements table, from which `pretrain` reads what the stream reads from the topic itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.ingestion.checking import measurement_columns
+from jobs.ingestion.messages import key_types
+from jobs.ingestion.topic_start import (
+    TopicStart,
+    accept_loss,
+    landing_detail,
+    source_of,
+    start_of,
+    way_out,
+)
+from jobs.ingestion.topics import messages_after
+from jobs.sources.landing import Reader, SourceLanding, land, plain_cause, run
+from jobs.spark.kafka import TopicWatch
+from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import (
+    MEASUREMENT_PROPERTIES,
+    OFFSET,
+    PARTITION,
+    PLACES,
+    TOPIC,
+    TOPIC_ID,
+    KeyTypes,
+    key_types_in,
+)
+from jobs.warehouse.positions import offsets_of
+from jobs.warehouse.quarantine import topic_quarantine
+from jobs.warehouse.tables import measurements
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import DataFrame
+
+
+class TopicReader:
+    """Reads a topic from where it has landed up to."""
+
+    unit = "message"
+
+    def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
+        """Open the topic at its position; the first time, record it.
+
+        Raises:
+            UserError: there is no such topic, or the brokers do not answer.
+        """
+        self._warehouse, self._spec, self._types = warehouse, spec, _prepare(warehouse, spec)
+        self._start: TopicStart = start_of(warehouse, spec)
+        self._checkpoint = Checkpoint(warehouse, self._start.checkpoint)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint of the query."""
+        return self._checkpoint
+
+    def is_empty(self) -> bool:
+        """Return False: a query can begin at the end of a topic."""
+        return False
+
+    def rows(self) -> DataFrame:
+        """Return the messages after the position as a stream of checked rows."""
+        reader = f"`ingest --model {self._spec.name}`"
+        return messages_after(
+            self._warehouse, self._spec, self._checkpoint, self._start.position, self._types, reader
+        )
+
+    def reached(self, batch: int) -> dict[str, Any]:
+        """Return the position at the end of a micro-batch, whose messages are of the topic that was read before."""
+        spec, start = self._spec, self._start
+        topic = source_of(spec).topic
+        with TopicWatch(self._warehouse.spark, topic, start.topic_id, way_out(spec)) as watch:
+            watch.check()
+        return landing_detail(start, offsets_of(self._checkpoint.position(batch, start.position)))
+
+    def placed(self, fits: DataFrame) -> DataFrame:
+        """Return accepted rows with the places of their messages."""
+        topic = source_of(self._spec).topic
+        fits = fits.withColumn("_origin", F.concat_ws("/", F.lit(f"kafka:{topic}"), PARTITION, OFFSET))
+        return fits.withColumns({TOPIC: F.lit(topic), TOPIC_ID: F.lit(self._start.topic_id).cast("string")})
+
+    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
+        """Return rejected messages with the columns of the quarantine."""
+        return topic_quarantine(bad, self._spec.name, source_of(self._spec).topic, None, None)
+
+    def explained(self, error: PySparkException) -> str:
+        """Return what Spark says."""
+        return plain_cause(error)
+
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """Return up to where the topic has landed."""
+        offsets = sorted(start_of(self._warehouse, self._spec).offsets.items())
+        text = ", ".join(f"{number}:{offset}" for number, offset in offsets)
+        found = {str(number): offset for number, offset in offsets}
+        return f", up to {text}", {"topic": source_of(self._spec).topic, "offsets": found}
+
+
+def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
+    """Land the new messages of a topic; lossy: continue with what it has now (`topic_start.accept_loss`).
+
+    Raises:
+        UserError: messages that have not landed are no longer in the topic, or the brokers do not answer.
+    """
+
+    def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
+        note = accept_loss(warehouse, spec) if lossy else None
+        return TopicReader(warehouse, spec), note
+
+    return land(settings, spec, seconds, opened, kafka=True)
+
+
+def land_present(
+    warehouse: Warehouse, spec: ModelSpec, on_progress: Callable[[SourceLanding], None] = lambda landing: None
+) -> None:
+    """Land what a topic has now, within another command.
+
+    Raises:
+        UserError: as of `land_topic`.
+    """
+    run(SourceLanding(warehouse, spec, TopicReader(warehouse, spec), on_progress), None, threading.Event())
+
+
+def _prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
+    """Create the measurements table of a topic if it does not exist, and return the types of its key columns."""
+    table = measurements(spec.name)
+    if warehouse.exists(table):
+        return key_types_in(warehouse, spec)
+    types = key_types(source_of(spec), spec.naming_columns)
+    columns = f"{measurement_columns(spec, types)}, {PLACES}"
+    warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
+    return types
