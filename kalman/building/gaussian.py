@@ -85,7 +85,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
         _check_inside(kind, definition, process)
         drawn = n + process.noise_size
     observation = seen.H
-    parameters = definitions.parameters(process, seen.R, learned)
+    parameters = definitions.parameters(definition, process, seen.R, learned)
     if definition.get("learn") is not None:
         raise ModelError(
             "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"

@@ -6,6 +6,7 @@ no unit. A zero of the starting matrix stays zero. Everything works on numbers a
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,11 @@ from kalman.linalg.packing import packed_index, symmetric
 from kalman.models.columns import numbers
 from kalman.models.structure import Parameter
 from kalman.types import ModelError
+
+LEAST = 1e-300
+"""Least variance of which there is a logarithm."""
+ROUNDING = 1e-14
+"""Share of a variance below which what others leave of it is rounding."""
 
 
 def free_entries(parameter: Parameter) -> list[int]:
@@ -60,6 +66,44 @@ def start(parameter: Parameter, field: str) -> list[float]:
             if linked[i, j]:
                 result.append(math.log(factor[i, i]) if i == j else factor[i, j] / factor[i, i])
     return [float(a) for a in result]
+
+
+def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the free numbers (J,) of packed entries (J,) that the parameter can have; the inverse of `value`.
+
+    A variance of zero or below, which rounding may leave, becomes the least that its logarithm can say.
+    """
+    if parameter.kind in ("real", "vector"):
+        return list(entries)
+    if parameter.kind == "bounded":
+        low, high = parameter.bounds or (None, None)
+        below = None if low is None else np.maximum(np.subtract(entries[0], low), LEAST)
+        above = None if high is None else np.maximum(np.subtract(high, entries[0]), LEAST)
+        if below is not None and above is not None:
+            return [np.log(below / above)]
+        return [np.log(above if below is None else below)]
+    if parameter.kind == "positive":
+        return [np.log(np.maximum(entries[0], LEAST))]
+    kept = free_entries(parameter)
+    n = len(symmetric(parameter.value))
+    L: list[list[Any]] = [[0.0] * n for _ in range(n)]
+    found: dict[int, Entry] = {}
+    for i in range(n):
+        for j in range(i + 1):
+            e = packed_index(i, j)
+            if e not in kept:
+                continue
+            rest = entries[e] - sum((L[i][k] * L[j][k] for k in range(j)), 0.0)
+            if i == j:
+                L[i][i] = np.sqrt(np.maximum(rest, np.maximum(ROUNDING * entries[e], LEAST)))
+                found[e] = np.log(L[i][i])
+            else:
+                L[i][j] = rest / L[j][j]
+    for i in range(n):
+        for j in range(i):
+            if packed_index(i, j) in kept:
+                found[packed_index(i, j)] = L[i][j] / L[i][i]
+    return [found[e] for e in kept]
 
 
 def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:

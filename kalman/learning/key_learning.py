@@ -1,6 +1,6 @@
 """Maximum likelihood for each key: starts from its own rows, the search, several starts in doubt, and how it ended."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,8 +22,6 @@ ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 PATIENCE = 6
 """Steps of a second search before it tries zero, where the first may have gone too early."""
-MOST_STARTS = 6
-"""Candidates from which they may begin."""
 APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
@@ -32,6 +30,10 @@ LEANS = 0.98
 """Share of its own rows in a key's result below which it is searched again with the population as prior."""
 REACH = 12.0
 """How far a number that is not a noise and has no unit may go from where it is written, a factor e^12."""
+
+
+Climbed = Callable[[Array, SortedRows, int, float], Array]
+"""(start (p, J), rows of J keys, J, unit) -> the theta where another method leads."""
 
 
 class Model(NamedTuple):
@@ -197,10 +199,12 @@ class KeySearches:
         power = np.array([one.power for one in self.model.free], float)
         return Box(low, high, np.array(limit), alone, power)
 
-    def alone(self) -> Found:
-        """Return the maximum of each key by its own rows."""
+    def alone(self, climbed: Climbed | None = None) -> Found:
+        """Return the maximum of each key by its own rows; climbed: where another method leads before the search."""
         starts, kinds, box = self.starts.theta, self.starts.kind, self.box
         first = np.clip(starts[0], box.low, box.high)
+        if climbed is not None:
+            first = np.clip(climbed(first, self.sorted, self.keys, self.unit), box.low, box.high)
         found = search(_Points(self.model, self.rows).point, first, box, self.measured)
         doubt = ~found.done | found.zero.any(axis=0) | self.at_bound(found).any(axis=0)
         doubt &= ~self.starts.constant
@@ -249,7 +253,14 @@ class _Ends(NamedTuple):
     done: np.ndarray
 
 
-def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+def fit_each(
+    model: Model,
+    rows: SortedRows,
+    keys: int,
+    unit: float,
+    population: Population | None,
+    climbed: Climbed | None = None,
+) -> KeyFit:
     """Return the fits of keys 0 to `keys` - 1; those without rows have the population's mean, or what is written."""
     rows = _usable(model, rows)
     present, number = np.unique(rows.key, return_inverse=True)
@@ -272,7 +283,7 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     if not len(present) or not p:
         return result
     searches = KeySearches(model, rows._replace(key=number), unit)
-    ends = _alone(searches)
+    ends = _alone(searches, climbed)
     if population is not None:
         ends = _leaning(searches, ends, population)
     outcome, reason = _judged(searches, ends, population)
@@ -334,8 +345,8 @@ def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
     return found
 
 
-def _alone(searches: KeySearches) -> _Ends:
-    found = searches.alone()
+def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
+    found = searches.alone(climbed)
     p = len(found.theta)
     gone = found.zero[:, None] | found.zero[None, :]
     information = np.where(gone | ~np.isfinite(found.point.information), 0.0, found.point.information)

@@ -17,15 +17,15 @@ from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
-from kalman.learning.bounds import Variables, covariance_within, search_within, told
+from kalman.learning.bounds import Variables, search_outcome, search_within, spread_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Model, check, fit_each, key_model
+from kalman.learning.key_learning import Climbed, Model, check, fit_each, key_model
 from kalman.learning.key_population import population_of
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
-from kalman.learning.scoring import Point, covariance, finite, maximise
+from kalman.learning.scoring import Point, finite, maximise
 from kalman.learning.tangents import learned
 from kalman.linalg.packing import packed_index, symmetric
 from kalman.models import learned_entries
@@ -57,7 +57,7 @@ class Learning:
     @cached_property
     def own_names(self) -> tuple[str, ...]:
         """Names of the learned parameters of the structure and R; the state of `each` holds them."""
-        return tuple(name for name in self.names if not is_chosen(name))
+        return tuple(name for name in self.names if name not in learned_entries.INITIAL)
 
     @cached_property
     def _chosen(self) -> list[Parameter]:
@@ -65,30 +65,26 @@ class Learning:
 
     @cached_property
     def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
-        """The entries of F and H that are learned: letter, row, column."""
-        found = [learned_entries.ENTRY.fullmatch(p.name) for p in self._chosen]
-        return tuple((a[1], int(a[2]), int(a[3])) for a in found if a is not None)
+        """The entries of matrices that are learned: letter, row, column."""
+        found = [learned_entries.place(p.name) for p in self._chosen]
+        return tuple(a for a in found if a is not None)
 
     @cached_property
     def each(self) -> LinearFilter:
-        """The model with its learned parameters in the state, one filter for all values of the search.
-
-        Entries of F and H come from the last columns of the control.
-        """
-        columns = [p.name for p in self._chosen if p.name not in learned_entries.INITIAL]
+        """The model with its learned parameters in the state, one filter for all values of the search."""
         learn = {"parameters": list(self.own_names), "scope": "key"}
-        return _linear({**learned_entries.as_columns(self.definition, columns), "learn": learn}, self.begin)
+        return _linear({**self.definition, "learn": learn}, self.begin)
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
-        """The learned parameters with their constraints: the structure's and R, then entries and initial."""
+        """The learned parameters with their constraints: the structure's, R and entries of H, then the initial ones."""
         requests = {request.name: request for request in learned_entries.learn_requests(self.definition)}
         own = [
             learned_entries.kept_to(p, requests[p.name])
-            for p in self.filter.parameters
+            for p in self.each.parameters
             if p.name in self.own_names
         ]
-        return (*own, *self._chosen)
+        return (*own, *(p for p in self._chosen if p.name in learned_entries.INITIAL))
 
     @cached_property
     def start(self) -> Array:
@@ -125,11 +121,6 @@ class Learning:
         value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
         return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
 
-    def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
-        """Return the rows as input of `each` at theta."""
-        inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
-        return rows._replace(u=np.concatenate([rows.u, inputs]))
-
     def value_and_slopes(
         self,
         theta: Array,
@@ -142,10 +133,7 @@ class Learning:
 
         more: further entries of F and H, whose derivatives come last.
         """
-        begun = self.begun(theta, keys)
-        entries = (*self.entries_of_matrices, *more)
-        taken = self.with_inputs(theta, rows)
-        result = score(self.each, self.own_names, taken, keys, unit, begun, entries)
+        result = score(self.each, self.own_names, rows, keys, unit, self.begun(theta, keys), more)
         wanted = len(result.gradient) - len(more)
         parts = [result.gradient[:wanted]]
         parts += [result.mean] if "initial.mean" in self.names else []
@@ -162,9 +150,8 @@ class Learning:
         value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
-        inputs = np.stack([self._inputs(one) for one in moved], axis=1)
         steps = np.full(len(theta), STEP)
-        packed = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
+        packed = information(self.each, rows, keys, unit, states, steps) if states else []
         sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
 
@@ -182,18 +169,13 @@ class Learning:
         if not finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
         best = maximise(point, search_within(begin, self.variables, max_iterations))
-        outcome, reason = told(best, self.variables)
-        spread = covariance_within(self.spread(best.point, best.held), best.held)
+        outcome, reason = search_outcome(best, self.variables)
+        spread = spread_within(best.point, best.held)
         errors = self.errors(best.point.theta, spread)
         place = best.point
         return Fit(
             place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
         )
-
-    def spread(self, point: Point, held: np.ndarray) -> Array:
-        """Return the covariance (p, p) of the free variables, the others being known."""
-        free = held == 0
-        return covariance(np.where(np.outer(free, free), point.information, np.diag((~free).astype(float))))
 
     @cached_property
     def variables(self) -> Variables:
@@ -240,22 +222,13 @@ class Learning:
                 state[self.each.places[place]] = [np.broadcast_to(a, keys) for a in values]
         return state
 
-    def _inputs(self, theta: Array) -> Array:
-        """Return the last control columns at theta: the entries of F and H."""
-        return np.array([a for place, values in self._values(theta) if place == "" for a in values], float)
-
     def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
-        """Return the learned values at theta, in order, each with its field of the state; "" for the control."""
+        """Return the learned values at theta, in order, each with its field of the state."""
         entries = iter(self.entries(theta))
         own = [next(entries) for p in self.learned if p.name in self.own_names for _ in p.value]
-        others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
-        return [
-            ("parameters", own),
-            *(
-                (name.removeprefix("initial.") if name in learned_entries.INITIAL else "", values)
-                for name, values in others
-            ),
-        ]
+        begin = [p for p in self.learned if p.name not in self.own_names]
+        others = [(p.name.removeprefix("initial."), [next(entries) for _ in p.value]) for p in begin]
+        return [("parameters", own), *others]
 
     def pulled(self, theta: Any, slopes: Any) -> list[Any]:
         """Return the derivatives by the free numbers, given those by the packed entries."""
@@ -267,12 +240,20 @@ class Learning:
             at += width
         return result
 
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+    def fit_keys(
+        self,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        population: Population | None,
+        climbed: Climbed | None = None,
+    ) -> KeyFit:
         """Return each key's own parameters, all keys at once, each from starts of its own.
 
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
+        climbed: where another method leads from the starts, at which the search then begins.
         """
-        return fit_each(self._key_model, rows, keys, unit, population)
+        return fit_each(self._key_model, rows, keys, unit, population, climbed)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
         """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
@@ -309,8 +290,8 @@ class Learning:
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     """Return the learner of a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
-    own, scope = learn_request(definition, model.parameters)
-    names = (*own, *(p.name for p in learned_entries.parameters(definition)))
+    chosen = learned_entries.parameters(definition)
+    names, scope = learn_request(definition, (*model.parameters, *chosen))
     requests = {
         request.name: request
         for request in learned_entries.learn_requests(definition)
