@@ -14,6 +14,7 @@ from kalman.learning.key_rows import RoundRows, by_rounds
 from kalman.learning.key_search import Box, Found, Point, inverse, search
 from kalman.learning.key_starts import Free, Starts, candidates, free_numbers
 from kalman.learning.tangents import Learned, evaluate, fits, whitened
+from kalman.models.learned_entries import place
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array
@@ -22,6 +23,8 @@ ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 PATIENCE = 6
 """Steps of a second search before it tries zero, where the first may have gone too early."""
+STARTS = 4
+"""Candidates from which every key is searched where entries of matrices are learned."""
 APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
@@ -210,15 +213,24 @@ class KeySearches:
         doubt &= ~self.starts.constant
         which: list[np.ndarray] = []
         theta: list[Array] = []
-        for kind in np.unique(kinds).tolist():  # the best candidate of each kind, where it is another one
-            best = np.argmax(kinds == kind, axis=0)
-            begin = np.take_along_axis(starts, best[None, None, :], axis=0)[0]
+        others = [self._best_of(kind) for kind in np.unique(kinds).tolist()]
+        if any(place(one.name) for one in self.model.parameters):  # the likelihood of a matrix's entries has several maxima
+            doubt = ~self.starts.constant
+            others = [(starts[c], np.ones(self.keys, bool)) for c in range(min(STARTS, len(starts)))]
+        for begin, there in others:
             begin = np.clip(begin, box.low, box.high)
-            other = doubt & (kinds == kind).any(axis=0) & (np.abs(begin - first).max(axis=0) > APART)
+            other = doubt & there & (np.abs(begin - first).max(axis=0) > APART)
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
         self._again(found, which, theta)
         return found
+
+    def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
+        """Return the best candidate (p, K) of a kind, and which keys (K,) have one."""
+        is_of = self.starts.kind == kind
+        best = np.argmax(is_of, axis=0)
+        begin = np.take_along_axis(self.starts.theta, best[None, None, :], axis=0)[0]
+        return begin, is_of.any(axis=0)
 
     def _again(self, found: Found, which: list[np.ndarray], theta: list[Array]) -> None:
         """Search some keys from other starts, all at once, and keep the best end of each, in place."""
