@@ -86,10 +86,8 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
         drawn = n + process.noise_size
     observation = seen.H
     parameters = definitions.parameters(definition, process, seen.R, learned)
-    if definition.get("learn") is not None:
-        raise ModelError(
-            "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"
-        )
+    names, scope = definitions.learn_request(definition, parameters)
+    own = names if scope != "pooled" else ()
     (mean, covariance, diffuse), own_start = definitions.start(definition, n, controls)
     if diffuse:
         raise ModelError(
@@ -119,7 +117,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             parameters,
             mean,
             covariance,
-            (),
+            own,
             seen.offset,
             seen.noise_scale,
             periods,

@@ -126,7 +126,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
 
     def seen_there() -> Any:
         prior, *_ = model._prior(before, rows, rows.which_first())
-        return model._seen(prior, rows.u)[0]
+        return model._seen(prior, rows.u, before)[0]
 
     def seen_jacobian() -> Any:
         seen = seen_there()

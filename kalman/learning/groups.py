@@ -18,6 +18,8 @@ import numpy as np
 from kalman.learning.bounds import Variables, search_outcome, search_within, spread_within, to_scale
 from kalman.learning.em import Fit, climb_each
 from kalman.learning.em_linear import ExpectationMaximisation
+from kalman.learning.filter_learning import FilterLearning
+from kalman.learning.filter_searches import observed
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import Outcome
 from kalman.learning.maximum_likelihood import STEP, Learning
@@ -72,7 +74,7 @@ class GroupFit(NamedTuple):
 class GroupLearning:
     """Maximum likelihood of a linear model for each group of keys; em: by whose steps it begins, None without."""
 
-    model: Learning
+    model: Learning | FilterLearning
     em: ExpectationMaximisation | None = None
 
     def evaluate(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
@@ -83,6 +85,11 @@ class GroupLearning:
         model, groups = self.model, theta.shape[1]
         add = _adder(group, groups)
         own = theta[:, group]
+        if isinstance(model, FilterLearning):
+            value, vector, rows_used = model.keyed(own, rows, keys, unit)
+            count = np.bincount(group, rows_used, minlength=groups).astype(np.int64)
+            finite = np.where(np.isfinite(vector), vector, 0.0)
+            return _sums(add, value), np.array([add(row) for row in finite]), count
         scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
         parts = [scored.gradient]
         parts += [scored.mean] if "initial.mean" in model.names else []
@@ -151,7 +158,30 @@ class GroupLearning:
         )
         still = np.zeros(p, np.int8)
         all_found = [found.get(g) or Maximum(prior.added(starts[g]), 0, still, None) for g in range(groups)]
+        if isinstance(self.model, FilterLearning):
+            all_found = self._curved(all_found, prior, points)
         return self._result(all_found, prior)
+
+    def _curved(
+        self,
+        found: list[Maximum],
+        prior: "_Prior",
+        points: Callable[[Array, np.ndarray], list[Point]],
+    ) -> list[Maximum]:
+        """Return the maxima with the curvature that is observed there as information."""
+        assert isinstance(self.model, FilterLearning)
+        theta = np.array([one.point.theta for one in found]).T
+        held = np.array([one.held for one in found]).T != 0
+        which = np.arange(len(found))
+
+        def gradient(moved: Array) -> Array:
+            at = [prior.added(one).gradient for one in points(moved, which)]
+            return np.array(at).T
+
+        known = np.moveaxis(np.array([one.point.information for one in found]), 0, -1)
+        known = observed(gradient, theta, self.model.sizes(theta), held, known)
+        pairs = zip(found, np.moveaxis(known, -1, 0), strict=True)
+        return [one._replace(point=one.point._replace(information=J)) for one, J in pairs]
 
     def _climbed(self, statistics: GroupEvaluate, starts: Sequence[Point], able: Sequence[int]) -> Array:
         """Return where EM leads the groups `able` from their starts, (p, J)."""
@@ -276,6 +306,12 @@ def _together(
     return found
 
 
+def _sums(add: Callable[[Array], Array], value: Array) -> Array:
+    """Return the sums by group of values of keys, minus infinity where one is not finite."""
+    good = np.isfinite(value)
+    return np.where(add((~good).astype(float)) > 0.0, -np.inf, add(np.where(good, value, 0.0)))
+
+
 def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
     """Return a function that sums values (keys,) by group, (groups,), exactly rounded."""
     order = np.argsort(group, kind="stable")
@@ -292,5 +328,5 @@ def group_learning(model: Any) -> GroupLearning:
     """Return the learner by group of keys of a learner from `kalman.learning.learners.learnable`."""
     if isinstance(model, ExpectationMaximisation):
         return GroupLearning(model.model, model)
-    assert isinstance(model, Learning)
+    assert isinstance(model, (Learning, FilterLearning))
     return GroupLearning(model)

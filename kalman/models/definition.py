@@ -123,7 +123,11 @@ def natural(parameter: Parameter) -> Any:
     """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
         return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
-    if parameter.kind == "vector":
+    if parameter.kind == "transition":
+        flat = columns.numbers(parameter.value)
+        width = round(len(flat) ** 0.5)
+        return [[float(a) for a in flat[i : i + width]] for i in range(0, len(flat), width)]
+    if parameter.kind in ("vector", "chances"):
         return [float(entry) for entry in columns.numbers(parameter.value)]
     return float(columns.numbers(parameter.value)[0])
 
