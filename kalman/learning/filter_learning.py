@@ -95,19 +95,19 @@ class FilterLearning(FreeNumbers):
                 mode, inner = one, parameter._replace(name=parameter.name.removeprefix(f"{label}."))
         return follows_scale(getattr(mode, "base", mode), inner, entry)
 
-    def begun(self, theta: Array, keys: int, zero: np.ndarray | None = None) -> Array:
+    def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
         """Return the states (size, keys) of keys without rows at theta (p,) or (p, keys).
 
-        zero (p, keys): which variances are zero; or what they are in place of exp(theta), where it is above zero.
+        instead (p, keys): variances in place of those that theta says, NaN where there is none.
         """
         each, rows = self.each, dict[str, list[Any]]()
         at = 0
         for p in self.learned:
             free = constraints.free_entries(p)
             values = constraints.value(p, list(theta[at : at + len(free)]))
-            if zero is not None:
+            if instead is not None:
                 for place, e in enumerate(free):
-                    values[e] = np.where(np.isnan(zero[at + place]), values[e], zero[at + place])
+                    values[e] = np.where(np.isnan(instead[at + place]), values[e], instead[at + place])
             rows[p.name] = [np.broadcast_to(a, keys) for a in values]
             at += len(free)
         state = each.initial(keys)

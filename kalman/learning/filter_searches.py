@@ -39,8 +39,8 @@ class Differenced(Protocol):
         """The filter with its learned parameters in the state."""
         ...
 
-    def begun(self, theta: Array, keys: int, zero: np.ndarray | None = None) -> Array:
-        """Return the states (size, keys) of keys without rows at theta (p, keys)."""
+    def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
+        """Return the states (size, keys) of keys without rows at theta (p, keys), or `instead` where it is known."""
         ...
 
     def sizes(self, theta: Array) -> Array:
@@ -150,6 +150,11 @@ class FilterSearches(KeySearches):
         constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
         return Starts(ordered, np.array(kinds)[rank], power[:, None] * ordered[0], constant)
 
+    @property
+    def several(self) -> bool:
+        """Every key is searched from several starts: the likelihood of such filters has several maxima."""
+        return True
+
     def points(self, which: np.ndarray | None = None) -> Problems:
         """Return the problems of these keys, which may repeat, in their order; None: all."""
         return _Points(self, np.arange(self.keys) if which is None else which)
@@ -170,7 +175,8 @@ class FilterSearches(KeySearches):
         """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box of any."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
-        states = KeyStates(self.model.of.begun(theta, keys, zero), none, none.copy(), np.zeros(keys))
+        at_zero = np.where(zero, 0.0, np.nan)
+        states = KeyStates(self.model.of.begun(theta, keys, at_zero), none, none.copy(), np.zeros(keys))
         figures = RowFigures(model, states, self.sorted, (INNOVATION,))
         run(model, states, self.sorted, self.unit, figures)
         total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
