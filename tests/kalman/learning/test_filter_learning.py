@@ -199,7 +199,7 @@ def test_groups_of_a_cubature_filter_and_their_start():
 def test_each_key_learns_its_own_modes(kind):
     """Against SciPy over the filter's likelihood, one key at a time; errors by its curvature."""
     rng = np.random.default_rng(5)
-    keys, length = 2, 80
+    keys, length = 2, 50
     rows = switching_rows(rng, keys, length, [[0.95, 0.05], [0.2, 0.8]], (0.01, 9.0))
     names = ["fast.variance", "R"] + (["transition"] if kind == "imm" else [])
     changes = {} if kind == "imm" else {"transition": None}
@@ -219,10 +219,10 @@ def test_each_key_learns_its_own_modes(kind):
         assert found.log_likelihood[k] == pytest.approx(-negative(theta), rel=1e-10)
         if k == 0:
             end = minimize(
-                negative, learn.start, method="Nelder-Mead", options={"maxiter": 120, "fatol": 1e-2}
+                negative, learn.start, method="Nelder-Mead", options={"maxiter": 60, "fatol": 1e-2}
             )
             assert found.log_likelihood[k] > -end.fun - 0.01
-            if found.outcome[k] == Outcome.CONVERGED:
+            if kind == "mmae":
                 curvature = np.linalg.inv(approx_hess3(theta, negative))
                 logs = np.log(found.parameters[:, k])
                 np.testing.assert_allclose(
