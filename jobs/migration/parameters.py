@@ -88,6 +88,8 @@ def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
     elif name in SHARED:
         if _mode_names(step.old) != _mode_names(step.new):
             return "the modes are others, or in another order"
+    elif name.startswith("A[") and step.old.time_unit != step.new.time_unit:
+        return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
     elif not is_chosen(name):
         if _kind_of(step.old, name) != _kind_of(step.new, new):
             there = _written(step.new, new) is not None

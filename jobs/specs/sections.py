@@ -133,7 +133,7 @@ class Unscented(Section):
 class LearnedParameter(Section):
     """A field to learn, with constraints on its values."""
 
-    name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1]")
+    name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]")
     form: Literal["full", "diagonal"] | None = Field(
         default=None, description="structure of a covariance; null: zeros stay zero"
     )
@@ -171,7 +171,7 @@ class Learn(Section):
     method: Literal["mle", "em"] = Field(
         default="mle",
         description="maximum likelihood by scoring, or expectation maximisation (noise, entries of F and H and the "
-        "initial distribution of a linear filter; mixtures always)",
+        "initial distribution of a linear filter, in every scope; mixtures always)",
     )
 
     @property

@@ -15,13 +15,15 @@ from jobs.core.errors import UserError
 from jobs.encoding.packets import Layout
 from jobs.training.batch_filter import Batch
 from kalman.learning.em import Fit, Learner
-from kalman.learning.groups import GroupFit, GroupLearning, Sums, group_learning
+from kalman.learning.groups import GroupFit, Sums, group_learning
 from kalman.models.groups import GROUPS
 from kalman.run import SortedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+Evaluate = Callable[["NDArray[np.float64]", "NDArray[np.int64]", SortedRows, int, float], Sums]
+"""Returns the sums of groups over a bucket's rows (`kalman.learning.groups.GroupLearning.evaluate`)."""
 MOST_GROUPS = 10_000
 """A limit, because the parameters of all groups are in one row of the manifests table."""
 
@@ -78,16 +80,24 @@ def learn_groups(
     learner = group_learning(problem)
     rounds = 0
 
-    def objective(theta: NDArray[np.float64], which: NDArray[np.int64]) -> Sums:
+    def objective(
+        theta: NDArray[np.float64], which: NDArray[np.int64], of: Evaluate = learner.evaluate
+    ) -> Sums:
         nonlocal rounds
-        found = _evaluate(rows, layout, learner, theta, [names[g] for g in which.tolist()], batch.unit)
+        found = _evaluate(rows, layout, of, theta, [names[g] for g in which.tolist()], batch.unit)
         rounds += 1
         on_progress(
             f"learning {', '.join(problem.names)} by {', '.join(by)}: round {rounds}, {len(which):,} groups"
         )
         return found
 
-    result = learner.fit(objective, pooled, len(names), max_iterations)
+    result = learner.fit(
+        objective,
+        pooled,
+        len(names),
+        max_iterations,
+        lambda theta, which: objective(theta, which, learner.statistics),
+    )
     return LearnedGroups(by, [json.loads(name) for name in names], result)
 
 
@@ -105,7 +115,7 @@ def _names(rows: DataFrame) -> list[str]:
 def _evaluate(
     rows: DataFrame,
     layout: Layout,
-    learner: GroupLearning,
+    evaluate: Evaluate,
     theta: NDArray[np.float64],
     names: list[str],
     unit: float,
@@ -123,20 +133,23 @@ def _evaluate(
             mask = kept[part.key]
             number = np.cumsum(kept) - 1
             some = SortedRows(number[part.key[mask]], part.time[mask], part.y[:, mask], part.u[:, mask])
-            value, vector, used = learner.evaluate(theta[:, present], code, some, int(kept.sum()), unit)
+            value, vector, used = evaluate(theta[:, present], code, some, int(kept.sum()), unit)
             columns = [pa.array([a.tolist()]) for a in (present, value, vector.ravel(), used)]
             yield pa.RecordBatch.from_arrays([pa.array([place]), *columns], _SUMS)
 
     schema = (
         "place bigint, which array<bigint>, value array<double>, vector array<double>, used array<bigint>"
     )
-    p, J = theta.shape
+    J = theta.shape[1]
     value, used = np.zeros(J), np.zeros(J, np.int64)
-    vector = np.zeros((p + p * (p + 1) // 2, J))
+    vector = np.zeros((0, J))
     for part in sorted(rows.mapInArrow(work, schema).collect()):
         at = np.array(part["which"])
+        own = np.array(part["vector"]).reshape(-1, len(at))
+        if not len(vector):
+            vector = np.zeros((len(own), J))
         value[at] += part["value"]
-        vector[:, at] += np.array(part["vector"]).reshape(len(vector), len(at))
+        vector[:, at] += own
         used[at] += part["used"]
     return value, vector, used
 

@@ -85,11 +85,9 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
         _check_inside(kind, definition, process)
         drawn = n + process.noise_size
     observation = seen.H
-    parameters = definitions.parameters(process, seen.R, learned)
-    if definition.get("learn") is not None:
-        raise ModelError(
-            "learn", f"the {kind} filter learns no parameters", "remove it, or use filter: linear"
-        )
+    parameters = definitions.parameters(definition, process, seen.R, learned)
+    names, scope = definitions.learn_request(definition, parameters)
+    own = names if scope != "pooled" else ()
     (mean, covariance, diffuse), own_start = definitions.start(definition, n, controls)
     if diffuse:
         raise ModelError(
@@ -119,7 +117,7 @@ def _build(kind: str, definition: Definition, learned: Mapping[str, Any]) -> Gau
             parameters,
             mean,
             covariance,
-            (),
+            own,
             seen.offset,
             seen.noise_scale,
             periods,

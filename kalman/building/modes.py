@@ -1,13 +1,18 @@
 """Build an IMM or MMAE filter from a definition with `modes`; each mode is built as a model of its own."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kalman.filters.multiple_models import SEVERAL, MultipleModels
+from kalman.filters.own_parameters import FIELD, own_parameters
+from kalman.filters.state_layout import places
 from kalman.models import checks
 from kalman.models.definition import Definition
+from kalman.models.learned_entries import learn_requests
+from kalman.models.structure import Parameter
 from kalman.types import Filter, ModelError
 
 FLOOR = 1e-12
@@ -17,7 +22,8 @@ OWN = (
     "sliding_log_likelihood",
 )
 """Sections of a definition that its modes do not inherit."""
-SHARED = ("transition", "initial.mode_probabilities")
+MODE_CHANCES = "initial.mode_probabilities"
+SHARED = ("transition", MODE_CHANCES)
 """Learned parameters that belong to all modes together."""
 
 Build = Callable[[Definition, Mapping[str, Any]], Filter]
@@ -35,7 +41,8 @@ def build_imm(definition: Definition, build: Build, learned: Mapping[str, Any]) 
     transition = checks.matrix("transition", written, M, M)
     for i, row in enumerate(transition):
         _check_probabilities(f"transition[{i}]", row)
-    return MultipleModels(names, modes, start, _floor("imm", section, M), transition)
+    model = MultipleModels(names, modes, start, _floor("imm", section, M), transition)
+    return _with_own(definition, build, learned, model)
 
 
 def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any]) -> MultipleModels:
@@ -48,7 +55,67 @@ def build_mmae(definition: Definition, build: Build, learned: Mapping[str, Any])
     window = section.get("window")
     if window is not None:
         window = checks.whole("mmae.window", window, 1, 1000)
-    return MultipleModels(names, modes, start, _floor("mmae", section, len(modes)), None, window)
+    model = MultipleModels(names, modes, start, _floor("mmae", section, len(modes)), None, window)
+    return _with_own(definition, build, learned, model)
+
+
+def known_parameters(model: MultipleModels) -> dict[str, Parameter]:
+    """Return the learnable parameters by name: `R` where all modes share it, `<mode>.R` of one, and the chances."""
+    found: dict[str, Parameter] = {}
+    each = [{p.name: p for p in _parameters_of(mode)} for mode in model.modes]
+    for name, p in each[0].items():
+        if all(own.get(name) == p for own in each):
+            found[name] = p
+    for mode, own in zip(model.names, each, strict=True):
+        found |= {f"{mode}.{name}": p._replace(name=f"{mode}.{name}") for name, p in own.items()}
+    if model.transition is not None:
+        flat = tuple(a for row in model.transition for a in row)
+        found["transition"] = Parameter("transition", "transition", flat)
+    found[MODE_CHANCES] = Parameter(MODE_CHANCES, "chances", model.start)
+    return found
+
+
+def _parameters_of(mode: Filter) -> tuple[Parameter, ...]:
+    return getattr(getattr(mode, "base", mode), "parameters", ())
+
+
+def _with_own(
+    definition: Definition, build: Build, learned: Mapping[str, Any], model: MultipleModels
+) -> MultipleModels:
+    """Return the model with what each key has for itself, where groups or keys learn it."""
+    learn = definition.get("learn")
+    if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
+        return model
+    known = known_parameters(model)
+    names = [request.name for request in learn_requests(definition)]
+    own = tuple(known[name] for name in names if name in known)
+    asked = {
+        mode: [
+            name.removeprefix(f"{mode}.")
+            for name in (p.name for p in own)
+            if name not in SHARED
+            if name.startswith(f"{mode}.") or not name.startswith(tuple(f"{one}." for one in model.names))
+        ]
+        for mode in model.names
+    }
+    _, modes, _ = _modes(definition, build, learned, asked)
+    result = replace(model, modes=modes, own=own)
+    return replace(result, copies=_copies(result))
+
+
+def _copies(model: MultipleModels) -> tuple[tuple[int, int], ...]:
+    """Return which row of the field `parameters` is also which row of the state, in a mode's own."""
+    found: list[tuple[int, int]] = []
+    for name, mode, part in zip(model.names, model.modes, model.parts, strict=True):
+        inner = own_parameters(mode)
+        at = 0
+        for p in model.own:
+            place = inner.rows.get(p.name.removeprefix(f"{name}."))
+            if place is not None and p.name not in SHARED:
+                begin = part.start + places(mode.fields)[FIELD].start + place.start
+                found += [(at + e, begin + e) for e in range(len(p.value))]
+            at += len(p.value)
+    return tuple(found)
 
 
 def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
@@ -63,9 +130,12 @@ def _floor(field: str, section: Mapping[str, Any], modes: int) -> float:
 
 
 def _modes(
-    definition: Definition, build: Build, learned: Mapping[str, Any]
+    definition: Definition,
+    build: Build,
+    learned: Mapping[str, Any],
+    asked: Mapping[str, list[str]] | None = None,
 ) -> tuple[tuple[str, ...], tuple[Filter, ...], tuple[float, ...]]:
-    """Return names, filters and initial probabilities of the modes."""
+    """Return names, filters and initial probabilities of the modes; asked: what each key has of its own, by mode."""
     if definition.get("adaptive") is not None:
         raise ModelError("adaptive", "modes are told apart by their fixed noise", "remove it")
     written = definition.get("modes")
@@ -104,8 +174,12 @@ def _modes(
         }
         for mode in names
     ]
-    pairs = zip(written, own, strict=True)
-    modes = tuple(_mode(j, shared, mode, build, values) for j, (mode, values) in enumerate(pairs))
+    requests = [(asked or {}).get(name) for name in names]
+    sections = [{"learn": {"parameters": one, "scope": "key"}} if one else {} for one in requests]
+    modes = tuple(
+        _mode(j, shared | section, mode, build, values)
+        for j, (mode, section, values) in enumerate(zip(written, sections, own, strict=True))
+    )
     for j, mode in enumerate(modes):
         if getattr(mode, "periods", ()) != getattr(modes[0], "periods", ()):
             remedy = "give all modes the same, such as in the observation that they share"

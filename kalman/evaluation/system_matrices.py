@@ -22,6 +22,7 @@ from kalman.linalg.entries import Entry, times
 from kalman.linalg.packing import symmetric
 from kalman.models.columns import resolve, resolve_matrix
 from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.learned_entries import entered
 from kalman.types import Array, Filter, Rows
 
 MATRICES: tuple[str, ...] = ("F", "H", "Q", "R")
@@ -125,7 +126,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
 
     def seen_there() -> Any:
         prior, *_ = model._prior(before, rows, rows.which_first())
-        return model._seen(prior, rows.u)[0]
+        return model._seen(prior, rows.u, before)[0]
 
     def seen_jacobian() -> Any:
         seen = seen_there()
@@ -154,7 +155,7 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         else lambda: process.transition(rows.dt, u, values).F,
         "H": seen_jacobian
         if isinstance(observation, FunctionObservation)
-        else lambda: resolve_matrix(observation, u),
+        else lambda: entered("H", resolve_matrix(observation, u), values),
         "Q": noise,
         "R": measurement_noise,
     }

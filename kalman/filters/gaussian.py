@@ -184,7 +184,7 @@ class GaussianFilter(StateLayout):
         """
         m, keys = self.measurements, state.shape[1]
         with np.errstate(all="ignore"):
-            seen, place, _ = self._seen(state[: self.gaussian_size], u)
+            seen, place, _ = self._seen(state[: self.gaussian_size], u, state)
             out = np.empty((m + packed_size(m), keys))
             run_program(
                 programs.measured_program(self), [*place, *state[self.gaussian_size :], *u, *seen], [*out]
@@ -194,7 +194,7 @@ class GaussianFilter(StateLayout):
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         first = rows.which_first()
         prior, moved, sound = self._prior(state, rows, first)
-        seen, place, sound_there = self._seen(prior, rows.u)
+        seen, place, sound_there = self._seen(prior, rows.u, state)
         presents = presence(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((3, state.shape[1]))
@@ -258,12 +258,14 @@ class GaussianFilter(StateLayout):
             slope = process.slope(x, rows.dt, rows.u, self._deviations(state))
             moved = [*value, *slope.reshape(-1, keys)]
             if process.noise_inside:
-                spread = _roots_of_diagonal(process.row_noise(rows.dt, rows.u), process.noise_size)
+                spread = _roots_of_diagonal(
+                    process.row_noise(rows.dt, rows.u, self._entries("Q", state)), process.noise_size
+                )
                 moved += [*process.noise_slope(x, rows.dt, rows.u, spread).reshape(-1, keys)]
         elif process.noise_inside:
             assert self.process_rule is not None
             many = self.process_rule.points
-            noise = process.row_noise(rows.dt, rows.u)
+            noise = process.row_noise(rows.dt, rows.u, self._entries("Q", state))
             x, w, _, sound = self._joint_points(self.process_rule, state, noise)
             moved = [*process.value(x, np.tile(rows.dt, many), np.tile(rows.u, many), w).reshape(-1, keys)]
         else:
@@ -273,8 +275,11 @@ class GaussianFilter(StateLayout):
         noise = process.noise(rows.dt, rows.u)
         return moved + ([] if noise is None else [*noise]), sound
 
-    def _seen(self, prior: Array, u: Array) -> tuple[list[Array], list[Array], Array | float]:
-        """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`."""
+    def _seen(self, prior: Array, u: Array, state: Array) -> tuple[list[Array], list[Array], Array | float]:
+        """Return the values of the observation's functions, as rows; the state as the update takes it; `sound`.
+
+        state (size, K): with the keys' own parameters.
+        """
         observation, n, keys = self.observation, len(self.states), prior.shape[1]
         if not isinstance(observation, FunctionObservation):
             return [], [*prior], np.inf
@@ -283,12 +288,12 @@ class GaussianFilter(StateLayout):
             slope = observation.slope(x, u, self._deviations(prior))
             seen = [*observation.value(x, u), *slope.reshape(-1, keys)]
             if observation.noise_inside:
-                spread = _roots_of_diagonal(self._row_noise(u), observation.noise_size)
+                spread = _roots_of_diagonal(self._row_noise(u, state), observation.noise_size)
                 seen += [*observation.noise_slope(x, u, spread).reshape(-1, keys)]
             return seen, [*prior], np.inf
         v, rule = None, self.observation_rule or self.rule
         if self.observation_rule is not None:
-            x, v, L, sound = self._joint_points(self.observation_rule, prior, self._row_noise(u))
+            x, v, L, sound = self._joint_points(self.observation_rule, prior, self._row_noise(u, state))
         else:
             x, L, sound = self._points(prior)
         many = rule.points
@@ -324,10 +329,14 @@ class GaussianFilter(StateLayout):
         drawn = drawn.reshape(rule.n, many * keys)
         return drawn[:n], drawn[n:], L, sound[0]
 
-    def _row_noise(self, u: Array) -> Array:
+    def _entries(self, name: str, state: Array) -> Sequence[Any]:
+        """Return the packed entries of a parameter, its cells or each key's own (K,); none where there is none."""
+        return programs.values_of(self, list(state)).get(name, ())
+
+    def _row_noise(self, u: Array, state: Array) -> Array:
         """Return the packed R of each key, scaled."""
         (scale,) = resolve([self.noise_scale], list(u))
-        R = [np.broadcast_to(a, u.shape[1]) for a in resolve(self.constants["R"], list(u))]
+        R = [np.broadcast_to(a, u.shape[1]) for a in resolve(self._entries("R", state), list(u))]
         return np.asarray(scale * np.array(R))
 
     def _deviations(self, state: Array) -> Array:

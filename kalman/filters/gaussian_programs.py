@@ -29,6 +29,7 @@ from kalman.linalg.program import Program, Tape
 from kalman.models import angles
 from kalman.models.columns import Column, numbers, psd, resolve, resolve_matrix, used
 from kalman.models.functions import FunctionObservation, FunctionProcess
+from kalman.models.learned_entries import entered
 from kalman.models.structure import Values
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def observe_row(
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         return _observe_by_points(model, S, seen, R, y, u, presents)
     if not isinstance(model.observation, FunctionObservation):
-        written = resolve_matrix(model.observation, u)
+        written = entered("H", resolve_matrix(model.observation, u), values)
         e = _innovations(model, y, _expected(model, written, m, u))
         H = posterior.masked(written, presents)
     else:
@@ -233,7 +234,8 @@ def measured_program(model: GaussianFilter) -> Program:
     n, count = len(model.states), model.measurements
     prior, own = tape.symbols(model.gaussian_size), tape.symbols(model.size - model.gaussian_size)
     u, seen = tape.symbols(model.controls), tape.symbols(seen_width(model))
-    R = measurement_noise(model, values_of(model, [*prior, *own]), u)
+    values = values_of(model, [*prior, *own])
+    R = measurement_noise(model, values, u)
     m, S = prior[:n], prior[n:]
     if isinstance(model.observation, FunctionObservation) and model.rule is not None:
         rule = model.observation_rule or model.rule
@@ -248,7 +250,7 @@ def measured_program(model: GaussianFilter) -> Program:
         ]
         spread = [minus(times(square, a), d) for a, d in zip(spread, lost, strict=True)]
     else:
-        written = () if seen else resolve_matrix(model.observation, u)  # type: ignore[arg-type]
+        written = () if seen else entered("H", resolve_matrix(model.observation, u), values)  # type: ignore[arg-type]
         H = _rows(seen[count : count + count * n], n) if seen else written
         R = entering(model, seen, R)
         mean = _shifted(model, seen[:count], u) if seen else _expected(model, H, m, u)

@@ -19,6 +19,7 @@ from kalman.linalg.packing import packed_index, packed_size
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
 from kalman.models.columns import Cell, Cells, Column, numbers, psd, resolve, resolve_matrix, used
+from kalman.models.learned_entries import entered
 from kalman.models.starts import Start
 from kalman.models.structures import Parameter, Structure, Values
 from kalman.types import Array, Rows, Step
@@ -146,7 +147,7 @@ class LinearFilter(StateLayout):
         """Return how the rows' measurements depend on the state."""
         (scale,) = resolve([self.noise_scale], u)
         return Observed(
-            resolve_matrix(self.H, u),
+            entered("H", resolve_matrix(self.H, u), values),
             [times(scale, r) for r in resolve(values["R"], u)],
             resolve(self.offset or (0.0,) * self.measurements, u),
         )
@@ -277,7 +278,7 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
     H, R, offset, scale = definitions.observation(
         definition.get("observation"), process, measurements, controls
     )
-    all_parameters = definitions.parameters(process, R, learned)
+    all_parameters = definitions.parameters(definition, process, R, learned)
     own = ()
     names, scope = definitions.learn_request(definition, all_parameters)
     if scope != "pooled":

@@ -23,10 +23,12 @@ from kalman.filters.prediction import measured
 from kalman.filters.recursions import choose
 from kalman.filters.state_layout import Flags, StateLayout, Target, in_blocks
 from kalman.filters.update import presence
-from kalman.linalg.entries import Entry, Vector, minus, plus
+from kalman.linalg.entries import Entry, Vector, is_zero, minus, plus
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models.angles import all_beside
+from kalman.models.columns import numbers
+from kalman.models.structure import Parameter
 from kalman.types import Array, Filter, Rows, Step
 
 SEVERAL = ("imm", "mmae")
@@ -43,7 +45,10 @@ class MultipleModels(StateLayout):
     window         number of measured rows that the MMAE's probabilities rest on; None: all
 
     The state is the mixture's moments, the logs of the probabilities, with a window the log-likelihoods of its
-    rows for each mode (newest first), and the states of the modes.
+    rows for each mode (newest first), and the states of the modes; last, what each key has of its own.
+
+    own            parameters that each key has for itself, with the values of a new key
+    copies         rows of the field `parameters` that the modes have in their states too, and where in this state
     """
 
     names: tuple[str, ...]
@@ -52,6 +57,8 @@ class MultipleModels(StateLayout):
     floor: float
     transition: tuple[tuple[float, ...], ...] | None = None
     window: int | None = None
+    own: tuple[Parameter, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -86,7 +93,34 @@ class MultipleModels(StateLayout):
             fields["recent"] = (self.window * M,)
         for name, mode in zip(self.names, self.modes, strict=True):
             fields |= {f"{name}.{field}": shape for field, shape in mode.fields.items()}
+        if self.own:
+            fields["parameters"] = (sum(len(p.value) for p in self.own),)
         return fields
+
+    def own_rows(self, name: str) -> list[int] | None:
+        """Return the rows of the state that hold a key's own parameter, None where all keys share it."""
+        at = self.parts[-1].stop
+        for p in self.own:
+            if p.name == name:
+                return list(range(at, at + len(p.value)))
+            at += len(p.value)
+        return None
+
+    def with_parameters(self, state: Array, parameters: Array) -> Array:
+        """Return the state with each key's own parameters (d, K), in its field and in the states of the modes."""
+        state = super().with_parameters(state, parameters)
+        if self.copies:
+            origins, ends = (list(rows) for rows in zip(*self.copies, strict=True))
+            state[ends] = np.asarray(parameters)[origins]
+        return state
+
+    def transitions(self, state: Array) -> Array:
+        """Return the transition probabilities (M, M) of states (size, K), (M, M, K) where each key has its own."""
+        M = len(self.modes)
+        rows = self.own_rows("transition")
+        if rows is not None:
+            return state[rows].reshape(M, M, -1)
+        return np.eye(M) if self.transition is None else np.array(self.transition)
 
     @property
     def outputs(self) -> Mapping[str, int]:
@@ -118,6 +152,8 @@ class MultipleModels(StateLayout):
         begun = [mode.initial(keys) for mode in self.modes]
         for part, mode in zip(self.parts, begun, strict=True):
             state[part] = mode
+        if self.own:
+            state[self.parts[-1].stop :] = np.array([a for p in self.own for a in numbers(p.value)])[:, None]
         gaussians = [self._moments(list(mode)) for mode in begun]
         mixed = mixture_moments.moments([np.exp(a) for a in logs], gaussians)
         state[: self._gaussian] = np.array([*mixed.m, *mixed.P])
@@ -174,6 +210,7 @@ class MultipleModels(StateLayout):
         presents, first = presence(rows.y), rows.which_first()
         keys, M = state.shape[1], len(self.modes)
         after, before, chances = target.state, state, state[self.places["log_probabilities"]]
+        after[self.parts[-1].stop :] = state[self.parts[-1].stop :]
         if self.transition is not None and first is not True:
             before, chances = self.mixed(state, first)
         unmeasured = rows._replace(y=np.full_like(rows.y, np.nan))
@@ -194,7 +231,13 @@ class MultipleModels(StateLayout):
         program = combine_program(self, presents[0] is not None, failing)
         recent = state[self.places["recent"]] if self.window is not None else ()
         gaussians = [after[part][: self._gaussian] for part in self.parts]
-        inputs = [*chances, *scores, *recent, *(row for pair in expected for a in pair for row in a)]
+        inputs = [
+            *chances,
+            *scores,
+            *recent,
+            *state[_start_rows(self)],
+            *(row for pair in expected for a in pair for row in a),
+        ]
         inputs += [*(row for a in gaussians for row in a), *y]
         masks = [*(failed if failing else ()), *(has for has in presents if has is not None)]
         out = np.empty((M * self._gaussian if failing else 0, keys))
@@ -234,7 +277,7 @@ class MultipleModels(StateLayout):
         keys, M, size = state.shape[1], len(self.modes), self._gaussian
         program = mix_program(self, isinstance(first, np.ndarray))
         before, chances = state.copy(), np.empty((M, keys))
-        inputs = [*state[self.places["log_probabilities"]]]
+        inputs = [*state[self.places["log_probabilities"]], *state[self.own_rows("transition") or []]]
         inputs += [row for part in self.parts for row in state[part][:size]]
         masks = [first] if isinstance(first, np.ndarray) else []
         outputs = [*chances, *(row for part in self.parts for row in before[part][:size])]
@@ -275,7 +318,7 @@ class Combined(NamedTuple):
 
 
 def mixed(
-    transition: Sequence[Sequence[float]], logs: Vector, modes: Sequence[Moments]
+    transition: Sequence[Sequence[Entry]], logs: Vector, modes: Sequence[Moments]
 ) -> tuple[list[Entry], list[Moments]]:
     """Return each mode's log-probability before the row, and the moments that it starts from.
 
@@ -285,9 +328,9 @@ def mixed(
     result: list[Moments] = []
     for j, own in enumerate(modes):
         joint = [
-            (plus(float(np.log(row[j])), a), mode)
+            (plus(_log(row[j]), a), mode)
             for row, a, mode in zip(transition, logs, modes, strict=True)
-            if row[j] > 0.0
+            if not is_zero(row[j])
         ]
         if not joint:  # no mode leads here
             chances.append(-np.inf)
@@ -302,10 +345,27 @@ def mixed(
     return chances, result
 
 
+def _log(a: Entry) -> Entry:
+    return float(np.log(a)) if isinstance(a, float) else np.log(a)
+
+
+def _start_rows(model: MultipleModels) -> list[int]:
+    """Return the rows of the state with a key's own probabilities at its first row, where a window begins with them."""
+    return [] if model.window is None else model.own_rows("initial.mode_probabilities") or []
+
+
 def combined(
-    model: MultipleModels, modes: ModeUpdates, recent: Vector, y: Vector, presents: Sequence[Any]
+    model: MultipleModels,
+    modes: ModeUpdates,
+    recent: Vector,
+    y: Vector,
+    presents: Sequence[Any],
+    start: Sequence[Entry] = (),
 ) -> Combined:
-    """Return the mixture after a row; recent: the log-likelihoods in the window before it, newest first."""
+    """Return the mixture after a row; recent: the log-likelihoods in the window before it, newest first.
+
+    start: a key's own probabilities at its first row, where it has its own.
+    """
     failed = modes.failed
     # the expected measurement is that of the modes that did not fail
     logs = normalised(_without(failed, modes.logs))
@@ -322,7 +382,7 @@ def combined(
         rows: list[Entry] = []
         logs = normalised(joint, model.floor)
     else:
-        rows, logs = _window(model, modes, recent, measured_any)
+        rows, logs = _window(model, modes, recent, measured_any, start or model.start)
     weights = [np.exp(a) for a in normalised(_without(failed, logs))]
     whole = mixture_moments.moments(weights, _only(failed, modes.moments))
     restarted = [
@@ -334,7 +394,7 @@ def combined(
 
 
 def _window(
-    model: MultipleModels, modes: ModeUpdates, recent: Vector, measured_any: Any
+    model: MultipleModels, modes: ModeUpdates, recent: Vector, measured_any: Any, start: Sequence[Entry]
 ) -> tuple[list[Entry], list[Entry]]:
     """Return the log-likelihoods in the window with the row, newest first, and the logs of the probabilities."""
     scores = modes.log_likelihoods
@@ -347,7 +407,7 @@ def _window(
     rows = [*scores, *recent[: -len(scores)]]
     if measured_any is not None:
         rows = choose(measured_any, rows, recent)
-    sums: list[Entry] = [float(np.log(a)) if a > 0.0 else -np.inf for a in model.start]
+    sums: list[Entry] = [-np.inf if is_zero(a) else _log(a) for a in start]
     for j in range(len(scores)):
         for entry in rows[j :: len(scores)]:
             sums[j] = plus(sums[j], entry)
@@ -380,8 +440,13 @@ def mix_program(model: MultipleModels, some_first: bool) -> Program:
     assert model.transition is not None
     tape, M = Tape(), len(model.modes)
     logs = tape.symbols(M)
+    own = tape.symbols(len(model.own_rows("transition") or ()))
     entries = [tape.symbols(model._gaussian) for _ in range(M)]
-    chances, begun = mixed(model.transition, logs, [model._moments(a) for a in entries])
+    transition: Sequence[Sequence[Entry]] = model.transition
+    if own:  # a transition that is impossible for all keys stays so
+        pairs = zip(transition, (own[i * M : (i + 1) * M] for i in range(M)), strict=True)
+        transition = [[b if a > 0.0 else 0.0 for a, b in zip(row, rows, strict=True)] for row, rows in pairs]
+    chances, begun = mixed(transition, logs, [model._moments(a) for a in entries])
     is_first: Any = tape.symbol(boolean=True) if some_first else None
     if is_first is not None:
         chances = choose(is_first, logs, chances)
@@ -391,7 +456,7 @@ def mix_program(model: MultipleModels, some_first: bool) -> Program:
             )
             for own, part in zip(entries, begun, strict=True)
         ]
-    inputs = [*logs, *(a for own in entries for a in own), *([is_first] if some_first else [])]
+    inputs = [*logs, *own, *(a for part in entries for a in part), *([is_first] if some_first else [])]
     return Program(tape, inputs, [*chances, *(a for part in begun for a in (*part.m, *part.P))])
 
 
@@ -406,16 +471,17 @@ def combine_program(model: MultipleModels, missing: bool, failing: bool) -> Prog
     tape, M, m = Tape(), len(model.modes), model.measurements
     logs, scores = tape.symbols(M), tape.symbols(M)
     recent = tape.symbols((model.window or 0) * M)
+    start = tape.symbols(len(_start_rows(model)))
     expected = [Moments(tape.symbols(m), tape.symbols(packed_size(m))) for _ in range(M)]
     modes = [model._moments(tape.symbols(model._gaussian)) for _ in range(M)]
     y = tape.symbols(m)
     failed = tape.symbols(M, boolean=True) if failing else None
     presents: list[Any] = tape.symbols(m, boolean=True) if missing else [None] * m
-    end = combined(model, ModeUpdates(logs, scores, failed, expected, modes), recent, y, presents)
+    end = combined(model, ModeUpdates(logs, scores, failed, expected, modes), recent, y, presents, start)
     total = end.log_likelihood
     for entry in (*end.mixed.m, *end.mixed.P, *end.logs):
         total = total + entry
-    inputs = [*logs, *scores, *recent]
+    inputs = [*logs, *scores, *recent, *start]
     inputs += [a for part in (*expected, *modes) for a in (*part.m, *part.P)]
     inputs += [*y, *(failed or ()), *(has for has in presents if isinstance(has, Symbol))]
     outputs = [*end.mixed.m, *end.mixed.P, *end.logs, *end.recent, end.log_likelihood, end.nis]

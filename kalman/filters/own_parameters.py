@@ -7,6 +7,7 @@ import numpy as np
 
 from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.linear import LinearFilter
+from kalman.filters.multiple_models import MultipleModels
 from kalman.filters.robust.gaussian import RobustGaussianFilter
 from kalman.filters.robust.linear import RobustLinearFilter
 from kalman.filters.robust.step import own_places
@@ -33,6 +34,9 @@ class OwnParameters(NamedTuple):
 def own_parameters(model: Filter) -> OwnParameters:
     """Return the parameters that each key of a filter has for itself; none where all keys share them."""
     model = innermost(model)
+    if isinstance(model, MultipleModels):
+        named = {p.name: p for p in model.own}
+        return OwnParameters(named, own_places(model.own, tuple(named), 0), tuple(named), ())
     base = model.base if isinstance(model, RobustLinearFilter) else model
     if not isinstance(base, (LinearFilter, GaussianFilter)) or not base.own:
         return OwnParameters({}, {}, (), ())

@@ -13,7 +13,7 @@ import numpy as np
 
 from kalman.learning.em import Evaluate, Fit
 from kalman.learning.key_fits import Outcome
-from kalman.learning.scoring import FLAT, Maximum, Point, Search, finite, search
+from kalman.learning.scoring import FLAT, Maximum, Point, Search, covariance, finite, known_of, search
 from kalman.types import Array
 
 JUMP = 12.0
@@ -52,7 +52,7 @@ def search_within(start: Point, variables: Variables, max_iterations: int) -> Se
     """
     point = yield from to_scale(start, variables.scale, variables.measurements)
     steps = 0
-    found = Maximum(point, 0, math.inf, np.zeros(len(variables.names), np.int8), None)
+    found = Maximum(point, 0, np.zeros(len(variables.names), np.int8), None)
     settled = np.zeros(len(variables.names), bool)
     for _ in range(RELEASES):
         found = yield from search(found.point, variables.limits, max_iterations - steps, found.held)
@@ -151,26 +151,22 @@ def _released(found: Maximum) -> tuple[Array, np.ndarray] | None:
     return theta, np.where(inward, 0, found.held).astype(np.int8)
 
 
-def told(found: Maximum, variables: Variables) -> tuple[Outcome, str | None]:
+def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str | None]:
     """Return how a search ended, and why that is not inside the bounds."""
     if found.problem is not None:
         return Outcome.FAILED, found.problem
-    ends = [
-        f"{name} {variables.low[i] if side < 0 else variables.high[i]}"
-        for i, (name, side) in enumerate(zip(variables.names, found.held.tolist(), strict=True))
-        if side
-    ]
+    ends = _ends(variables, found.held)
     return (Outcome.AT_BOUND, ", ".join(ends)) if ends else (Outcome.CONVERGED, None)
 
 
-def covariance_within(spread: Array, held: np.ndarray) -> Array:
-    """Return the covariance (p, p) with no number for variables at a bound, which have no standard error."""
+def spread_within(point: Point, held: np.ndarray) -> Array:
+    """Return the covariance (p, p) of the free variables, the others being known; NaN for those at a bound."""
     free = held == 0
-    return np.where(np.outer(free, free), spread, math.nan)
+    return np.where(np.outer(free, free), covariance(known_of(point, held)), math.nan)
 
 
-def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> Fit:
-    """Return a fit by a method without bounds with those variances at zero that lose nothing there.
+def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> tuple[Fit, np.ndarray]:
+    """Return a fit by a method without bounds with those variances at zero that lose nothing there, and which are (p,).
 
     Expectation maximisation tends to zero for ever, and its steps get small where nothing is left to gain.
     """
@@ -183,8 +179,14 @@ def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> Fit:
             found = found._replace(theta=moved, log_likelihood=value)
             held[i] = -1
     if not held.any():
-        return found
-    ends = [
-        f"{name} {low}" for name, low, side in zip(variables.names, variables.low, held, strict=True) if side
+        return found, held
+    return found._replace(outcome=Outcome.AT_BOUND, reason=", ".join(_ends(variables, held))), held
+
+
+def _ends(variables: Variables, held: np.ndarray) -> list[str]:
+    """Return what is said of the variables at their bounds."""
+    return [
+        f"{name} {variables.low[i] if side < 0 else variables.high[i]}"
+        for i, (name, side) in enumerate(zip(variables.names, held.tolist(), strict=True))
+        if side
     ]
-    return found._replace(outcome=Outcome.AT_BOUND, reason=", ".join(ends))

@@ -1,11 +1,13 @@
 """Parameters as unconstrained numbers: the logarithm of a variance, the log-Cholesky factor of a covariance.
 
 A covariance is L L' with L_ii = exp(t_ii) and L_ij = exp(t_ii) t_ij: any t gives a covariance, and t_ij has
-no unit. A zero of the starting matrix stays zero. Everything works on numbers and on (K,) arrays alike.
+no unit. A zero of the starting matrix stays zero. Probabilities are the logarithms of their ratios to the greatest of
+their row; one that is zero stays zero. Everything works on numbers and on (K,) arrays alike.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +17,32 @@ from kalman.models.columns import numbers
 from kalman.models.structure import Parameter
 from kalman.types import ModelError
 
+LEAST = 1e-300
+"""Least variance of which there is a logarithm."""
+ROUNDING = 1e-14
+"""Share of a variance below which what others leave of it is rounding."""
+
+
+CHANCES = ("chances", "transition")
+"""Kinds of parameters whose rows are probabilities: one row, or a square matrix."""
+
+
+def rows_of(parameter: Parameter) -> list[range]:
+    """Return the packed entries of each row of probabilities."""
+    size = len(parameter.value)
+    width = math.isqrt(size) if parameter.kind == "transition" else size
+    return [range(a, a + width) for a in range(0, size, width)]
+
 
 def free_entries(parameter: Parameter) -> list[int]:
-    """Return the packed entries that have a free number: all but structural zeros."""
+    """Return the packed entries that have a free number: all but structural zeros, and each row's greatest chance."""
+    if parameter.kind in CHANCES:
+        return [
+            e
+            for row in rows_of(parameter)
+            for e in row
+            if parameter.value[e] and e != _greatest(parameter, row)
+        ]
     if parameter.kind != "covariance":
         return list(range(len(parameter.value)))
     return [e for e, value in enumerate(parameter.value) if value != 0.0]
@@ -26,6 +51,9 @@ def free_entries(parameter: Parameter) -> list[int]:
 def start(parameter: Parameter, field: str) -> list[float]:
     """Return the free numbers of a parameter's value. Raises ModelError where it has none."""
     entries = numbers(parameter.value)
+    if parameter.kind in CHANCES:
+        greatest = {e: entries[_greatest(parameter, row)] for row in rows_of(parameter) for e in row}
+        return [math.log(entries[e] / greatest[e]) for e in free_entries(parameter)]
     if parameter.kind in ("real", "vector"):
         return list(entries)
     if parameter.kind == "bounded":
@@ -62,8 +90,48 @@ def start(parameter: Parameter, field: str) -> list[float]:
     return [float(a) for a in result]
 
 
+def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the free numbers (J,) of packed entries (J,) that the parameter can have; the inverse of `value`.
+
+    A variance of zero or below, which rounding may leave, becomes the least that its logarithm can say.
+    """
+    if parameter.kind in ("real", "vector"):
+        return list(entries)
+    if parameter.kind == "bounded":
+        low, high = parameter.bounds or (None, None)
+        below = None if low is None else np.maximum(np.subtract(entries[0], low), LEAST)
+        above = None if high is None else np.maximum(np.subtract(high, entries[0]), LEAST)
+        if below is not None and above is not None:
+            return [np.log(below / above)]
+        return [np.log(above if below is None else below)]
+    if parameter.kind == "positive":
+        return [np.log(np.maximum(entries[0], LEAST))]
+    kept = free_entries(parameter)
+    n = len(symmetric(parameter.value))
+    L: list[list[Any]] = [[0.0] * n for _ in range(n)]
+    found: dict[int, Entry] = {}
+    for i in range(n):
+        for j in range(i + 1):
+            e = packed_index(i, j)
+            if e not in kept:
+                continue
+            rest = entries[e] - sum((L[i][k] * L[j][k] for k in range(j)), 0.0)
+            if i == j:
+                L[i][i] = np.sqrt(np.maximum(rest, np.maximum(ROUNDING * entries[e], LEAST)))
+                found[e] = np.log(L[i][i])
+            else:
+                L[i][j] = rest / L[j][j]
+    for i in range(n):
+        for j in range(i):
+            if packed_index(i, j) in kept:
+                found[packed_index(i, j)] = L[i][j] / L[i][i]
+    return [found[e] for e in kept]
+
+
 def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
     """Return the parameter's packed entries for its free numbers."""
+    if parameter.kind in CHANCES:
+        return _chances(parameter, theta)
     if parameter.kind in ("real", "vector"):
         return list(theta)
     if parameter.kind == "bounded":
@@ -82,6 +150,10 @@ def value(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
 
 def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entry]) -> list[Entry]:
     """Return the derivative by the free numbers, given that by the packed entries."""
+    if parameter.kind in CHANCES:
+        found = _chances(parameter, theta)
+        mean = {e: sum((slope[k] * found[k] for k in row), 0.0) for row in rows_of(parameter) for e in row}
+        return [found[e] * (slope[e] - mean[e]) for e in free_entries(parameter)]
     if parameter.kind in ("real", "vector"):
         return list(slope)
     if parameter.kind == "bounded":
@@ -105,6 +177,26 @@ def pull_back(parameter: Parameter, theta: Sequence[Entry], slope: Sequence[Entr
                 result.append(sum((by_factor[i][k] * L[i][k] for k in range(i + 1)), 0.0))
             else:
                 result.append(by_factor[i][j] * L[i][i])
+    return result
+
+
+def _greatest(parameter: Parameter, row: range) -> int:
+    """Return the entry of a row's greatest probability, the first of equals."""
+    return max(row, key=lambda e: (parameter.value[e], -e))
+
+
+def _chances(parameter: Parameter, theta: Sequence[Entry]) -> list[Entry]:
+    number = dict(zip(free_entries(parameter), theta, strict=True))
+    result: list[Entry] = [0.0] * len(parameter.value)
+    for row in rows_of(parameter):
+        logs = {e: number.get(e, 0.0) for e in row if parameter.value[e] != 0.0}
+        highest: Entry = 0.0
+        for a in logs.values():
+            highest = np.maximum(highest, a)
+        shares = {e: np.exp(np.subtract(a, highest)) for e, a in logs.items()}
+        total = sum(shares.values(), 0.0)
+        for e, share in shares.items():
+            result[e] = share / total
     return result
 
 

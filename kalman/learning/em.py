@@ -22,6 +22,12 @@ PROMISED = 1e-6
 """Log-likelihood a row that EM may still hope to gain when it stops."""
 ROUNDING = 1e-15
 """Share of the log-likelihood below which a gain is rounding."""
+CYCLES = 25
+"""Most cycles of EM for each key or group."""
+FURTHEST = 64.0
+"""Largest steplength of an accelerated cycle."""
+SMALLEST = 1e-6
+"""Gain in log-likelihood a row of a cycle that is worth no further one: a search by scoring ends what is left."""
 Sample = Callable[[], Array]
 """Returns the measurements (m, N) of a fixed sample of all rows, a few thousand at most."""
 
@@ -123,6 +129,57 @@ def climb(
             return Fit(theta, value, iteration, Outcome.CONVERGED, None, used)
     reason = f"it stopped after {max_iterations} steps, and the last gained {gain:.3g} of log-likelihood"
     return Fit(theta, value, max_iterations, Outcome.FAILED, reason, used)
+
+
+def climb_each(
+    evaluate: Callable[[Array, np.ndarray], tuple[Array, Array, Array]],
+    maximise: Callable[[Array, Array], Array],
+    start: Array,
+    cycles: int = CYCLES,
+) -> Array:
+    """Return where EM ends from `start` (p, J), for each of J keys or groups by itself, in cycles of two steps.
+
+    evaluate: (theta (p, k), which (k,) of the J) -> log-likelihood (k,), vector (s, k), rows used (k,). The two steps
+    of a cycle also say where all further steps would lead if each were the same share of the one before; there the next
+    cycle begins if the log-likelihood is no smaller there, else where the steps led. A search ends when a cycle
+    gains less than `SMALLEST` a row, or is lost when its log-likelihood is not finite.
+
+    Reference: Varadhan and Roland (2008), SQUAREM with the steplength S3.
+    """
+    theta = np.array(start, float)
+    active = np.arange(theta.shape[1])
+    value, vector, used = evaluate(theta, active)
+    for _ in range(cycles):
+        sound = np.isfinite(value) & np.isfinite(vector).all(axis=0) & (used > 0)
+        active, value, vector, used = active[sound], value[sound], vector[:, sound], used[sound]
+        if not len(active):
+            break
+        here = theta[:, active]
+        once = maximise(here, vector)
+        between, vector, _ = evaluate(once, active)
+        twice = maximise(once, np.where(np.isfinite(vector), vector, 0.0))
+        step, bend = once - here, twice - 2.0 * once + here
+        length = np.sqrt(_squares(step) / np.maximum(_squares(bend), 1e-300))
+        length = np.clip(length, 1.0, FURTHEST)
+        ahead = here + 2.0 * length * step + length**2 * bend
+        reached, vector, used = evaluate(ahead, active)
+        worse = np.flatnonzero(~(reached >= between) | ~np.isfinite(vector).all(axis=0))
+        if len(worse):
+            ahead[:, worse] = twice[:, worse]
+            reached[worse], vector[:, worse], used[worse] = evaluate(twice[:, worse], active[worse])
+        better = reached >= value
+        theta[:, active] = np.where(better, ahead, here)
+        going = better & (reached - value > SMALLEST * used)
+        active, value, vector, used = active[going], reached[going], vector[:, going], used[going]
+    return theta
+
+
+def _squares(a: Array) -> Array:
+    """Return the sums of squares of columns (p, J), added in a fixed order."""
+    total = a[0] * a[0]
+    for row in a[1:]:
+        total = total + row * row
+    return total
 
 
 def _to_come(last: float, gain: float) -> float:

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import lsq_linear
 
 from kalman.filters.linear import LinearFilter
 from kalman.linalg.packing import pack
-from kalman.models.learned_entries import ENTRY
+from kalman.models.learned_entries import place
 from kalman.models.structure import Parameter
 from kalman.run import KeyStates, SortedRows
 from kalman.smoothers.smooth import smooth
@@ -26,12 +25,17 @@ from kalman.types import Array
 Slots = Sequence[tuple[str, int, int]]
 """Entries of matrices: "F" or "H", row, column."""
 
+SWEEPS = 100
+"""Rounds over the entries of a regression within bounds."""
 INSIDE = 1e-9
 """Smallest distance of a learned entry from its bounds, relative to their distance or to the number."""
 
 
 class Regression(NamedTuple):
-    """The statistics of one matrix at its old value: noise covariance, gradient by all its entries, S = sum E[x x']."""
+    """The statistics of one matrix at its old value, of J keys, groups, or all keys together.
+
+    noise (J, q, q) covariance, gradient (J, q, n) by all its entries, S = sum E[x x'] (J, n, n)
+    """
 
     noise: Array
     gradient: Array
@@ -39,19 +43,20 @@ class Regression(NamedTuple):
 
     @property
     def C(self) -> Array:
-        """sum E[w x']."""
+        """sum E[w x'] (J, q, n)."""
         return self.noise @ self.gradient
 
     def squares(self, change: Array) -> Array:
-        """Return by how much sum E[w w'] changes when the matrix does."""
-        half = self.C @ change.T
-        return change @ self.S @ change.T - half - half.T
+        """Return by how much sum E[w w'] (J, q, q) changes when the matrix does."""
+        turned = np.swapaxes(change, -1, -2)
+        half = self.C @ turned
+        return change @ self.S @ turned - half - np.swapaxes(half, -1, -2)
 
 
 def second_moments(
     model: LinearFilter, begun: Array, rows: SortedRows, keys: int, unit: float, scale: Array
 ) -> tuple[Array, Array]:
-    """Return the packed sums of E[x x'] given all rows, over two sets of states.
+    """Return the packed sums (s, keys) of E[x x'] given all rows, over two sets of states.
 
     These are the states that transitions start from, and the measured states, each divided by the row's `scale`
     (N,) of the measurement noise.
@@ -70,36 +75,52 @@ def second_moments(
     good = outputs.flag == 0
     went = good.copy()  # rows after a transition: all good rows of a key but the first
     went[np.flatnonzero(good)[np.diff(rows.key[good], prepend=-1) > 0]] = False
-    starts = both[:, np.flatnonzero(went) - 1]  # a flagged row repeats the last good one
+    starts = np.flatnonzero(went) - 1  # a flagged row repeats the last good one
     measured = good & ~np.isnan(rows.y).all(axis=0)
-    return starts.sum(axis=1), (both[:, measured] / scale[measured]).sum(axis=1)
+    seen = both[:, measured] / scale[measured]
+
+    def summed(key: np.ndarray, values: Array) -> Array:
+        return np.array([np.bincount(key, row, minlength=keys) for row in values])
+
+    return summed(rows.key[starts], both[:, starts]), summed(rows.key[measured], seen)
 
 
-def regressed(regression: Regression, entries: Sequence[Parameter], slots: Slots) -> Array:
-    """Return the change of the matrix, (rows, columns): only in `entries`, and each within its bounds."""
+def regressed(regression: Regression, entries: Sequence[Parameter], value: Array, slots: Slots) -> Array:
+    """Return the change (J, rows, columns) of the matrix: only in `entries`, now `value` (e, J), within bounds."""
     weight = np.linalg.pinv(regression.noise, hermitian=True)
-    A = np.array([[weight[i, k] * regression.S[j, c] for _, k, c in slots] for _, i, j in slots])
-    slope = np.array([regression.gradient[i, j] for _, i, j in slots])
-    value = np.array([p.value[0] for p in entries], float)
-    bounds = [_inside(p) for p in entries]
-    low, high = (np.array(a) - value for a in zip(*bounds, strict=True))
-    # in units of each entry's own standard deviation: A = U U', and the nearest U' d to U^-1 slope is the maximum
-    unit = 1.0 / np.sqrt(np.maximum(np.diag(A), 1e-300))
-    sizes, axes = np.linalg.eigh(A * np.outer(unit, unit))
-    root = np.sqrt(np.maximum(sizes, 1e-14 * sizes[-1]))
-    found = lsq_linear(
-        (axes * root).T, axes.T @ (unit * slope) / root, (low / unit, high / unit), method="bvls"
-    )
+    A = np.array([[weight[:, i, k] * regression.S[:, j, c] for _, k, c in slots] for _, i, j in slots])
+    slope = np.array([regression.gradient[:, i, j] for _, i, j in slots])
+    diagonal = np.array([A[i, i] for i in range(len(slots))])
+    unit = 1.0 / np.sqrt(np.maximum(diagonal, 1e-300))
+    scaled = np.moveaxis(A * unit[:, None] * unit[None, :], -1, 0)
+    inverse = np.linalg.pinv(scaled, rcond=1e-14, hermitian=True)
+    free = (inverse @ (unit * slope).T[:, :, None])[:, :, 0].T
+    low, high = (np.array(a)[:, None] - value for a in zip(*(_inside(p) for p in entries), strict=True))
+    step = free * unit
+    outside = ((step < low) | (step > high)).any(axis=0)
+    if outside.any():
+        step[:, outside] = _within(A[..., outside], slope[:, outside], low[:, outside], high[:, outside])
     change = np.zeros_like(regression.gradient)
-    for (_, i, j), step in zip(slots, np.clip(found.x * unit, low, high), strict=True):
-        change[i, j] = step
+    for (_, i, j), moved in zip(slots, np.clip(step, low, high), strict=True):
+        change[:, i, j] = moved
     return change
+
+
+def _within(A: Array, slope: Array, low: Array, high: Array) -> Array:
+    """Return the steps (e, J) between bounds that maximise slope'd - d'A d / 2, one entry after the other."""
+    step = np.zeros_like(slope)
+    for _ in range(SWEEPS):
+        for i in range(len(step)):
+            others = (A[i] * step).sum(axis=0) - A[i, i] * step[i]
+            best = (slope[i] - others) / np.maximum(A[i, i], 1e-300)
+            step[i] = np.clip(best, low[i], high[i])
+    return step
 
 
 def of_letter(names: Sequence[str], letter: str) -> list[tuple[str, int, int]]:
     """Return the entries of one matrix among names."""
-    found = [ENTRY.fullmatch(name) for name in names]
-    return [(a[1], int(a[2]), int(a[3])) for a in found if a is not None and a[1] == letter]
+    found = [place(name) for name in names]
+    return [a for a in found if a is not None and a[0] == letter]
 
 
 def _inside(p: Parameter) -> tuple[float, float]:

@@ -9,6 +9,7 @@ is Q. Entries of F and H are in `kalman.learning.em_entries`.
 References: Dempster, Laird and Rubin (1977); Shumway and Stoffer (1982); Koopman (1993).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,10 +19,12 @@ import numpy as np
 
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
-from kalman.learning.bounds import at_zero
-from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb
+from kalman.learning.bounds import at_zero, spread_within
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb, climb_each
 from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
 from kalman.learning.key_fits import KeyFit, Population
+from kalman.learning.score import score
+from kalman.learning.scoring import Point
 from kalman.linalg.packing import lower, packed_size, symmetric
 from kalman.models.columns import numbers, resolve, used
 from kalman.models.learned_entries import learn_requests
@@ -51,67 +54,96 @@ class ExpectationMaximisation:
 
     @property
     def scope(self) -> str:
-        """All keys together."""
-        return "pooled"
+        """Return "pooled", "group" or "key"."""
+        return self.model.scope
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
-        """Return log-likelihood, a vector, and the number of rows, summed over keys.
+        """Return log-likelihood, a vector, and the number of rows, summed over keys, exactly rounded.
 
-        The vector is the derivative by the packed entries; where entries of F or H are learned, the derivative by all
+        The vector is that of `statistics`; a further entry of theta asks for gradient and information in its place.
+        """
+        if len(theta) > len(self.model.start):
+            return self.model.evaluate(theta[: len(self.model.start)], rows, keys, unit)
+        value, vector, used_rows = self.statistics(theta, rows, keys, unit)
+        sums = [math.fsum(row) for row in vector.tolist()]
+        return math.fsum(value.tolist()), np.array(sums), int(used_rows.sum())
+
+    def statistics(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float
+    ) -> tuple[Array, Array, Array]:
+        """Return log-likelihood (keys,), the E-step (s, keys) and the rows used (keys,) at theta (p,) or (p, keys).
+
+        The E-step is the derivative by the packed entries; where entries of F or H are learned, the derivative by all
         entries of these matrices and the second moments of the states; then the numbers of transitions, measurements
         and keys.
         """
-        value, slopes, used_rows = self.model.value_and_slopes(theta, rows, keys, unit, self._all_entries)
-        moments: list[Any] = []
+        model, each = self.model, self.model.each
+        begun = model.begun(theta, keys)
+        found = score(each, model.own_names, rows, keys, unit, begun, self._all_entries)
+        own = len(found.gradient) - len(self._all_entries)
+        parts = [found.gradient[:own]]
+        parts += [found.mean] if "initial.mean" in model.names else []
+        parts += [found.covariance] if "initial.covariance" in model.names else []
+        parts.append(found.gradient[own:])
         if self._all_entries:
-            each, taken = self.model.each, self.model.with_inputs(theta, rows)
-            (scale,) = resolve([each.noise_scale], list(taken.u))
-            scale = np.broadcast_to(np.asarray(scale, float), taken.key.shape)
-            sums = second_moments(each, self.model.begun(theta, keys), taken, keys, unit, scale)
-            moments = [
-                a for matrix, part in zip("FH", sums, strict=True) if self._shape(matrix) for a in part
-            ]
-        begun = np.count_nonzero(used_rows)
-        counts = [used_rows.sum() - begun, np.count_nonzero(~np.isnan(rows.y).all(axis=0)), begun]
-        return value, np.array([*slopes, *moments, *counts], float), int(used_rows.sum())
+            (scale,) = resolve([each.noise_scale], list(rows.u))
+            scale = np.broadcast_to(np.asarray(scale, float), rows.key.shape)
+            sums = second_moments(each, begun, rows, keys, unit, scale)
+            parts += [part for matrix, part in zip("FH", sums, strict=True) if self._shape(matrix)]
+        some = (found.used > 0).astype(float)
+        measured = np.bincount(rows.key[~np.isnan(rows.y).all(axis=0)], minlength=keys)
+        parts.append(np.array([found.used - some, measured, some], float))
+        return found.log_likelihood, np.concatenate(parts), found.used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the theta of EM from the written parameters; the log-likelihood never falls."""
-        found = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
-        return at_zero(evaluate, found, self.model.variables)
+        """Return the theta of EM from the written parameters, with standard errors; the log-likelihood never falls."""
+        model = self.model
+        found = climb(evaluate, self.maximise, model.start, max_iterations, TOLERANCE)
+        found, held = at_zero(evaluate, found, model.variables)
+        value, vector, used_rows = evaluate(np.append(found.theta, 1.0))
+        p = len(found.theta)
+        known = np.array(symmetric(vector[p:].tolist()))
+        place = Point(found.theta, value, vector[:p], known, used_rows)
+        spread = spread_within(place, held)
+        return found._replace(covariance=spread, errors=model.errors(found.theta, spread))
 
     def maximise(self, theta: Array, vector: Array) -> Array:
-        """Return the theta of the M-step."""
-        slopes, (transitions, measured, begun) = list(vector[:-3]), vector[-3:]
-        entries = [float(a) for a in self.model.entries(theta)]
+        """Return the theta (p, J) of the M-step of J keys or groups by vectors (s, J); (p,) of all together."""
+        if theta.ndim == 1:
+            return self.maximise(theta[:, None], vector[:, None])[:, 0]
+        transitions, measured, begun = vector[-3:]
         counts = {"R": measured, "initial.mean": begun, "initial.covariance": begun}
-        result: list[float] = []
-        learned: dict[str, tuple[list[float], list[float]]] = {}
+        count = {
+            p.name: np.maximum(1.0, counts.get(p.name, self.terms.get(p.name, 1) * transitions))
+            for p in self.model.learned
+        }
+        entries = np.array([np.broadcast_to(a, theta.shape[1:]) for a in self.model.entries(theta)])
+        learned: dict[str, tuple[Array, Array]] = {}
+        at = 0
         for p in self.model.learned:
-            width = len(p.value)
-            learned[p.name] = entries[:width], slopes[:width]
-            entries, slopes = entries[width:], slopes[width:]
-        P = self._beginning(learned)
-        moved_entries, more_squares = self._regressions(learned, slopes)
+            learned[p.name] = entries[at : at + len(p.value)], vector[at : at + len(p.value)]
+            at += len(p.value)
+        P = self._covariance("initial.covariance", learned)
+        moved_entries, more_squares = self._regressions(learned, vector[at:-3])
+        result: list[Any] = []
         for p in self.model.learned:
             value, slope = learned[p.name]
-            count = max(1.0, float(counts.get(p.name, self.terms.get(p.name, 1) * transitions)))
             if p.name in moved_entries:
-                new = [moved_entries[p.name]]
+                new = moved_entries[p.name][None]
             elif p.name == "initial.mean":
-                new = (np.array(value) + P @ slope / count).tolist()
+                new = value + _applied(P, slope) / count[p.name]
             elif p.kind == "covariance":
-                Q = np.array(symmetric(value))
-                moved = Q + 2.0 / count * Q @ _symmetric_slope(slope) @ Q
+                Q = _full(value)
+                moved = Q + 2.0 * (Q @ _symmetric_slope(slope) @ Q) / count[p.name][:, None, None]
                 if p.name in more_squares:
-                    moved = moved + more_squares[p.name] / count
+                    moved = moved + more_squares[p.name] / count[p.name][:, None, None]
                 if p.name == "initial.covariance" and "initial.mean" in learned:
-                    step = P @ learned["initial.mean"][1] / count
-                    moved = moved - np.outer(step, step)
-                new = [a if b != 0.0 else 0.0 for a, b in zip(lower(moved.tolist()), p.value, strict=True)]
+                    step = _applied(P, learned["initial.mean"][1]) / count[p.name]
+                    moved = moved - step.T[:, :, None] * step.T[:, None, :]
+                new = np.array(lower(list(np.moveaxis(moved, 0, -1))))
             else:
-                new = [value[0] + 2.0 / count * value[0] ** 2 * slope[0]]
-            result += constraints.start(p._replace(value=tuple(new)), p.name)
+                new = value + 2.0 / count[p.name] * value**2 * slope
+            result += constraints.inverted(p, list(new))
         return np.array(result)
 
     def _shape(self, matrix: str) -> tuple[int, int] | None:
@@ -129,51 +161,62 @@ class ExpectationMaximisation:
         )
 
     def _regressions(
-        self, learned: Mapping[str, tuple[list[float], list[float]]], rest: list[float]
-    ) -> tuple[dict[str, float], dict[str, Array]]:
-        """Return the new entries of F and H by name, and the changes in the sums of squares of Q and R.
+        self, learned: Mapping[str, tuple[Array, Array]], rest: Array
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the new entries (J,) of F and H by name, and the changes (J, q, q) in the squares of Q and R.
 
-        rest: the part of an evaluation's vector after the derivatives by learned parameters.
+        rest: the part of an evaluation's vector between the derivatives by learned parameters and the counts.
         """
         n = len(self.model.filter.states)
         shapes = [(matrix, shape) for matrix in "FH" if (shape := self._shape(matrix))]
         gradients: list[Array] = []
         for _, shape in shapes:
             size = shape[0] * shape[1]
-            gradients.append(np.array(rest[:size]).reshape(shape))
+            gradients.append(np.moveaxis(rest[:size].reshape(*shape, -1), -1, 0))
             rest = rest[size:]
-        new: dict[str, float] = {}
+        new: dict[str, Array] = {}
         squares: dict[str, Array] = {}
         for (matrix, _), gradient in zip(shapes, gradients, strict=True):
-            moments, rest = np.array(symmetric(rest[: packed_size(n)])), rest[packed_size(n) :]
+            moments, rest = _full(rest[: packed_size(n)]), rest[packed_size(n) :]
             noise = "Q" if matrix == "F" else "R"
-            covariance = learned[noise][0] if noise in learned else _written(self.model, noise)
-            known = Regression(np.array(symmetric(covariance)), gradient, moments)
+            known = Regression(self._covariance(noise, learned), gradient, moments)
             free = [p for p in self.model.learned if of_letter([p.name], matrix)]
-            now = [p._replace(value=(learned[p.name][0][0],)) for p in free]
+            now = np.array([learned[p.name][0][0] for p in free])
             slots = of_letter([p.name for p in free], matrix)
-            change = regressed(known, now, slots)
+            change = regressed(known, free, now, slots)
             new |= {
-                p.name: learned[p.name][0][0] + float(change[i, j])
-                for p, (_, i, j) in zip(now, slots, strict=True)
+                p.name: value + change[:, i, j] for p, value, (_, i, j) in zip(free, now, slots, strict=True)
             }
             squares[noise] = known.squares(change)
         return new, squares
 
-    def _beginning(self, learned: Mapping[str, tuple[list[float], list[float]]]) -> Array:
-        """Return the initial covariance of keys."""
-        if "initial.covariance" in learned:
-            return np.array(symmetric(learned["initial.covariance"][0]))
-        n = len(self.model.filter.states)
-        return np.array(symmetric(self.model.filter.covariance)).reshape(n, n)
+    def _covariance(self, name: str, learned: Mapping[str, tuple[Array, Array]]) -> Array:
+        """Return Q, R or the initial covariance (J, q, q)."""
+        if name in learned:
+            return _full(learned[name][0])
+        keys = next(iter(learned.values()))[0].shape[1]
+        model = self.model.filter
+        packed = model.covariance if name == "initial.covariance" else _written(self.model, name)
+        return _full(np.repeat(np.array(packed)[:, None], keys, axis=1))
 
     def parameters(self, theta: Array) -> Mapping[str, Any]:
         """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
         return self.model.parameters(theta)
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
-        """Return each key's own parameters, as maximum likelihood finds them."""
-        return self.model.fit_keys(rows, keys, unit, population)
+        """Return each key's own parameters: EM climbs, and the search of maximum likelihood ends."""
+        return self.model.fit_keys(rows, keys, unit, population, self.climbed)
+
+    def climbed(self, start: Array, rows: SortedRows, keys: int, unit: float) -> Array:
+        """Return the theta (p, keys) where EM ends from `start` (p, keys), each key by its own rows."""
+
+        def evaluate(theta: Array, which: np.ndarray) -> tuple[Array, Array, Array]:
+            kept, number = np.zeros(keys, bool), np.zeros(keys, np.int64)
+            kept[which], number[which] = True, np.arange(len(which))
+            some = rows if kept.all() else rows.take(kept[rows.key])
+            return self.statistics(theta, some._replace(key=number[some.key]), len(which), unit)
+
+        return climb_each(evaluate, self.maximise, start)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
         """Return each key's mean NIS (K,) and p-value of Ljung and Box."""
@@ -191,10 +234,6 @@ class ExpectationMaximisation:
 
 def expectation_maximisation(model: "Learning") -> ExpectationMaximisation:
     """Return the EM learner of a model. Raises ModelError where EM has no closed form."""
-    if model.scope != "pooled":
-        raise ModelError(
-            "learn.method", "em learns for all keys together only", "write pooled, or method: mle"
-        )
     fields = {request.name: request.field for request in learn_requests(model.definition)}
     terms = {p.name: _terms(model, p) for p in model.learned}
     for name, count in terms.items():
@@ -244,7 +283,17 @@ def _written(model: "Learning", noise: str) -> list[float]:
     return list(numbers(next(p.value for p in model.filter.parameters if p.name == noise)))
 
 
-def _symmetric_slope(packed: Sequence[float]) -> Array:
-    """Return G with dL = trace(G dQ), from the derivatives by packed entries."""
-    full = np.array(symmetric(packed))
-    return 0.5 * (full + np.diag(np.diag(full)))
+def _full(packed: Array) -> Array:
+    """Return symmetric matrices (J, q, q) from packed entries (s, J)."""
+    return np.moveaxis(np.array(symmetric(list(packed))), -1, 0)
+
+
+def _applied(P: Array, vector: Array) -> Array:
+    """Return P (J, n, n) times vectors (n, J), as (n, J)."""
+    return (P @ vector.T[:, :, None])[:, :, 0].T
+
+
+def _symmetric_slope(packed: Array) -> Array:
+    """Return G (J, q, q) with dL = trace(G dQ), from the derivatives (s, J) by packed entries."""
+    full = _full(packed)
+    return 0.5 * (full + full * np.eye(full.shape[-1]))

@@ -21,12 +21,10 @@ def information(
     unit: float,
     starts: Sequence[Array],
     steps: Array,
-    inputs: Array,
 ) -> Array:
     """Return the information (p(p+1)/2, keys), packed, about p variables, summed over each key's rows.
 
-    starts: the initial states (size, keys), at theta and then with each variable moved by its step of `steps` (p,);
-    inputs: the last control columns (e, p + 1) in each case.
+    starts: the initial states (size, keys), at theta and then with each variable moved by its step of `steps` (p,).
 
     Each innovation v ~ N(0, S) adds dv dv' / S + dS dS' / (2 S^2), differences in place of derivatives; its expectation
     is Fisher's information, and it is never negative. Flagged rows and diffuse components add nothing.
@@ -44,12 +42,11 @@ def information(
         k = part.stop - part.start
         first = ~begun[:k]
         dt = np.where(first, 0, time[part] - event_time[:k]) / unit
-        own = np.repeat(inputs, k, axis=1)
         many = Rows(
             np.tile(dt, copies),
             np.tile(first, copies),
             np.tile(y[:, part], copies),
-            np.concatenate([np.tile(u[:, part], copies), own]),
+            np.tile(u[:, part], copies),
         )
         before = values[:, :, :k].reshape(len(values), -1)
         _, step = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))

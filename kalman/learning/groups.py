@@ -15,8 +15,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from kalman.learning.bounds import Variables, covariance_within, search_within, to_scale, told
-from kalman.learning.em import Fit
+from kalman.learning.bounds import Variables, search_outcome, search_within, spread_within, to_scale
+from kalman.learning.em import Fit, climb_each
+from kalman.learning.em_linear import ExpectationMaximisation
+from kalman.learning.filter_learning import FilterLearning
+from kalman.learning.filter_searches import observed
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import Outcome
 from kalman.learning.maximum_likelihood import STEP, Learning
@@ -69,9 +72,10 @@ class GroupFit(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupLearning:
-    """Maximum likelihood of a linear model for each group of keys."""
+    """Maximum likelihood of a linear model for each group of keys; em: by whose steps it begins, None without."""
 
-    model: Learning
+    model: Learning | FilterLearning
+    em: ExpectationMaximisation | None = None
 
     def evaluate(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
         """Return the sums of J groups at theta (p, J) over rows of keys; `group` (keys,) is each key's group.
@@ -81,6 +85,11 @@ class GroupLearning:
         model, groups = self.model, theta.shape[1]
         add = _adder(group, groups)
         own = theta[:, group]
+        if isinstance(model, FilterLearning):
+            value, vector, rows_used = model.keyed(own, rows, keys, unit)
+            count = np.bincount(group, rows_used, minlength=groups).astype(np.int64)
+            finite = np.where(np.isfinite(vector), vector, 0.0)
+            return _sums(add, value), np.array([add(row) for row in finite]), count
         scored = score(model.each, model.own_names, rows, keys, unit, model.begun(own, keys))
         parts = [scored.gradient]
         parts += [scored.mean] if "initial.mean" in model.names else []
@@ -91,13 +100,32 @@ class GroupLearning:
             model.begun(own + step[:, None], keys) for step in (0.0 * theta[:, 0], *STEP * np.eye(len(theta)))
         ]
         steps = np.full(len(theta), STEP)
-        packed = information(model.each, rows, keys, unit, starts, steps, np.empty((0, len(starts))))
+        packed = information(model.each, rows, keys, unit, starts, steps)
         vector = np.array([*gradient, *(add(row) for row in packed)])
         used = np.bincount(group, scored.used, minlength=groups).astype(np.int64)
         return add(scored.log_likelihood), vector, used
 
-    def fit(self, evaluate: GroupEvaluate, pooled: Fit, groups: int, max_iterations: int) -> GroupFit:
-        """Return the modes of the groups' posteriors."""
+    def statistics(self, theta: Array, group: np.ndarray, rows: SortedRows, keys: int, unit: float) -> Sums:
+        """Return the sums of J groups as `evaluate`, with EM's statistics as the vector."""
+        assert self.em is not None
+        groups = theta.shape[1]
+        add = _adder(group, groups)
+        value, vector, used = self.em.statistics(theta[:, group], rows, keys, unit)
+        count = np.bincount(group, used, minlength=groups).astype(np.int64)
+        return add(value), np.array([add(row) for row in vector]), count
+
+    def fit(
+        self,
+        evaluate: GroupEvaluate,
+        pooled: Fit,
+        groups: int,
+        max_iterations: int,
+        statistics: GroupEvaluate | None = None,
+    ) -> GroupFit:
+        """Return the modes of the groups' posteriors.
+
+        statistics: the sums of `GroupLearning.statistics`, by which EM takes each group to its own maximum first.
+        """
         middle, free = self._inside(pooled)
         variables, p = self.model.variables, len(middle)
 
@@ -121,15 +149,46 @@ class GroupLearning:
         )
         precision = _precision(middle, variables, free, [scaled[g].theta for g in able])
         prior = _Prior(middle, precision)
+        if self.em is not None and statistics is not None and able:
+            climbed = self._climbed(statistics, [scaled[g] for g in able], able)
+            scaled = dict(zip(able, points(climbed, np.array(able)), strict=True))
         found = _together(
             {g: search_within(prior.added(scaled[g]), variables, max_iterations) for g in able},
             lambda theta, which: [prior.added(point) for point in points(theta, which)],
         )
         still = np.zeros(p, np.int8)
-        all_found = [
-            found.get(g) or Maximum(prior.added(starts[g]), 0, 0.0, still, None) for g in range(groups)
-        ]
+        all_found = [found.get(g) or Maximum(prior.added(starts[g]), 0, still, None) for g in range(groups)]
+        if isinstance(self.model, FilterLearning):
+            all_found = self._curved(all_found, prior, points)
         return self._result(all_found, prior)
+
+    def _curved(
+        self,
+        found: list[Maximum],
+        prior: "_Prior",
+        points: Callable[[Array, np.ndarray], list[Point]],
+    ) -> list[Maximum]:
+        """Return the maxima with the curvature that is observed there as information."""
+        assert isinstance(self.model, FilterLearning)
+        theta = np.array([one.point.theta for one in found]).T
+        held = np.array([one.held for one in found]).T != 0
+        which = np.arange(len(found))
+
+        def gradient(moved: Array) -> Array:
+            at = [prior.added(one).gradient for one in points(moved, which)]
+            return np.array(at).T
+
+        known = np.moveaxis(np.array([one.point.information for one in found]), 0, -1)
+        known = observed(gradient, theta, self.model.sizes(theta), held, known)
+        pairs = zip(found, np.moveaxis(known, -1, 0), strict=True)
+        return [one._replace(point=one.point._replace(information=J)) for one, J in pairs]
+
+    def _climbed(self, statistics: GroupEvaluate, starts: Sequence[Point], able: Sequence[int]) -> Array:
+        """Return where EM leads the groups `able` from their starts, (p, J)."""
+        assert self.em is not None
+        which = np.array(able)
+        begin = np.array([one.theta for one in starts]).T
+        return climb_each(lambda theta, some: statistics(theta, which[some]), self.em.maximise, begin)
 
     def _inside(self, pooled: Fit) -> tuple[Array, Array]:
         """Return a theta inside the bounds near the pooled one, and which of it (p,) the pooled one determines.
@@ -148,9 +207,7 @@ class GroupLearning:
         variables = self.model.variables
         ends = [_told(one, variables, prior) for one in found]
         errors = [
-            self.model.errors(
-                one.point.theta, covariance_within(self.model.spread(one.point, one.held), one.held)
-            )
+            self.model.errors(one.point.theta, spread_within(one.point, one.held))
             if finite(one.point)
             else None
             for one in found
@@ -218,7 +275,7 @@ def _told(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome,
         return Outcome.TOO_FEW_ROWS, "no row can be used: it has the values of all groups", 0.0
     if not finite(found.point):
         return Outcome.FAILED, "the log-likelihood is not finite: it has the values of all groups", 0.0
-    outcome, reason = told(found, variables)
+    outcome, reason = search_outcome(found, variables)
     if outcome == Outcome.CONVERGED and own < FEW:
         reason = f"its own rows make {own:.0%} of the result, the other groups the rest"
         return Outcome.TOO_FEW_ROWS, reason, own
@@ -249,6 +306,12 @@ def _together(
     return found
 
 
+def _sums(add: Callable[[Array], Array], value: Array) -> Array:
+    """Return the sums by group of values of keys, minus infinity where one is not finite."""
+    good = np.isfinite(value)
+    return np.where(add((~good).astype(float)) > 0.0, -np.inf, add(np.where(good, value, 0.0)))
+
+
 def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
     """Return a function that sums values (keys,) by group, (groups,), exactly rounded."""
     order = np.argsort(group, kind="stable")
@@ -263,5 +326,7 @@ def _adder(group: np.ndarray, groups: int) -> Callable[[Array], Array]:
 
 def group_learning(model: Any) -> GroupLearning:
     """Return the learner by group of keys of a learner from `kalman.learning.learners.learnable`."""
-    assert isinstance(model, Learning)
+    if isinstance(model, ExpectationMaximisation):
+        return GroupLearning(model.model, model)
+    assert isinstance(model, (Learning, FilterLearning))
     return GroupLearning(model)

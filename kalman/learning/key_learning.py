@@ -1,8 +1,8 @@
 """Maximum likelihood for each key: starts from its own rows, the search, several starts in doubt, and how it ended."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kalman.learning.key_rows import RoundRows, by_rounds
 from kalman.learning.key_search import Box, Found, Point, inverse, search
 from kalman.learning.key_starts import Free, Starts, candidates, free_numbers
 from kalman.learning.tangents import Learned, evaluate, fits, whitened
+from kalman.models import learned_entries
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array
@@ -22,8 +23,8 @@ ENOUGH = 5
 """Measured values for each free number below which a key has too few rows."""
 PATIENCE = 6
 """Steps of a second search before it tries zero, where the first may have gone too early."""
-MOST_STARTS = 6
-"""Candidates from which they may begin."""
+STARTS = 4
+"""Candidates from which every key is searched where entries of matrices are learned."""
 APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
@@ -32,6 +33,10 @@ LEANS = 0.98
 """Share of its own rows in a key's result below which it is searched again with the population as prior."""
 REACH = 12.0
 """How far a number that is not a noise and has no unit may go from where it is written, a factor e^12."""
+
+
+Climbed = Callable[[Array, SortedRows, int, float], Array]
+"""(start (p, J), rows of J keys, J, unit) -> the theta where another method leads."""
 
 
 class Model(NamedTuple):
@@ -43,6 +48,14 @@ class Model(NamedTuple):
     free: list[Free]
     whole: bool
     """Whether the likelihood's only unit is that of the measurements: all noises are learned, the start is diffuse."""
+
+    def usable(self, rows: SortedRows) -> SortedRows:
+        """Return the rows that the filter does not flag whatever the parameters are."""
+        return _usable(self, rows)
+
+    def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
+        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        return KeySearches(self, rows, unit)
 
 
 def key_model(of: Learned, parameters: tuple[Parameter, ...], written: Array) -> Model:
@@ -127,6 +140,14 @@ def _jacobian(model: Model, theta: Array, zero: np.ndarray) -> Array:
     return result
 
 
+class Problems(Protocol):
+    """Evaluations for a search, of problems that are each the rows of a key."""
+
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+        """Return the points of the problems `which`, by theta, or by the variance where it is zero."""
+        ...
+
+
 class KeySearches:
     """The searches of the keys that have rows, numbered 0 to J - 1."""
 
@@ -135,8 +156,20 @@ class KeySearches:
         self.rows = by_rounds(rows, unit)
         self.keys = self.rows.keys
 
-    def points(self, which: np.ndarray) -> _Points:
-        """Return the problems of these keys, which may repeat, in their order."""
+    def informed(
+        self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
+    ) -> Array:
+        """Return the information (p, p, J) at the ends of keys `which`, None: all; point: as the search left it."""
+        return point.information
+
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
+        """Return NIS and p-value (J,) as `_checked` at theta (p, J), after so many numbers were fitted to each key."""
+        return _checked(self, free_entries(self.model, theta, zero), fitted)
+
+    def points(self, which: np.ndarray | None = None) -> Problems:
+        """Return the problems of these keys, which may repeat, in their order; None: all."""
+        if which is None:
+            return _Points(self.model, self.rows)
         place = np.empty(self.keys, np.int64)
         place[self.rows.number] = np.arange(self.keys)
         order = np.argsort(place[which], kind="stable")
@@ -197,24 +230,40 @@ class KeySearches:
         power = np.array([one.power for one in self.model.free], float)
         return Box(low, high, np.array(limit), alone, power)
 
-    def alone(self) -> Found:
-        """Return the maximum of each key by its own rows."""
+    @property
+    def several(self) -> bool:
+        """Whether every key is searched from several starts: the likelihood of a matrix's entries has many maxima."""
+        return any(learned_entries.place(one.name) is not None for one in self.model.parameters)
+
+    def alone(self, climbed: Climbed | None = None) -> Found:
+        """Return the maximum of each key by its own rows; climbed: where another method leads before the search."""
         starts, kinds, box = self.starts.theta, self.starts.kind, self.box
         first = np.clip(starts[0], box.low, box.high)
-        found = search(_Points(self.model, self.rows).point, first, box, self.measured)
+        if climbed is not None:
+            first = np.clip(climbed(first, self.sorted, self.keys, self.unit), box.low, box.high)
+        found = search(self.points().point, first, box, self.measured)
         doubt = ~found.done | found.zero.any(axis=0) | self.at_bound(found).any(axis=0)
         doubt &= ~self.starts.constant
         which: list[np.ndarray] = []
         theta: list[Array] = []
-        for kind in np.unique(kinds).tolist():  # the best candidate of each kind, where it is another one
-            best = np.argmax(kinds == kind, axis=0)
-            begin = np.take_along_axis(starts, best[None, None, :], axis=0)[0]
+        others = [self._best_of(kind) for kind in np.unique(kinds).tolist()]
+        if self.several:
+            doubt = ~self.starts.constant
+            others = [(starts[c], np.ones(self.keys, bool)) for c in range(min(STARTS, len(starts)))]
+        for begin, there in others:
             begin = np.clip(begin, box.low, box.high)
-            other = doubt & (kinds == kind).any(axis=0) & (np.abs(begin - first).max(axis=0) > APART)
+            other = doubt & there & (np.abs(begin - first).max(axis=0) > APART)
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
         self._again(found, which, theta)
         return found
+
+    def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
+        """Return the best candidate (p, K) of a kind, and which keys (K,) have one."""
+        is_of = self.starts.kind == kind
+        best = np.argmax(is_of, axis=0)
+        begin = np.take_along_axis(self.starts.theta, best[None, None, :], axis=0)[0]
+        return begin, is_of.any(axis=0)
 
     def _again(self, found: Found, which: list[np.ndarray], theta: list[Array]) -> None:
         """Search some keys from other starts, all at once, and keep the best end of each, in place."""
@@ -249,9 +298,16 @@ class _Ends(NamedTuple):
     done: np.ndarray
 
 
-def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+def fit_each(
+    model: Model,
+    rows: SortedRows,
+    keys: int,
+    unit: float,
+    population: Population | None,
+    climbed: Climbed | None = None,
+) -> KeyFit:
     """Return the fits of keys 0 to `keys` - 1; those without rows have the population's mean, or what is written."""
-    rows = _usable(model, rows)
+    rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
     theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
@@ -271,8 +327,8 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     )
     if not len(present) or not p:
         return result
-    searches = KeySearches(model, rows._replace(key=number), unit)
-    ends = _alone(searches)
+    searches = model.searches(rows._replace(key=number), unit)
+    ends = _alone(searches, climbed)
     if population is not None:
         ends = _leaning(searches, ends, population)
     outcome, reason = _judged(searches, ends, population)
@@ -281,7 +337,7 @@ def fit_each(model: Model, rows: SortedRows, keys: int, unit: float, population:
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
-    nis, p_value = _checked(searches, free_entries(model, theta, zero), len(model.free) - 1)
+    nis, p_value = searches.checked(theta, zero, len(model.free) - 1)
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
@@ -334,11 +390,12 @@ def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
     return found
 
 
-def _alone(searches: KeySearches) -> _Ends:
-    found = searches.alone()
+def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
+    found = searches.alone(climbed)
     p = len(found.theta)
     gone = found.zero[:, None] | found.zero[None, :]
-    information = np.where(gone | ~np.isfinite(found.point.information), 0.0, found.point.information)
+    known = searches.informed(found.theta, found.zero, found.point)
+    information = np.where(gone | ~np.isfinite(known), 0.0, known)
     held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
     covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
     ones = np.ones(searches.keys)
@@ -370,6 +427,7 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
     found = search(point, begin, box, searches.measured[which])
     plain = points.point(found.theta, none, np.arange(len(which)))
+    plain = plain._replace(information=searches.informed(found.theta, none, plain, which))
     alone = evidence(
         population,
         ends.theta[:, which],
@@ -436,7 +494,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
         width = len(entries)
         part = slice(at, at + width)
         for e in range(len(one.value)):
-            if e not in entries:
+            if e not in entries and one.kind not in constraints.CHANCES:
                 result.append(np.full(searches.keys, np.nan))
                 continue
             unit = [float(e == other) for other in range(len(one.value))]
@@ -453,7 +511,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
                 for i in range(width)
                 for j in range(width)
             )
-            gone = zero[at + entries.index(e)]
+            gone = zero[at + entries.index(e)] if e in entries else np.zeros(searches.keys, bool)
             result.append(np.where(gone | ~(variance > 0.0), np.nan, np.sqrt(np.maximum(variance, 0.0))))
         at += width
     return np.array(result)
@@ -486,13 +544,13 @@ def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) 
     NaN for keys without rows, and where there are too few.
     """
     nis, p_value = np.full(keys, np.nan), np.full(keys, np.nan)
-    rows = _usable(model, rows)
+    rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     if len(present):
-        searches = KeySearches(model, rows._replace(key=number), unit)
+        searches = model.searches(rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
-        entries = free_entries(model, some, np.zeros(some.shape, bool))
-        nis[present], p_value[present] = _checked(searches, entries, 0)  # none is fitted to a key alone
+        none = np.zeros(some.shape, bool)
+        nis[present], p_value[present] = searches.checked(some, none, 0)  # none is fitted to a key alone
     return nis, p_value
 
 

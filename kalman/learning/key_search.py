@@ -119,10 +119,8 @@ class _Memory(NamedTuple):
         self.used[-1, at] = True
 
 
-def search(
-    objective: Objective, start: Array, box: Box, rows: Array, most: int = MOST, patience: int = 0
-) -> Found:
-    """Search from start (p, K), by `most` steps at the most.
+def search(objective: Objective, start: Array, box: Box, rows: Array, patience: int = 0) -> Found:
+    """Search from start (p, K), by `MOST` steps at the most.
 
     rows (K,): the number of measured values, the unit of the tolerance. patience: steps before zero is tried.
     """
@@ -138,7 +136,7 @@ def search(
         np.full((p, keys), patience, np.int64),
     )
     active = np.flatnonzero(np.isfinite(point.value) & np.isfinite(point.gradient).all(axis=0))
-    for _ in range(most):
+    for _ in range(MOST):
         active = _step(objective, found, memory, active, box, rows)
         if not len(active):
             break

@@ -8,15 +8,16 @@ from typing import Any
 from kalman.filters.multiple_models import SEVERAL
 from kalman.learning.em import Learner
 from kalman.learning.em_linear import expectation_maximisation
+from kalman.learning.filter_learning import filter_learner, mode_learner
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from kalman.learning.mixtures import mixture_learner
-from kalman.learning.modes import mode_learner
 from kalman.mixtures.building import FAMILIES
 from kalman.types import ModelError
 
 LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
     **dict.fromkeys(FAMILIES, mixture_learner),
     **dict.fromkeys(SEVERAL, mode_learner),
+    **dict.fromkeys(("extended", "unscented", "cubature"), filter_learner),
 }
 """Learners by kind of filter; the other kinds learn by the linear filter's exact gradient."""
 

@@ -6,7 +6,7 @@ quasi-Newton steps.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,19 +15,17 @@ import numpy as np
 
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
-from kalman.filters.robust.adaptive import scaled
-from kalman.learning import constraints
-from kalman.learning.bounds import Variables, covariance_within, search_within, told
+from kalman.learning.bounds import search_outcome, search_within, spread_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
+from kalman.learning.free_numbers import FreeNumbers, follows_scale
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Model, check, fit_each, key_model
-from kalman.learning.key_population import population_of
+from kalman.learning.key_learning import Climbed, Model, check, fit_each, key_model
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
-from kalman.learning.scoring import Point, covariance, finite, maximise
+from kalman.learning.scoring import Point, finite, maximise
 from kalman.learning.tangents import learned
-from kalman.linalg.packing import packed_index, symmetric
+from kalman.linalg.packing import symmetric
 from kalman.models import learned_entries
 from kalman.models.definition import learn_request, natural
 from kalman.models.learned_entries import is_chosen
@@ -40,7 +38,7 @@ STEP = 1e-5
 
 
 @dataclass(frozen=True)
-class Learning:
+class Learning(FreeNumbers):
     """Maximum likelihood of a linear model in free numbers theta (p,); a `kalman.learning.em.Learner`."""
 
     definition: Mapping[str, Any]
@@ -57,7 +55,7 @@ class Learning:
     @cached_property
     def own_names(self) -> tuple[str, ...]:
         """Names of the learned parameters of the structure and R; the state of `each` holds them."""
-        return tuple(name for name in self.names if not is_chosen(name))
+        return tuple(name for name in self.names if name not in learned_entries.INITIAL)
 
     @cached_property
     def _chosen(self) -> list[Parameter]:
@@ -65,55 +63,39 @@ class Learning:
 
     @cached_property
     def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
-        """The entries of F and H that are learned: letter, row, column."""
-        found = [learned_entries.ENTRY.fullmatch(p.name) for p in self._chosen]
-        return tuple((a[1], int(a[2]), int(a[3])) for a in found if a is not None)
+        """The entries of matrices that are learned: letter, row, column."""
+        found = [learned_entries.place(p.name) for p in self._chosen]
+        return tuple(a for a in found if a is not None)
 
     @cached_property
     def each(self) -> LinearFilter:
-        """The model with its learned parameters in the state, one filter for all values of the search.
-
-        Entries of F and H come from the last columns of the control.
-        """
-        columns = [p.name for p in self._chosen if p.name not in learned_entries.INITIAL]
+        """The model with its learned parameters in the state, one filter for all values of the search."""
         learn = {"parameters": list(self.own_names), "scope": "key"}
-        return _linear({**learned_entries.as_columns(self.definition, columns), "learn": learn}, self.begin)
+        return _linear({**self.definition, "learn": learn}, self.begin)
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
-        """The learned parameters with their constraints: the structure's and R, then entries and initial."""
+        """The learned parameters with their constraints: the structure's, R and entries of H, then the initial ones."""
         requests = {request.name: request for request in learned_entries.learn_requests(self.definition)}
         own = [
             learned_entries.kept_to(p, requests[p.name])
-            for p in self.filter.parameters
+            for p in self.each.parameters
             if p.name in self.own_names
         ]
-        return (*own, *self._chosen)
+        return (*own, *(p for p in self._chosen if p.name in learned_entries.INITIAL))
 
-    @cached_property
-    def start(self) -> Array:
-        """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
-        return np.array([t for p in self.learned for t in constraints.start(p, _field(self.filter, p))])
+    @property
+    def measurements(self) -> int:
+        """Number of components of a row."""
+        return self.filter.measurements
 
-    @cached_property
-    def _spans(self) -> list[slice]:
-        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self.learned)]).tolist()
-        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    def field_of(self, parameter: Parameter) -> str:
+        """Return the field of the definition that a parameter is written in."""
+        return _field(self.filter, parameter)
 
-    def entries(self, theta: Array) -> list[Any]:
-        """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
-        pairs = zip(self.learned, self._spans, strict=True)
-        return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
-
-    def parameters(self, theta: Array) -> dict[str, Any]:
-        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
-        pairs = zip(self.learned, self._spans, strict=True)
-        return {
-            p.name: natural(
-                p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
-            )
-            for p, span in pairs
-        }
+    def follows_scale(self, parameter: Parameter, entry: int) -> float:
+        """Return how a free number changes with the logarithm of all noise."""
+        return follows_scale(self.filter, parameter, entry)
 
     def value_and_gradient(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
@@ -124,11 +106,6 @@ class Learning:
         """
         value, slopes, used = self.value_and_slopes(theta, rows, keys, unit)
         return value, np.array(self.pulled(theta.tolist(), slopes), float), int(used.sum())
-
-    def with_inputs(self, theta: Array, rows: SortedRows) -> SortedRows:
-        """Return the rows as input of `each` at theta."""
-        inputs = np.repeat(self._inputs(theta)[:, None], len(rows.key), axis=1)
-        return rows._replace(u=np.concatenate([rows.u, inputs]))
 
     def value_and_slopes(
         self,
@@ -142,10 +119,7 @@ class Learning:
 
         more: further entries of F and H, whose derivatives come last.
         """
-        begun = self.begun(theta, keys)
-        entries = (*self.entries_of_matrices, *more)
-        taken = self.with_inputs(theta, rows)
-        result = score(self.each, self.own_names, taken, keys, unit, begun, entries)
+        result = score(self.each, self.own_names, rows, keys, unit, self.begun(theta, keys), more)
         wanted = len(result.gradient) - len(more)
         parts = [result.gradient[:wanted]]
         parts += [result.mean] if "initial.mean" in self.names else []
@@ -162,9 +136,8 @@ class Learning:
         value, gradient, used = self.value_and_gradient(theta, rows, keys, unit)
         moved = [theta, *(theta + STEP * row for row in np.eye(len(theta)))]
         states = [self.begun(one, keys) for one in moved[: len(moved) if self.names else 0]]
-        inputs = np.stack([self._inputs(one) for one in moved], axis=1)
         steps = np.full(len(theta), STEP)
-        packed = information(self.each, rows, keys, unit, states, steps, inputs) if states else []
+        packed = information(self.each, rows, keys, unit, states, steps) if states else []
         sums = [math.fsum(row) for row in np.asarray(packed).tolist()]
         return value, np.array([*gradient, *sums]), used
 
@@ -182,55 +155,13 @@ class Learning:
         if not finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
         best = maximise(point, search_within(begin, self.variables, max_iterations))
-        outcome, reason = told(best, self.variables)
-        spread = covariance_within(self.spread(best.point, best.held), best.held)
+        outcome, reason = search_outcome(best, self.variables)
+        spread = spread_within(best.point, best.held)
         errors = self.errors(best.point.theta, spread)
         place = best.point
         return Fit(
             place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
         )
-
-    def spread(self, point: Point, held: np.ndarray) -> Array:
-        """Return the covariance (p, p) of the free variables, the others being known."""
-        free = held == 0
-        return covariance(np.where(np.outer(free, free), point.information, np.diag((~free).astype(float))))
-
-    @cached_property
-    def variables(self) -> Variables:
-        """What the free numbers are, for a search with bounds."""
-        names: list[str] = []
-        scale: list[float] = []
-        low: list[str | None] = []
-        high: list[str | None] = []
-        for p in self.learned:
-            for e in constraints.free_entries(p):
-                names.append(entry_name(p, e))
-                below, above = _bounds(p)
-                low.append(below)
-                high.append(above)
-                scale.append(_follows_scale(self.filter, p, e))
-        ends = tuple(low), tuple(high)
-        return Variables(tuple(names), self.limits, np.array(scale), self.filter.measurements, *ends)
-
-    @property
-    def limits(self) -> Array:
-        """Largest step in each free number: unlimited where it has a unit, else a factor e^2."""
-        kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
-        return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
-
-    def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
-        """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
-        result: dict[str, Any] = {}
-        for p, span in zip(self.learned, self._spans, strict=True):
-            free = list(theta[span])
-            slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
-            spread = covariance[span, span]
-            with np.errstate(invalid="ignore"):  # 0 * inf of a fixed entry
-                variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
-                own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
-            errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
-            result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
-        return result
 
     def begun(self, theta: Array, keys: int) -> Array:
         """Return the states (size, keys) of keys without rows at theta (p,), or (p, keys) for each key's own."""
@@ -240,77 +171,43 @@ class Learning:
                 state[self.each.places[place]] = [np.broadcast_to(a, keys) for a in values]
         return state
 
-    def _inputs(self, theta: Array) -> Array:
-        """Return the last control columns at theta: the entries of F and H."""
-        return np.array([a for place, values in self._values(theta) if place == "" for a in values], float)
-
     def _values(self, theta: Array) -> list[tuple[str, list[Any]]]:
-        """Return the learned values at theta, in order, each with its field of the state; "" for the control."""
+        """Return the learned values at theta, in order, each with its field of the state."""
         entries = iter(self.entries(theta))
         own = [next(entries) for p in self.learned if p.name in self.own_names for _ in p.value]
-        others = [(p.name, [next(entries) for _ in p.value]) for p in self._chosen]
-        return [
-            ("parameters", own),
-            *(
-                (name.removeprefix("initial.") if name in learned_entries.INITIAL else "", values)
-                for name, values in others
-            ),
-        ]
+        begin = [p for p in self.learned if p.name not in self.own_names]
+        others = [(p.name.removeprefix("initial."), [next(entries) for _ in p.value]) for p in begin]
+        return [("parameters", own), *others]
 
-    def pulled(self, theta: Any, slopes: Any) -> list[Any]:
-        """Return the derivatives by the free numbers, given those by the packed entries."""
-        result: list[Any] = []
-        at = 0
-        for p, span in zip(self.learned, self._spans, strict=True):
-            width = len(p.value)
-            result += constraints.pull_back(p, list(theta[span]), list(slopes[at : at + width]))
-            at += width
-        return result
-
-    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+    def fit_keys(
+        self,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        population: Population | None,
+        climbed: Climbed | None = None,
+    ) -> KeyFit:
         """Return each key's own parameters, all keys at once, each from starts of its own.
 
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
+        climbed: where another method leads from the starts, at which the search then begins.
         """
-        return fit_each(self._key_model, rows, keys, unit, population)
+        return fit_each(self._key_model, rows, keys, unit, population, climbed)
 
     def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
         """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
         return check(self._key_model, rows, keys, unit, theta)
 
-    @property
-    def places(self) -> dict[str, Any]:
-        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
-        result: dict[str, Any] = {}
-        at = 0
-        for p in self.learned:
-            numbered = natural(p._replace(value=tuple(float(at + e) for e in range(len(p.value)))))
-            result[p.name] = numbered
-            at += len(p.value)
-        return result
-
     @cached_property
     def _key_model(self) -> Model:
         return key_model(learned(self.each), self.learned, self.start)
-
-    def population(self, fits: Sequence[KeyFit]) -> Population:
-        """Return the population of keys that were fitted without a prior, by empirical Bayes."""
-        sound = [one.take(np.flatnonzero(one.outcome <= Outcome.AT_BOUND)) for one in fits]
-        theta = np.concatenate([one.theta for one in sound], axis=1)
-        information = np.concatenate([one.information for one in sound], axis=2)
-        places = np.cumsum([0, *(len(p.value) for p in self.learned)]).tolist()
-        free = [
-            at + e for at, p in zip(places, self.learned, strict=False) for e in constraints.free_entries(p)
-        ]
-        zero = np.concatenate([one.parameters[free] == 0.0 for one in sound], axis=1)
-        return population_of(theta, information, zero, self.start)
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     """Return the learner of a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
-    own, scope = learn_request(definition, model.parameters)
-    names = (*own, *(p.name for p in learned_entries.parameters(definition)))
+    chosen = learned_entries.parameters(definition)
+    names, scope = learn_request(definition, (*model.parameters, *chosen))
     requests = {
         request.name: request
         for request in learned_entries.learn_requests(definition)
@@ -320,37 +217,6 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
     _ = result.start  # raises here, before the cluster is used
     return result
-
-
-def entry_name(parameter: Parameter, entry: int) -> str:
-    """Return the name of a packed entry of a parameter, such as R[1][0]."""
-    if len(parameter.value) == 1:
-        return parameter.name
-    if parameter.kind != "covariance":
-        return f"{parameter.name}[{entry}]"
-    i = math.isqrt(8 * entry + 1) - 1
-    i //= 2
-    return f"{parameter.name}[{i}][{entry - packed_index(i, 0)}]"
-
-
-def _bounds(parameter: Parameter) -> tuple[str | None, str | None]:
-    """Return what is said of a parameter at the bound below, and at that above."""
-    low, high = parameter.bounds or (None, None)
-    below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
-    above = "grows without bound" if high is None else f"is at its bound {high}"
-    if parameter.kind == "bounded" and low is None:  # the free number is that of the distance below the bound
-        return above, "falls without bound"
-    return below, above
-
-
-def _follows_scale(model: LinearFilter, parameter: Parameter, entry: int) -> float:
-    """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
-    if parameter.kind == "covariance":
-        row = (math.isqrt(8 * entry + 1) - 1) // 2
-        return 0.5 if entry == packed_index(row, row) else 0.0
-    if parameter.kind != "positive":
-        return 0.0
-    return 1.0 if scaled(model.process, parameter, model.controls).rank else 0.0
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:

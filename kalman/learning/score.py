@@ -14,6 +14,7 @@ from kalman.linalg.entries import Entry, times
 from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.models.columns import resolve
+from kalman.models.learned_entries import place
 from kalman.run import SortedRows, rounds
 from kalman.types import Array, Rows
 
@@ -156,6 +157,8 @@ def _program(
     start = here
     by_F: list[list[Entry]] = [[0.0] * n for _ in range(n)]
     slopes: dict[str, list[Entry]] = {"R": [times(scale, a) for a in by_R]}
+    seen = {name: found for name in names if (found := place(name)) is not None and found[0] == "H"}
+    slopes |= {name: [by_H[i][j]] for name, (_, i, j) in seen.items()}
     if first is not True:
         moved = None if first is False else ~step.first
         transition = model.process.transition(step.dt, u, parts.values)
@@ -163,7 +166,7 @@ def _program(
         slope = transition_slope(here, parts.m, parts.P, parts.A, transition.F)
         by_F = slope[0] if moved is None else [[np.where(moved, a, 0.0) for a in row] for row in slope[0]]
         for name in names:
-            if name != "R":
+            if name not in slopes:
                 steps = [
                     along(slope, tangent)
                     for tangent in model.process.tangents(name, step.dt, u, parts.values)

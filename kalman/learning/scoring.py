@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 
 class Maximum(NamedTuple):
-    """The best point, the number of steps, and the gain that a further step promises.
+    """The best point and the number of steps.
 
     held: the variables (p,) that the search left at their bounds, each -1, 1 or 0 where it is free.
     problem: why the search did not arrive, None where it did.
@@ -46,7 +46,6 @@ class Maximum(NamedTuple):
 
     point: Point
     iterations: int
-    gain: float
     held: np.ndarray
     problem: str | None
 
@@ -92,19 +91,19 @@ def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | 
     rise = math.inf
     for iteration in range(max_iterations):
         least = least_gain(point)
-        H = _inverse(_information(point, held), ridge, pairs)
+        H = _inverse(known_of(point, held), ridge, pairs)
         gradient = np.where(held == 0, point.gradient, 0.0)
         step = H @ gradient
         rise = 0.5 * float(gradient @ step)
         far = float(np.max(np.abs(step) / limits))
         if not rise > least or (rise < SMALL and far > 0.2) or _creeps(point, step, limits, held):
-            return Maximum(point, iteration, max(rise, 0.0), held, _hidden(least))
+            return Maximum(point, iteration, held, _hidden(least))
         step *= min(1.0, 1.0 / max(far, 1e-300))
         following, length = yield from _along(point, step, start.used)
         if following is None:
             if not pairs:
                 problem = f"no step gains, and {rise:.3g} of log-likelihood is expected"
-                return Maximum(point, iteration, rise, held, None if rise < SMALL else problem)
+                return Maximum(point, iteration, held, None if rise < SMALL else problem)
             pairs = []
             continue
         s, y = following.theta - point.theta, np.where(held == 0, point.gradient - following.gradient, 0.0)
@@ -113,9 +112,9 @@ def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | 
             pairs = [*pairs, (s, y)][-PAIRS:]
         point = following
         if gain < least and length == 1.0 and far <= 1.0:
-            return Maximum(point, iteration + 1, gain, held, _hidden(least))
+            return Maximum(point, iteration + 1, held, _hidden(least))
     problem = f"it stopped after {max_iterations} steps, and the next promises {rise:.3g} of log-likelihood"
-    return Maximum(point, max_iterations, rise, held, problem)
+    return Maximum(point, max_iterations, held, problem)
 
 
 def least_gain(point: Point) -> float:
@@ -134,7 +133,7 @@ def _creeps(point: Point, step: Array, limits: Array, held: np.ndarray) -> bool:
     return bool((unknown & (np.abs(step) > limits)).any())
 
 
-def _information(point: Point, held: np.ndarray) -> Array:
+def known_of(point: Point, held: np.ndarray) -> Array:
     """Return the information about the free variables, with a unit matrix for the others."""
     free = held == 0
     return np.where(np.outer(free, free), point.information, np.diag((~free).astype(float)))

@@ -25,6 +25,7 @@ from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, mi
 from kalman.linalg.packing import packed_index, packed_size, symmetric
 from kalman.linalg.program import Program, Tape
 from kalman.models.columns import resolve
+from kalman.models.learned_entries import place
 from kalman.models.structure import Transition, quiet
 from kalman.types import Array
 
@@ -282,7 +283,7 @@ def _predicted_slopes(of: Learned, trace: _Traced, slopes: list[Slope]) -> list[
     tangents: dict[str, list[Transition]] = {}
     result: list[Slope] = []
     for (name, entry), slope in zip(of.entries[: of.slopes], slopes, strict=True):
-        if name == "R":
+        if name == "R" or name.startswith("H["):
             tangent = quiet(len(parts.m))
         else:
             if name not in tangents:
@@ -314,6 +315,8 @@ def _turned(P: Vector, dF: Matrix, F: Matrix, before: Vector) -> list[Entry]:
 def _noise_slopes(of: Learned, trace: _Traced, noise: Decorrelated) -> list[tuple[Vector, Matrix, Vector]]:
     """Return for each learned entry the derivatives of the independent measurements: d (m), G (m x n), z (m).
 
+    By an entry of H, dG = L^-1 dH.
+
     With R = L diag(d) L', z = L^-1 y and G = L^-1 H: X = L^-1 dR L^-T is A diag(d) + dd + diag(d) A' with A strictly
     lower, and dz = -A z, dG = -A G. A component that is missing is cut out of R, and so out of dR.
     """
@@ -343,6 +346,12 @@ def _noise_slopes(of: Learned, trace: _Traced, noise: Decorrelated) -> list[tupl
                     A = over(X[i][j], noise.d[j])
                     z[i] = minus(z[i], times(A, noise.z[j]))
                     G[i] = [minus(g, times(A, h)) for g, h in zip(G[i], noise.G[j], strict=True)]
+        seen = place(name)
+        if seen is not None and seen[0] == "H":
+            G[seen[1]][seen[2]] = 1.0
+            for i in range(size):
+                for k in range(i):
+                    G[i] = [minus(g, times(noise.L[i][k], h)) for g, h in zip(G[i], G[k], strict=True)]
         result.append((d, G, z))
     return result
 

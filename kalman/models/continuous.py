@@ -17,6 +17,7 @@ from kalman.linalg.program import called
 from kalman.models import checks, columns
 from kalman.models.columns import Cell, Cells, resolve, resolve_matrix
 from kalman.models.inputs import inputs, moved_by
+from kalman.models.learned_entries import entered, place
 from kalman.models.structure import Parameter, Plain, Transition, Values, with_noise
 from kalman.types import Array
 
@@ -26,12 +27,16 @@ ORDER = 16
 
 @dataclass(frozen=True)
 class Continuous(Plain):
-    """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' a unit of time, u constant between two rows."""
+    """dx = (A x + B u + offset) dt + L dW, with `diffusion` = L L' a unit of time, u constant between two rows.
+
+    entries: those of A that are parameters, as groups or keys have their own.
+    """
 
     A: Cells
     diffusion: tuple[Cell, ...]
     B: Cells | None = None
     offset: tuple[Cell, ...] | None = None
+    entries: tuple[Parameter, ...] = ()
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
@@ -54,10 +59,10 @@ class Continuous(Plain):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("diffusion", "covariance", self.diffusion),)
+        return (Parameter("diffusion", "covariance", self.diffusion), *self.entries)
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
-        A, n = resolve_matrix(self.A, u), self.size
+        A, n = entered("A", resolve_matrix(self.A, u), values), self.size
         moved = moved_by(self.B, self.offset, n, u)
         driven = not all(is_zero(a) for a in moved)
         F, G, (Q,) = discretised(A, [resolve(values["diffusion"], u)], dt, driven)
@@ -65,8 +70,12 @@ class Continuous(Plain):
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
         size = packed_size(self.size)
+        A, entry = entered("A", resolve_matrix(self.A, u), values), place(name)
+        if entry is not None:
+            moved = moved_by(self.B, self.offset, self.size, u)
+            return [_along_entry(A, resolve(values["diffusion"], u), dt, entry[1:], moved)]
         units = [[float(i == e) for i in range(size)] for e in range(size)]
-        _, _, noises = discretised(resolve_matrix(self.A, u), units, dt, False)
+        _, _, noises = discretised(A, units, dt, False)
         return [with_noise(Q, self.size) for Q in noises]
 
     def guards(self, u: Sequence[Entry]) -> list[Entry]:
@@ -97,6 +106,26 @@ def discretised(A: Matrix, D: Sequence[Vector], dt: Entry, driven: bool) -> Disc
     varying = [a for a in cells if not isinstance(a, float)]
     plan = _Plan(shape, tuple(a if isinstance(a, float) else None for a in cells))
     return shape.spread(called(plan, shape.count, [dt, *varying]))
+
+
+def _along_entry(A: Matrix, D: Vector, dt: Entry, entry: tuple[int, int], moved: Vector) -> Transition:
+    """Return the derivative of F, Q and c by an entry of A.
+
+    With E the unit matrix of that entry, [[A, E], [0, A]] has dF, dG and the integral of dF D F' in its blocks
+    (Van Loan 1978; Mathias 1996).
+    """
+    n = len(A)
+    unit = [[float((i, j) == entry) for j in range(n)] for i in range(n)]
+    twice = [[*a, *e] for a, e in zip(A, unit, strict=True)] + [[*[0.0] * n, *a] for a in A]
+    full = symmetric(D)
+    noise = lower([[0.0] * (2 * n)] * n + [[*[0.0] * n, *row] for row in full])
+    driven = not all(is_zero(a) for a in moved)
+    F, G, (Q,) = discretised(twice, [noise], dt, driven)
+    Q_full = symmetric(Q)
+    half = [row[n:] for row in Q_full[:n]]
+    dQ = [plus(half[i][j], half[j][i]) for i in range(n) for j in range(i + 1)]
+    c = apply([row[n:] for row in G[:n]], moved) if driven else [0.0] * n
+    return Transition([row[n:] for row in F[:n]], dQ, c)
 
 
 def _support(packed: Vector) -> tuple[bool, ...]:

@@ -1,12 +1,13 @@
 """Read the parts that definitions of several kinds of filters share. Errors name the field."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from kalman.linalg.packing import packed_index, packed_size, symmetric
 from kalman.models import checks, columns, structures
 from kalman.models.inputs import noise_scale
-from kalman.models.learned_entries import is_chosen, learn_requests
+from kalman.models.learned_entries import INITIAL, learn_requests, own_entries, place
 from kalman.models.starts import Start, numbers_for
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
@@ -39,7 +40,17 @@ def process(
     named = {i for i, name in enumerate(controls) if name in texts}
     if not definition.get("mode"):  # a control that one of several modes does not use may be another's
         check_controls(() if found.controlled or all_used else controls, columns.used(found) | named)
-    return found
+    return _with_entries(found, own_entries(definition, "FA"))
+
+
+def _with_entries(process: structures.Structure, entries: tuple[Parameter, ...]) -> structures.Structure:
+    """Return a process whose matrix has these entries as parameters."""
+    if not entries:
+        return process
+    if isinstance(process, structures.Scaled):
+        return replace(process, inner=_with_entries(process.inner, entries))
+    assert isinstance(process, (structures.Explicit, structures.Continuous))  # no other has entries
+    return replace(process, entries=entries)
 
 
 def check_controls(controls: Sequence[str], used: set[int]) -> None:
@@ -54,12 +65,11 @@ def check_controls(controls: Sequence[str], used: set[int]) -> None:
 
 
 def parameters(
-    process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
+    definition: Definition, process: Parametric, R: tuple[columns.Cell, ...], learned: Mapping[str, Any]
 ) -> tuple[Parameter, ...]:
-    """Return the parameters of a process and R, with learned values in place of the written ones."""
-    all_parameters = tuple(
-        replaced(parameter, learned) for parameter in (*process.parameters, Parameter("R", "covariance", R))
-    )
+    """Return the parameters of a process, R, and entries of H, with learned values in place of the written ones."""
+    every = (*process.parameters, Parameter("R", "covariance", R), *own_entries(definition, "H"))
+    all_parameters = tuple(replaced(parameter, learned) for parameter in every)
     unknown = set(learned) - {parameter.name for parameter in all_parameters}
     if unknown:
         raise ModelError(
@@ -86,9 +96,13 @@ def learn_request(definition: Definition, parameters: tuple[Parameter, ...]) -> 
     if scope == "pooled" and learn.get("by"):
         remedy = "write scope: group (one value a group) or scope: key (a population a group), or remove it"
         raise ModelError("learn.by", "goes with scope: group or key", remedy)
-    asked = [request for request in learn_requests(definition) if not is_chosen(request.name)]
-    wanted = [request.name for request in asked]
     known = [parameter.name for parameter in parameters]
+    asked = [
+        request
+        for request in learn_requests(definition)
+        if request.name in known or not (request.name in INITIAL or place(request.name))
+    ]
+    wanted = [request.name for request in asked]
     for name, field in zip(wanted, [request.field for request in asked], strict=True):
         if name not in known:
             raise ModelError(
@@ -111,7 +125,11 @@ def natural(parameter: Parameter) -> Any:
     """Return a parameter's value as a definition writes it: a number, or rows of a matrix."""
     if parameter.kind == "covariance":
         return [[float(entry) for entry in row] for row in symmetric(columns.numbers(parameter.value))]
-    if parameter.kind == "vector":
+    if parameter.kind == "transition":
+        flat = columns.numbers(parameter.value)
+        width = round(len(flat) ** 0.5)
+        return [[float(a) for a in flat[i : i + width]] for i in range(0, len(flat), width)]
+    if parameter.kind in ("vector", "chances"):
         return [float(entry) for entry in columns.numbers(parameter.value)]
     return float(columns.numbers(parameter.value)[0])
 

@@ -69,7 +69,6 @@ def slope(function: Function, x: Array, spread: Array, rows: int, wrap: Wrap | N
 
     spread (n, K): standard deviations of the states. wrap: for values that are angles.
     """
-    scale = np.where(spread > 0.0, spread, np.maximum(np.abs(x), 1.0))
     known = spread > 0.0
     scale = spread if known.all() else np.where(known, spread, np.maximum(np.abs(x), 1.0))
     step = np.maximum(FRACTION * scale, RESOLUTION * np.abs(x))

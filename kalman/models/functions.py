@@ -129,11 +129,11 @@ class FunctionProcess:
         full = called(self.q, (dt, u), (r, r))
         return np.array([full[i, j] for i in range(r) for j in range(i + 1)])
 
-    def row_noise(self, dt: Array, u: Array) -> Array:
-        """Return the packed Q of each key (r(r+1)/2, K), scaled."""
+    def row_noise(self, dt: Array, u: Array, Q: Sequence[Any]) -> Array:
+        """Return the packed Q of each key (r(r+1)/2, K), scaled; Q: its entries where it is a matrix."""
         packed = self.noise(dt, u)
         if packed is None:
-            packed = np.array([np.broadcast_to(a, dt.shape) for a in resolve(self.Q, list(u))])
+            packed = np.array([np.broadcast_to(a, dt.shape) for a in resolve(Q, list(u))])
         (scale,) = resolve([self.scale], list(u))
         return np.asarray(scale * packed)
 

@@ -1,7 +1,7 @@
-"""Learning of entries of F and H and of the initial distribution, beside a structure's parameters and R.
+"""Learning of entries of matrices and of the initial distribution, beside a structure's parameters and R.
 
-Learned values are written into the definition before the filter is built; during the search, F and H take them from
-further control columns.
+The matrices are F of an explicit process, A of one in continuous time, and H. Learned values are written into the
+definition before the filter is built; where groups or keys have their own, the entries are parameters of the filter.
 """
 
 import copy
@@ -9,11 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from kalman.linalg.entries import Entry
 from kalman.models import checks
-from kalman.models.structure import Parameter
+from kalman.models.structure import Parameter, Values
 from kalman.types import ModelError
 
-ENTRY = re.compile(r"([FH])\[(\d+)\]\[(\d+)\]")
+ENTRY = re.compile(r"([FAH])\[(\d+)\]\[(\d+)\]")
+KINDS = {"F": "explicit", "A": "continuous"}
+"""The kinds of process whose matrices have entries that can be learned."""
 INITIAL = ("initial.mean", "initial.covariance")
 PRIOR = {"name": "initial.mean"}, {"name": "initial.covariance"}
 LINKED = 1e-2
@@ -49,21 +52,50 @@ def learn_requests(definition: Mapping[str, Any]) -> list[LearnRequest]:
 
 
 def is_chosen(name: Any) -> bool:
-    """Tell whether a name is an entry of F or H, or of the initial distribution."""
-    return isinstance(name, str) and (name in INITIAL or ENTRY.fullmatch(name) is not None)
+    """Tell whether a name is an entry of a matrix, or of the initial distribution."""
+    return isinstance(name, str) and (name in INITIAL or place(name) is not None)
+
+
+def place(name: str) -> tuple[str, int, int] | None:
+    """Return the letter of the matrix, row and column that the name of an entry says; None for other names."""
+    found = ENTRY.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def own_entries(definition: Mapping[str, Any], letters: str) -> tuple[Parameter, ...]:
+    """Return the entries of these matrices that groups or keys learn for themselves, as written. Raises ModelError."""
+    learn = definition.get("learn")
+    if not isinstance(learn, Mapping) or learn.get("scope") not in ("group", "key"):
+        return ()
+    return tuple(
+        _parameter(definition, request)._replace(kind="real", bounds=None)
+        for request in learn_requests(definition)
+        if (found := place(request.name)) is not None and found[0] in letters
+    )
+
+
+def entered(letter: str, matrix: Sequence[Sequence[Entry]], values: Values) -> Sequence[Sequence[Entry]]:
+    """Return a matrix with its entries among the parameters' values."""
+    places = [(found, values[name][0]) for name in values if (found := place(name)) is not None]
+    if not any(found[0] == letter for found, _ in places):
+        return matrix
+    result = [list(row) for row in matrix]
+    for (of, i, j), value in places:
+        if of == letter:
+            result[i][j] = value
+    return result
 
 
 def parameters(definition: Mapping[str, Any]) -> list[Parameter]:
-    """Return the requested entries of F and H, then the initial distribution, as written. Raises ModelError."""
+    """Return the requested entries of matrices, then the initial distribution, as written. Raises ModelError."""
     found = [
         _parameter(definition, request) for request in learn_requests(definition) if is_chosen(request.name)
     ]
     scope = (definition.get("learn") or {}).get("scope")
     for p in found:
-        if scope == "key" or (scope == "group" and p.name not in INITIAL):
-            whom = "or for groups" if p.name in INITIAL else "and not for groups or keys"
-            problem = f"{p.name} is learned for all keys together, {whom}"
-            raise ModelError("learn.scope", problem, "write pooled, or learn others")
+        if scope == "key" and p.name in INITIAL:
+            problem = f"{p.name} is learned for all keys together or for groups: a key begins once"
+            raise ModelError("learn.scope", problem, "write pooled or group, or learn others")
     return sorted(found, key=lambda p: (p.name in INITIAL, p.name == INITIAL[1]))
 
 
@@ -104,24 +136,9 @@ def substituted(
             initial[name.removeprefix("initial.")] = value
             result["initial"] = initial
         elif is_chosen(name):
-            row, column = _place(result, f"parameters.{name}", name)
+            row, column = _row_of(result, f"parameters.{name}", name)
             row[column] = checks.number(f"parameters.{name}", value)
     return result, rest
-
-
-def as_columns(definition: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Return the definition with entries of F and H that come from columns of their names, after the others."""
-    if not names:
-        return definition
-    result = copy.deepcopy(dict(definition))
-    result["control"] = [*(definition.get("control") or ()), *names]
-    for name in names:
-        row, column = _place(result, f"learn.{name}", name)
-        row[column] = name
-    B = result["process"].get("B") if isinstance(result.get("process"), Mapping) else None
-    if B is not None:
-        result["process"]["B"] = [[*row, *([0.0] * len(names))] for row in B]
-    return result
 
 
 def _request(field: str, item: Any) -> LearnRequest:
@@ -148,7 +165,7 @@ def _request(field: str, item: Any) -> LearnRequest:
 
 def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Parameter:
     if request.name not in INITIAL:
-        row, column = _place(definition, request.field, request.name)
+        row, column = _row_of(definition, request.field, request.name)
         if isinstance(row[column], str):
             raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
         return kept_to(Parameter(request.name, "real", (checks.number(request.field, row[column]),)), request)
@@ -167,16 +184,17 @@ def _parameter(definition: Mapping[str, Any], request: LearnRequest) -> Paramete
     return kept_to(Parameter(request.name, "covariance", covariance), request)
 
 
-def _place(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
-    """Return the row of F or H that holds an entry, and its column."""
-    found = ENTRY.fullmatch(name)
+def _row_of(definition: Mapping[str, Any], field: str, name: str) -> tuple[Any, int]:
+    """Return the row of the matrix that holds an entry, and its column."""
+    found = place(name)
     assert found is not None
-    letter, i, j = found[1], int(found[2]), int(found[3])
-    section, label = ("process", "process.F") if letter == "F" else ("observation", "observation.H")
+    letter, i, j = found
+    section = "observation" if letter == "H" else "process"
+    label, kind = f"{section}.{letter}", KINDS.get(letter)
     part = definition.get(section)
     matrix = part.get(letter) if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or matrix is None or (letter == "F" and part.get("kind") != "explicit"):
-        remedy = "use process: {kind: explicit}" if letter == "F" else "write observation.H"
+    if not isinstance(part, Mapping) or matrix is None or (kind is not None and part.get("kind") != kind):
+        remedy = f"use process: {{kind: {kind}}}" if kind else "write observation.H"
         raise ModelError(field, f"the model has no {label}", remedy)
     if i >= len(matrix) or j >= len(matrix[i]):
         raise ModelError(field, f"{label} has no entry [{i}][{j}]", "count rows and columns from 0")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kalman.linalg.packing import lower
-from kalman.models.columns import Cell, psd, resolve, used
+from kalman.models.columns import Cell, psd, resolve
 from kalman.types import Array
 
 MEAN, VARIANCE = 0.0, 1.0
@@ -19,11 +19,6 @@ class Start(NamedTuple):
 
     mean: tuple[Cell, ...]
     covariance: tuple[Cell, ...]
-
-    @property
-    def columns(self) -> set[int]:
-        """The controls that it takes."""
-        return used(list(self))
 
     def resolved(self, u: Array) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
         """Return mean (n, K), packed covariance (p, K), and for which keys (K,) they are no distribution."""

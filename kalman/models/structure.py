@@ -23,7 +23,8 @@ class Parameter(NamedTuple):
     """A parameter of the model: its value as packed entries, and its kind, which determines its valid values.
 
     kind "positive", "real" and "bounded" are one number, the last between its `bounds` (None: without); "vector" is
-    several; "covariance" is a packed lower triangle. A parameter with an entry from a column cannot be learned.
+    several; "covariance" is a packed lower triangle; "chances" and "transition" are rows of probabilities, one or a
+    square matrix. A parameter with an entry from a column cannot be learned.
     """
 
     name: str

@@ -16,6 +16,7 @@ from kalman.models.columns import Cell, Cells, Column, resolve, resolve_matrix
 from kalman.models.continuous import Continuous
 from kalman.models.damped_trend import DampedTrend
 from kalman.models.inputs import inputs, moved_by, noise_scale
+from kalman.models.learned_entries import entered, place
 from kalman.models.seasonal import SeasonalDummy, SeasonalTrigonometric
 from kalman.models.structure import (
     Around,
@@ -43,12 +44,16 @@ __all__ = ["STRUCTURES", "Parameter", "Structure", "Values", "parse"]
 
 @dataclass(frozen=True)
 class Explicit(Plain):
-    """x' = F x + B u + offset + w, w ~ N(0, Q): one step a row, whatever the time between the rows."""
+    """x' = F x + B u + offset + w, w ~ N(0, Q): one step a row, whatever the time between the rows.
+
+    entries: those of F that are parameters, as groups or keys have their own.
+    """
 
     F: Cells
     Q: tuple[Cell, ...]
     B: Cells | None = None
     offset: tuple[Cell, ...] | None = None
+    entries: tuple[Parameter, ...] = ()
 
     @classmethod
     def parse(cls, field: str, definition: Mapping[str, Any], controls: Sequence[str]) -> Self:
@@ -70,13 +75,17 @@ class Explicit(Plain):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        return (Parameter("Q", "covariance", self.Q),)
+        return (Parameter("Q", "covariance", self.Q), *self.entries)
 
     def transition(self, dt: Array, u: Sequence[Entry], values: Values) -> Transition:
         c = moved_by(self.B, self.offset, self.size, u)
-        return Transition(resolve_matrix(self.F, u), resolve(values["Q"], u), c)
+        return Transition(entered("F", resolve_matrix(self.F, u), values), resolve(values["Q"], u), c)
 
     def tangents(self, name: str, dt: Array, u: Sequence[Entry], values: Values) -> list[Transition]:
+        entry = place(name)
+        if entry is not None:
+            slope = [[float((i, j) == entry[1:]) for j in range(self.size)] for i in range(self.size)]
+            return [quiet(self.size)._replace(F=slope)]
         size = packed_size(self.size)
         return [with_noise([float(i == e) for i in range(size)], self.size) for e in range(size)]
 

@@ -107,7 +107,8 @@ class ModeSmoother:
         after, _ = model.step(before, rows)
         filtered = [self._gaussian(before, j) for j in range(M)]
         logs = before[model.places["log_probabilities"]]
-        transition = np.eye(M) if model.transition is None else np.array(model.transition)
+        transition = model.transitions(before)
+        linked = np.eye(M) if model.transition is None else np.array(model.transition)
         chances = np.full((M, M, before.shape[1]), -np.inf)  # of mode j now and k at the next row
         pairs: dict[tuple[int, int], BackwardMoments] = {}
         for k, (part, backward_step) in enumerate(zip(model.parts, self._backward_steps, strict=True)):
@@ -115,7 +116,7 @@ class ModeSmoother:
             moments = _possible(moments, self._gaussian(after, k)[1])
             moments = backward_step(mixed[part], after[part], rows, moments)
             origin = self._gaussian(mixed, k)
-            leading = np.flatnonzero(transition[:, k])
+            leading = np.flatnonzero(linked[:, k])
             if not len(leading):  # the floor alone has kept it
                 continue
             scores = np.empty((len(leading), before.shape[1]))

@@ -93,7 +93,7 @@ class RobustGaussianFilter(GaussianFilter):
     def _step_block(self, state: Array, rows: Rows, target: Target) -> None:
         """Do one block; a gated row's key is flagged, and only the counters of its state change."""
         prior, moved, sound = self._prior(state, rows, rows.which_first())
-        seen, place, sound_there = self._seen(prior, rows.u)
+        seen, place, sound_there = self._seen(prior, rows.u, state)
         presents = presence(rows.y)
         masks = [a for a in presents if a is not None]
         checks = np.empty((4, state.shape[1]))

@@ -26,7 +26,7 @@ def fit_all(learn: GroupLearning, rows, group, pooled, groups):
     """Evaluate as buckets of rows do: the groups asked for, and nothing of the others."""
     asked = []
 
-    def evaluate(theta, which):
+    def evaluate(theta, which, of=learn.evaluate):
         asked.append(len(which))
         place = np.full(groups, -1)
         place[which] = np.arange(len(which))
@@ -34,9 +34,12 @@ def fit_all(learn: GroupLearning, rows, group, pooled, groups):
         number = np.cumsum(kept) - 1
         mask = kept[rows.key]
         part = kalman.SortedRows(number[rows.key[mask]], rows.time[mask], rows.y[:, mask], rows.u[:, mask])
-        return learn.evaluate(theta, place[group[kept]], part, int(kept.sum()), UNIT)
+        return of(theta, place[group[kept]], part, int(kept.sum()), UNIT)
 
-    return learn.fit(evaluate, pooled, groups, 100), asked
+    def statistics(theta, which):
+        return evaluate(theta, which, learn.statistics)
+
+    return learn.fit(evaluate, pooled, groups, 100, statistics), asked
 
 
 @pytest.mark.parametrize("kind", ["explicit", "local_linear_trend", "ornstein_uhlenbeck"])
@@ -146,8 +149,8 @@ def test_keys_begin_with_the_parameters_of_their_group():
     [
         ({"parameters": ["R"], "scope": "group"}, "learn.by"),
         ({"parameters": ["R"], "by": ["region"]}, "learn.by"),
-        ({"parameters": ["H[0][0]"], **BY_GROUP}, "learn.scope"),
-        ({"parameters": ["R"], "method": "em", **BY_GROUP}, "learn.method"),
+        ({"parameters": ["H[0][1]"], **BY_GROUP}, "learn.parameters[0]"),
+        ({"parameters": ["R"], "method": "ml", **BY_GROUP}, "learn.method"),
         ({"parameters": ["R"], "scope": "tribe"}, "learn.scope"),
     ],
 )

@@ -167,8 +167,7 @@ def test_derivatives_are_those_of_the_adjoint(kind, start):
     assert (np.abs(found.gradient - expected.gradient[places][:, keys]) <= 1e-11 * scale[:, None]).all()
     steps = [np.zeros(len(theta)), *STEP * np.eye(len(theta))]
     begun = [learner.begun(theta + step[:, None], 8) for step in steps]
-    inputs = np.empty((0, len(steps)))
-    J = information(learner.each, rows, 8, UNIT, begun, np.full(len(theta), STEP), inputs)[:, keys]
+    J = information(learner.each, rows, 8, UNIT, begun, np.full(len(theta), STEP))[:, keys]
     moved = [
         np.array([np.broadcast_to(a, 8) for a in learner.entries(theta + step[:, None])])[places]
         for step in steps

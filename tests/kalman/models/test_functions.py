@@ -88,7 +88,7 @@ WRONG = [
     ("process.jacobian", "moves:flat_slope", "gives shape (2, 2)"),
     ("process.q", "moves:noise", "beside q"),
     ("filter", "linear", "takes no function"),
-    ("learn", {"parameters": ["Q"]}, "learns no parameters"),
+    ("learn", {"parameters": ["variance"], "scope": "key"}, "no parameter 'variance'"),
     ("initial", {"diffuse": True}, "needs a distribution"),
     ("form", "roots", "not a form"),
     ("form", "information", "has no information form"),

@@ -161,5 +161,5 @@ def test_each_key_cannot_have_its_own_beginning():
     definition = level({"parameters": ["R", "initial.mean"], "scope": "key"}) | {
         "initial": {"mean": [0.0], "covariance": [[1.0]]}
     }
-    with pytest.raises(kalman.ModelError, match="all keys together"):
+    with pytest.raises(kalman.ModelError, match="a key begins once"):
         maximum_likelihood.maximum_likelihood(definition)

@@ -1,0 +1,296 @@
+"""Maximum likelihood of filters that are not linear, and of several models: for all keys, groups or keys.
+
+The likelihood is the one that the filter itself computes, its gradient by central differences
+(`kalman.learning.filter_pass`), the search that of linear models. Robust updates and adaptive noise change no learning.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kalman.building.modes import MODE_CHANCES, known_parameters
+from kalman.building.registry import build
+from kalman.filters.gaussian import GaussianFilter
+from kalman.filters.mixture_moments import normalised
+from kalman.filters.multiple_models import MultipleModels
+from kalman.learning import constraints
+from kalman.learning.bounds import search_outcome, search_within, spread_within
+from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
+from kalman.learning.filter_pass import Differences, Weights, differences, likelihoods
+from kalman.learning.filter_searches import FilterModel, observed
+from kalman.learning.free_numbers import FreeNumbers, follows_scale
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_learning import check, fit_each
+from kalman.learning.key_starts import Free
+from kalman.learning.scoring import Point, finite, maximise
+from kalman.linalg.packing import packed_index, symmetric, unpack
+from kalman.models import columns, learned_entries
+from kalman.models.definition import learn_request, natural
+from kalman.models.structure import Parameter
+from kalman.run import SortedRows
+from kalman.types import Array, ModelError
+
+STEP = 1e-4
+"""Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
+LEFT_OUT = ("smoothing", "robust", "adaptive", "storage", "sliding_log_likelihood")
+"""Sections that do not change what is learned."""
+
+
+@dataclass(frozen=True)
+class FilterLearning(FreeNumbers):
+    """Maximum likelihood by differences; a `kalman.learning.em.Learner`."""
+
+    definition: Mapping[str, Any]
+    names: tuple[str, ...]
+    scope: str
+    begin: Mapping[str, Any]
+    """Initial values in place of the written ones."""
+
+    @cached_property
+    def each(self) -> GaussianFilter | MultipleModels:
+        """The model with its learned parameters in the state, one filter for all values of the search."""
+        own = [name for name in self.names if name not in learned_entries.INITIAL]
+        model = build({**self.definition, "learn": {"parameters": own, "scope": "key"}}, self.begin)
+        assert isinstance(model, (GaussianFilter, MultipleModels))
+        return model
+
+    @cached_property
+    def learned(self) -> tuple[Parameter, ...]:
+        """The learned parameters with their constraints, the initial distribution last."""
+        requests = {one.name: one for one in learned_entries.learn_requests(self.definition)}
+        if isinstance(self.each, MultipleModels):
+            return self.each.own
+        own = [
+            learned_entries.kept_to(p, requests[p.name])
+            for p in self.each.parameters
+            if p.name in self.each.own
+        ]
+        chosen = learned_entries.parameters(self.definition)
+        return (*own, *(p for p in chosen if p.name in learned_entries.INITIAL))
+
+    @property
+    def measurements(self) -> int:
+        """Number of components of a row."""
+        return self.each.measurements
+
+    def field_of(self, parameter: Parameter) -> str:
+        """Return the field of the definition that a parameter is written in."""
+        if isinstance(self.each, MultipleModels) or learned_entries.is_chosen(parameter.name):
+            return parameter.name
+        return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
+
+    def follows_scale(self, parameter: Parameter, entry: int) -> float:
+        """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+        if parameter.kind != "positive":
+            return follows_scale(self.each, parameter, entry)
+        if isinstance(self.each, GaussianFilter):
+            return follows_scale(self.each, parameter, entry)
+        mode, inner = self.each.modes[0], parameter
+        for label, one in zip(self.each.names, self.each.modes, strict=True):
+            if parameter.name.startswith(f"{label}."):
+                mode, inner = one, parameter._replace(name=parameter.name.removeprefix(f"{label}."))
+        return follows_scale(getattr(mode, "base", mode), inner, entry)
+
+    def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
+        """Return the states (size, keys) of keys without rows at theta (p,) or (p, keys).
+
+        instead (p, keys): variances in place of those that theta says, NaN where there is none.
+        """
+        each, rows = self.each, dict[str, list[Any]]()
+        at = 0
+        for p in self.learned:
+            free = constraints.free_entries(p)
+            values = constraints.value(p, list(theta[at : at + len(free)]))
+            if instead is not None:
+                for place, e in enumerate(free):
+                    values[e] = np.where(np.isnan(instead[at + place]), values[e], instead[at + place])
+            rows[p.name] = [np.broadcast_to(a, keys) for a in values]
+            at += len(free)
+        state = each.initial(keys)
+        if isinstance(each, GaussianFilter) and any(name in rows for name in learned_entries.INITIAL):
+            mean = np.array(rows.pop("initial.mean", [np.full(keys, a) for a in each.mean]))
+            spread = rows.pop("initial.covariance", [np.full(keys, a) for a in each.covariance])
+            state = each.from_moments(mean, unpack(np.array(spread)))
+        elif isinstance(each, MultipleModels) and MODE_CHANCES in rows:
+            with np.errstate(divide="ignore"):
+                logs = normalised([np.log(a) for a in rows[MODE_CHANCES]], each.floor)
+            state[each.places["log_probabilities"]] = np.array(logs)
+        own = [a for values in rows.values() for a in values]
+        return each.with_parameters(state, np.array(own)) if own else state
+
+    def sizes(self, theta: Array) -> Array:
+        """Return the size of each free number (p,) or (p, keys), to which steps are relative: 1 of a logarithm."""
+        united = np.isinf(self.limits)
+        united = united.reshape(-1, *[1] * (theta.ndim - 1))
+        written = np.abs(self.start).reshape(united.shape)
+        least = np.where(written > 0.0, written, 1.0)
+        return np.where(united, np.maximum(np.abs(theta), least), 1.0)
+
+    def values(self, thetas: list[Array], rows: SortedRows, keys: int, unit: float) -> Array:
+        """Return the log-likelihoods (c, keys) at each of c theta (p, keys)."""
+        starts = [self.begun(theta, keys) for theta in thetas]
+        return likelihoods(self.each, rows, keys, unit, starts)[0]
+
+    def differences(
+        self,
+        theta: Array,
+        rows: SortedRows,
+        keys: int,
+        unit: float,
+        zero: np.ndarray | None = None,
+        small: Array | None = None,
+    ) -> Differences:
+        """Return value, gradient and information of each key at theta (p, keys) or (p,).
+
+        Where a variance is zero the derivative is by the variance, of one side, with steps `small` (p, keys).
+        """
+        p = len(theta)
+        theta = theta if theta.ndim == 2 else np.repeat(theta[:, None], keys, axis=1)
+        step = STEP * self.sizes(theta)
+        held = np.zeros((p, keys), bool) if zero is None else zero
+        small = np.ones((p, keys)) if small is None else small
+        at_zero = np.where(held, 0.0, np.nan)
+        states = [self.begun(theta, keys, at_zero)]
+        for side, times in ((1.0, 1.0), (-1.0, 2.0)):
+            for i in range(p):
+                moved, off = theta.copy(), at_zero.copy()
+                moved[i] += side * step[i]
+                off[i] = np.where(held[i], times * small[i], np.nan)
+                states.append(self.begun(moved, keys, off))
+        weights = Weights(
+            np.where(held, -1.5 / small, 0.0),
+            np.where(held, 2.0 / small, 0.5 / step),
+            np.where(held, -0.5 / small, -0.5 / step),
+        )
+        return differences(self.each, rows, keys, unit, states, weights)
+
+    def keyed(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float
+    ) -> tuple[Array, Array, np.ndarray]:
+        """Return log-likelihood (keys,), gradient and packed information (s, keys), rows used (keys,)."""
+        found = self.differences(theta, rows, keys, unit)
+        i, j = np.tril_indices(len(theta))
+        return found.log_likelihood, np.concatenate([found.gradient, found.information[i, j]]), found.used
+
+    def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
+        """Return log-likelihood, gradient and packed information, and the number of rows, summed over keys."""
+        value, vector, used = self.keyed(theta, rows, keys, unit)
+        if not np.isfinite(value).all():
+            return -math.inf, np.zeros(len(vector)), int(used.sum())
+        return (
+            math.fsum(value.tolist()),
+            np.array([math.fsum(row) for row in vector.tolist()]),
+            int(used.sum()),
+        )
+
+    def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
+        """Return the theta of the greatest log-likelihood, found from the written parameters on."""
+        p = len(self.start)
+
+        def point(theta: Array) -> Point:
+            value, vector, used = evaluate(theta)
+            return Point(
+                theta, value, vector[:p], np.array(symmetric(vector[p:].tolist())).reshape(p, p), used
+            )
+
+        begin = point(self.start)
+        if not finite(begin) or not begin.used:
+            reason = "the log-likelihood at the written parameters is not finite, or no row can be used"
+            return Fit(self.start, begin.value, 0, Outcome.FAILED, reason, begin.used)
+        best = maximise(point, search_within(begin, self.variables, max_iterations))
+        outcome, reason = search_outcome(best, self.variables)
+        place = best.point
+        known = observed(
+            lambda theta: point(theta[:, 0]).gradient[:, None],
+            place.theta[:, None],
+            self.sizes(place.theta)[:, None],
+            best.held[:, None] != 0,
+            place.information[:, :, None],
+        )[:, :, 0]
+        spread = spread_within(place._replace(information=known), best.held)
+        errors = self.errors(place.theta, spread)
+        return Fit(
+            place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
+        )
+
+    @cached_property
+    def _key_model(self) -> FilterModel:
+        free: list[Free] = []
+        for p in self.learned:
+            entries = constraints.free_entries(p)
+            n = len(symmetric(p.value)) if p.kind == "covariance" else 0
+            for e in entries:
+                power = round(1.0 / a) if (a := self.follows_scale(p, e)) else 0
+                linked = any(
+                    packed_index(i, k) in entries and e in (packed_index(i, i), packed_index(k, k))
+                    for i in range(n)
+                    for k in range(i)
+                )
+                free.append(Free(p, e, power, bool(power) and not linked))
+        return FilterModel(self, self.learned, self.start, free)
+
+    def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
+        """Return each key's own parameters, all keys at once; as `Learning.fit_keys`."""
+        return fit_each(self._key_model, rows, keys, unit, population)
+
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        return check(self._key_model, rows, keys, unit, theta)
+
+
+def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
+    """Return the learner of an extended, unscented or cubature filter. Raises ModelError."""
+    learn = definition.get("learn") or {}
+    kind = definition.get("filter")
+    if learn.get("method") == "em":
+        problem = f"em has no closed form for the {kind} filter"
+        raise ModelError("learn.method", problem, "write mle, or remove it")
+    definition = {**definition, **dict.fromkeys(LEFT_OUT)}
+    model = build({**definition, "learn": None})
+    if not isinstance(model, GaussianFilter):
+        raise ModelError(
+            "learn.parameters", f"nothing is learned for a filter of kind {kind}", "remove learn"
+        )
+    chosen = learned_entries.parameters(definition)
+    names, scope = learn_request(definition, (*model.parameters, *chosen))
+    requests = {one.name: one for one in learned_entries.learn_requests(definition) if one.form is not None}
+    formed = [learned_entries.kept_to(p, requests[p.name]) for p in model.parameters if p.name in requests]
+    result = FilterLearning(definition, names, scope, {p.name: natural(p) for p in formed})
+    _ = result.start  # raises here, before the cluster is used
+    return result
+
+
+def mode_learner(definition: Mapping[str, Any]) -> FilterLearning:
+    """Return the learner of an IMM or MMAE. Raises ModelError."""
+    learn = definition.get("learn") or {}
+    scope = learn.get("scope") or "pooled"
+    if learn.get("prior"):
+        raise ModelError("learn.prior", "the initial distribution is not learned with modes", "remove it")
+    if learn.get("method") == "em":
+        raise ModelError("learn.method", "modes are learned by maximum likelihood", "write mle, or remove it")
+    left_out = ("smoothing", "storage", "sliding_log_likelihood")
+    definition = {**definition, **dict.fromkeys(left_out)}
+    model = build({**definition, "learn": None})
+    assert isinstance(model, MultipleModels)
+    known = known_parameters(model)
+    learn_request({**definition, "learn": {**learn, "parameters": []}}, ())
+    requests = learned_entries.learn_requests(definition)
+    for request in requests:
+        part = known.get(request.name)
+        if part is None:
+            remedy = f"choose from {', '.join(known)}"
+            raise ModelError(request.field, f"the modes have no parameter {request.name!r}", remedy)
+        if request.form is not None or request.bounds is not None:
+            raise ModelError(request.field, "modes have neither forms nor bounds", "write the name alone")
+        if columns.used(part.value):
+            raise ModelError(request.field, f"{request.name} comes from a column", "learn others")
+        if scope == "key" and request.name == MODE_CHANCES:
+            problem = f"{request.name} is learned for all keys together or for groups: a key begins once"
+            raise ModelError("learn.scope", problem, "write pooled or group, or learn others")
+    result = FilterLearning(definition, tuple(request.name for request in requests), scope, {})
+    _ = result.start  # raises here, before the cluster is used
+    return result

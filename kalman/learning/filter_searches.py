@@ -1,0 +1,219 @@
+"""The searches of keys whose likelihood is differenced: extended, unscented and cubature filters, and several models.
+
+They are those of `kalman.learning.key_learning` but for what needs a linear model: starts are the best of many sizes of
+the noises by the filter's own likelihood, and standard errors are from the curvature that is observed at the maximum.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kalman.evaluation.diagnostics import ljung_box
+from kalman.evaluation.row_figures import INNOVATION, RowFigures
+from kalman.learning.filter_pass import Differences
+from kalman.learning.key_learning import KeySearches, Problems
+from kalman.learning.key_search import Point
+from kalman.learning.key_starts import Free, Starts
+from kalman.models.structure import Parameter
+from kalman.run import KeyStates, SortedRows, run
+from kalman.types import Array, Filter
+
+DECADES = (0.0, -8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
+"""Powers of ten of all noises that a start may differ by from what is written."""
+RATIOS = (0.0, -4.0, -2.0, 2.0, 4.0)
+"""Powers of ten of process noise against measurement noise."""
+SMALL = 1e-5
+"""Step from a variance of zero, relative to the variance at the start."""
+CURVED = 1e-3
+"""Step of a free number for the differences of the gradient."""
+
+
+class Differenced(Protocol):
+    """A model whose likelihood is differenced, `kalman.learning.filter_learning.FilterLearning`."""
+
+    @property
+    def each(self) -> Filter:
+        """The filter with its learned parameters in the state."""
+        ...
+
+    def begun(self, theta: Array, keys: int, instead: Array | None = None) -> Array:
+        """Return the states (size, keys) of keys without rows at theta (p, keys), or `instead` where it is known."""
+        ...
+
+    def sizes(self, theta: Array) -> Array:
+        """Return the size of each free number (p, keys), to which steps are relative."""
+        ...
+
+    def values(self, thetas: list[Array], rows: SortedRows, keys: int, unit: float) -> Array:
+        """Return the log-likelihoods (c, keys) at each of c theta (p, keys)."""
+        ...
+
+    def differences(
+        self, theta: Array, rows: SortedRows, keys: int, unit: float, zero: np.ndarray, small: Array
+    ) -> Differences:
+        """Return value, gradient and information at theta (p, keys)."""
+        ...
+
+
+class FilterModel(NamedTuple):
+    """What is learned, as `kalman.learning.key_learning.Model`."""
+
+    of: Differenced
+    parameters: tuple[Parameter, ...]
+    written: Array
+    free: list[Free]
+
+    def usable(self, rows: SortedRows) -> SortedRows:
+        """Return the rows that the filter does not flag whatever the parameters are."""
+        good = ~np.isinf(rows.y).any(axis=0) & np.isfinite(rows.u).all(axis=0)
+        return rows if good.all() else rows.take(good)
+
+    def searches(self, rows: SortedRows, unit: float) -> "FilterSearches":
+        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        return FilterSearches(self, rows, unit)
+
+
+class _Points:
+    """Evaluations of problems that are each the rows of a key."""
+
+    def __init__(self, searches: "FilterSearches", keys: np.ndarray) -> None:
+        self.searches, self.keys = searches, keys
+        self._used = np.zeros(len(keys), np.int64)
+
+    def point(self, theta: Array, zero: np.ndarray, which: np.ndarray) -> Point:
+        """Return the points of the problems `which`; where rows fall out the value is minus infinity."""
+        searches, keys = self.searches, self.keys[which]
+        rows = searches.rows_of(keys)
+        found = searches.model.of.differences(
+            theta, rows, len(which), searches.unit, zero, searches.small[:, keys]
+        )
+        lost = found.used < self._used[which]
+        self._used[which] = np.maximum(self._used[which], found.used)
+        value = np.where(lost | (found.used == 0), -np.inf, found.log_likelihood)
+        return Point(value, found.gradient, found.information)
+
+
+class FilterSearches(KeySearches):
+    """The searches of the keys that have rows, numbered 0 to J - 1."""
+
+    def __init__(self, model: FilterModel, rows: SortedRows, unit: float) -> None:
+        self.model, self.sorted, self.unit = model, rows, unit  # type: ignore[assignment]
+        self.keys = int(rows.key[-1]) + 1
+        self._first = np.flatnonzero(np.diff(rows.key, prepend=-1))
+        self._count = np.diff(self._first, append=len(rows.key))
+
+    def rows_of(self, keys: np.ndarray) -> SortedRows:
+        """Return the rows of keys (J,), which may repeat, numbered 0 to J - 1."""
+        if len(keys) == self.keys and (keys == np.arange(self.keys)).all():
+            return self.sorted
+        count = self._count[keys]
+        ends = np.cumsum(count)
+        within = np.arange(ends[-1]) - np.repeat(ends - count, count)
+        some = self.sorted.take(np.repeat(self._first[keys], count) + within)
+        return some._replace(key=np.repeat(np.arange(len(keys)), count))
+
+    @cached_property
+    def measured(self) -> Array:
+        """Number of measured values (J,)."""
+        return np.bincount(self.sorted.key, (~np.isnan(self.sorted.y)).sum(axis=0))
+
+    @cached_property
+    def small(self) -> Array:
+        """Steps (p, J) from variances of zero."""
+        return SMALL * np.exp(self.starts.spread)
+
+    @cached_property
+    def starts(self) -> Starts:
+        """The candidates, ordered by key from the best: noises of many sizes, and what is written."""
+        model = self.model
+        power = np.array([one.power for one in model.free], float)
+        measured = np.array([one.parameter.name.rpartition(".")[2] == "R" for one in model.free])
+        both = (measured & (power > 0)).any() and (~measured & (power > 0)).any()
+        theta: list[Array] = []
+        kinds: list[int] = []
+        for decade, ratio in product(DECADES if power.any() else (0.0,), RATIOS if both else (0.0,)):
+            logs = np.log(10.0) * (decade + np.where(measured, -0.5, 0.5) * ratio)
+            moved = np.where(power > 0, logs / np.maximum(power, 1.0), 0.0)
+            theta.append(np.repeat((model.written + moved)[:, None], self.keys, axis=1))
+            kinds.append(int(np.sign(ratio)) + 1)
+        found = model.of.values(theta, self.sorted, self.keys, self.unit)
+        value = np.where(np.isfinite(found), found, -np.inf)
+        rank = np.argsort(-value, axis=0, kind="stable")
+        ordered = np.take_along_axis(np.array(theta), rank[:, None, :], axis=0)
+        low, high = (
+            f.reduceat(np.where(np.isnan(self.sorted.y), fill, self.sorted.y), self._first, axis=1)
+            for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
+        )
+        constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
+        return Starts(ordered, np.array(kinds)[rank], power[:, None] * ordered[0], constant)
+
+    @property
+    def several(self) -> bool:
+        """Every key is searched from several starts: the likelihood of such filters has several maxima."""
+        return True
+
+    def points(self, which: np.ndarray | None = None) -> Problems:
+        """Return the problems of these keys, which may repeat, in their order; None: all."""
+        return _Points(self, np.arange(self.keys) if which is None else which)
+
+    def informed(
+        self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
+    ) -> Array:
+        """Return the curvature (p, p, J) observed at the ends, or the point's information where there is no maximum."""
+        points = self.points(which)
+        every = np.arange(theta.shape[1])
+
+        def gradient(moved: Array) -> Array:
+            return points.point(moved, zero, every).gradient
+
+        return observed(gradient, theta, self.model.of.sizes(theta), zero, point.information)
+
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
+        """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box of any."""
+        model, keys = self.model.of.each, self.keys
+        none = np.zeros(keys, np.int64)
+        at_zero = np.where(zero, 0.0, np.nan)
+        states = KeyStates(self.model.of.begun(theta, keys, at_zero), none, none.copy(), np.zeros(keys))
+        figures = RowFigures(model, states, self.sorted, (INNOVATION,))
+        run(model, states, self.sorted, self.unit, figures)
+        total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
+        white = figures.found()[INNOVATION]
+        key = self.sorted.key
+        for z in white:
+            known = np.isfinite(z)
+            total += np.bincount(key[known], z[known] ** 2, minlength=keys)
+            count += np.bincount(key[known], minlength=keys)
+            least = np.fmin(least, ljung_box(key, z, keys, fitted=fitted).p_value)
+        with np.errstate(all="ignore"):
+            tested = np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
+            return total / count, tested
+
+
+def observed(
+    gradient: Callable[[Array], Array], theta: Array, sizes: Array, held: np.ndarray, otherwise: Array
+) -> Array:
+    """Return the negative second derivatives (p, p, J) at theta (p, J), by central differences of the gradient.
+
+    held (p, J): numbers that stay. Where the curvature about the others is not that of a maximum: `otherwise`.
+    """
+    p, J = theta.shape
+    H = np.zeros((p, p, J))
+    for i in range(p):
+        step = np.where(held[i], 0.0, CURVED * sizes[i])
+        moved = np.zeros((p, J))
+        moved[i] = step
+        with np.errstate(all="ignore"):
+            H[i] = -(gradient(theta + moved) - gradient(theta - moved)) / (2.0 * step)
+    H = 0.5 * (H + np.swapaxes(H, 0, 1))
+    gone = held[:, None] | held[None, :]
+    eye = np.eye(p)[:, :, None]
+    known = np.where(np.isfinite(H) & ~gone, H, np.where(gone, eye, np.nan))
+    diagonal = np.array([known[i, i] for i in range(p)])
+    with np.errstate(all="ignore"):
+        unit = known / np.sqrt(diagonal[:, None] * diagonal[None, :])
+    sound = np.isfinite(unit).all(axis=(0, 1))
+    least = np.linalg.eigvalsh(np.moveaxis(np.where(sound, unit, eye), -1, 0))[:, 0]
+    return np.where(sound & (least > 1e-8), np.where(gone, 0.0, known), otherwise)

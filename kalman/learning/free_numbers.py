@@ -1,0 +1,166 @@
+"""The learned parameters of a model as free numbers theta: names, values, bounds, standard errors, the population."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kalman.filters.robust.adaptive import scaled
+from kalman.learning import constraints
+from kalman.learning.bounds import Variables
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_population import population_of
+from kalman.linalg.packing import packed_index
+from kalman.models.definition import natural
+from kalman.models.structures import Parameter
+from kalman.types import Array
+
+
+class FreeNumbers:
+    """What learners share; each says what it learns, and how its parameters are named and scaled."""
+
+    @property
+    def learned(self) -> tuple[Parameter, ...]:
+        """The learned parameters with their constraints."""
+        raise NotImplementedError
+
+    @property
+    def measurements(self) -> int:
+        """Number of components of a row."""
+        raise NotImplementedError
+
+    def field_of(self, parameter: Parameter) -> str:
+        """Return the field of the definition that a parameter is written in."""
+        raise NotImplementedError
+
+    def follows_scale(self, parameter: Parameter, entry: int) -> float:
+        """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+        raise NotImplementedError
+
+    @cached_property
+    def start(self) -> Array:
+        """Free numbers (p,) of the written parameters. Raises ModelError where one cannot be learned."""
+        return np.array([t for p in self.learned for t in constraints.start(p, self.field_of(p))])
+
+    @cached_property
+    def _spans(self) -> list[slice]:
+        ends = np.cumsum([0, *(len(constraints.free_entries(p)) for p in self.learned)]).tolist()
+        return [slice(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+
+    def entries(self, theta: Array) -> list[Any]:
+        """Return the packed entries of all learned parameters for theta (p,) or (p, K)."""
+        pairs = zip(self.learned, self._spans, strict=True)
+        return [a for p, span in pairs for a in constraints.value(p, list(theta[span]))]
+
+    def parameters(self, theta: Array) -> dict[str, Any]:
+        """Return learned parameters by name, plain numbers and lists, as `kalman.build` takes them."""
+        pairs = zip(self.learned, self._spans, strict=True)
+        return {
+            p.name: natural(
+                p._replace(value=tuple(float(a) for a in constraints.value(p, theta[span].tolist())))
+            )
+            for p, span in pairs
+        }
+
+    @cached_property
+    def variables(self) -> Variables:
+        """What the free numbers are, for a search with bounds."""
+        names: list[str] = []
+        scale: list[float] = []
+        low: list[str | None] = []
+        high: list[str | None] = []
+        for p in self.learned:
+            for e in constraints.free_entries(p):
+                names.append(entry_name(p, e))
+                below, above = _bounds(p)
+                low.append(below)
+                high.append(above)
+                scale.append(self.follows_scale(p, e))
+        ends = tuple(low), tuple(high)
+        return Variables(tuple(names), self.limits, np.array(scale), self.measurements, *ends)
+
+    @property
+    def limits(self) -> Array:
+        """Largest step in each free number: unlimited where it has a unit, else a factor e^2."""
+        kinds = [p.kind for p in self.learned for _ in constraints.free_entries(p)]
+        return np.array([np.inf if kind in ("real", "vector") else 2.0 for kind in kinds])
+
+    def errors(self, theta: Array, covariance: Array) -> dict[str, Any]:
+        """Return the standard errors of the learned parameters by name, in their shape, by the delta method."""
+        result: dict[str, Any] = {}
+        for p, span in zip(self.learned, self._spans, strict=True):
+            free = list(theta[span])
+            slopes = np.array([constraints.pull_back(p, free, list(row)) for row in np.eye(len(p.value))])
+            spread = covariance[span, span]
+            with np.errstate(invalid="ignore"):  # 0 * inf of a fixed entry
+                variances = [sum(a * a * spread[i, i] for i, a in enumerate(row) if a) for row in slopes]
+                own = np.einsum("ki,ij,kj->k", slopes, np.where(np.isinf(spread), 0.0, spread), slopes)
+            errors = np.sqrt(np.where(np.isinf(variances), np.inf, np.maximum(own, 0.0)))
+            result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
+        return result
+
+    def pulled(self, theta: Any, slopes: Any) -> list[Any]:
+        """Return the derivatives by the free numbers, given those by the packed entries."""
+        result: list[Any] = []
+        at = 0
+        for p, span in zip(self.learned, self._spans, strict=True):
+            width = len(p.value)
+            result += constraints.pull_back(p, list(theta[span]), list(slopes[at : at + width]))
+            at += width
+        return result
+
+    @property
+    def places(self) -> dict[str, Any]:
+        """Return the positions in `KeyFit.parameters` of the entries of each parameter, in its shape."""
+        result: dict[str, Any] = {}
+        at = 0
+        for p in self.learned:
+            numbered = natural(p._replace(value=tuple(float(at + e) for e in range(len(p.value)))))
+            result[p.name] = numbered
+            at += len(p.value)
+        return result
+
+    def population(self, fits: Sequence[KeyFit]) -> Population:
+        """Return the population of keys that were fitted without a prior, by empirical Bayes."""
+        sound = [one.take(np.flatnonzero(one.outcome <= Outcome.AT_BOUND)) for one in fits]
+        theta = np.concatenate([one.theta for one in sound], axis=1)
+        information = np.concatenate([one.information for one in sound], axis=2)
+        places = np.cumsum([0, *(len(p.value) for p in self.learned)]).tolist()
+        free = [
+            at + e for at, p in zip(places, self.learned, strict=False) for e in constraints.free_entries(p)
+        ]
+        zero = np.concatenate([one.parameters[free] == 0.0 for one in sound], axis=1)
+        return population_of(theta, information, zero, self.start)
+
+
+def entry_name(parameter: Parameter, entry: int) -> str:
+    """Return the name of a packed entry of a parameter, such as R[1][0]."""
+    if len(parameter.value) == 1:
+        return parameter.name
+    if parameter.kind != "covariance":
+        return f"{parameter.name}[{entry}]"
+    i = math.isqrt(8 * entry + 1) - 1
+    i //= 2
+    return f"{parameter.name}[{i}][{entry - packed_index(i, 0)}]"
+
+
+def _bounds(parameter: Parameter) -> tuple[str | None, str | None]:
+    """Return what is said of a parameter at the bound below, and at that above."""
+    low, high = parameter.bounds or (None, None)
+    below = "is zero" if low is None and parameter.kind != "bounded" else f"is at its bound {low}"
+    above = "grows without bound" if high is None else f"is at its bound {high}"
+    if parameter.kind == "bounded" and low is None:  # the free number is that of the distance below the bound
+        return above, "falls without bound"
+    return below, above
+
+
+def follows_scale(model: Any, parameter: Parameter, entry: int) -> float:
+    """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
+    if parameter.kind == "covariance":
+        row = (math.isqrt(8 * entry + 1) - 1) // 2
+        return 0.5 if entry == packed_index(row, row) else 0.0
+    if parameter.kind != "positive":
+        return 0.0
+    return 1.0 if scaled(model.process, parameter, model.controls).rank else 0.0

@@ -1,0 +1,95 @@
+"""Learning through `pretrain`: entries of matrices, EM, filters that are not linear, and modes, by key and by group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec
+from tests.jobs.support.pipeline import Pipeline
+
+pytestmark = pytest.mark.spark
+
+BY_KEY = {"scope": "key"}
+BY_GROUP = {"scope": "group", "by": ["site"]}
+DECAY = {
+    "process": {"kind": "explicit", "F": [[0.9]], "Q": [[1.0]]},
+    "observation": {"H": [[1.0]], "R": [[1.0]]},
+}
+DRAWN = {
+    "process": {"kind": "continuous", "A": [[-0.1]], "diffusion": [[1.0]]},
+    "observation": DECAY["observation"],
+}
+MODES: dict[str, Any] = {
+    "modes": [
+        {"name": "slow", "process": {"kind": "random_walk", "variance": 0.05}},
+        {"name": "fast", "process": {"kind": "random_walk", "variance": 2.0}},
+    ],
+    "transition": [[0.9, 0.1], [0.2, 0.8]],
+    "process": None,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "entries_em": {**DECAY, "learn": {"parameters": ["F[0][0]", "Q", "R"], "method": "em", **BY_KEY}},
+    "matrix_a": {**DRAWN, "learn": {"parameters": ["A[0][0]", "diffusion", "R"], **BY_KEY}},
+    "extended": {"filter": "extended", "learn": {"parameters": ["variance", "R"], **BY_KEY}},
+    "groups_em": {**DECAY, "learn": {"parameters": ["F[0][0]", "R"], "method": "em", **BY_GROUP}},
+    "unscented": {"filter": "unscented", "learn": {"parameters": ["variance", "R"], **BY_GROUP}},
+    "modes": {
+        "filter": "imm",
+        **MODES,
+        "learn": {"parameters": ["fast.variance", "R", "transition"], **BY_KEY},
+    },
+}
+
+
+def written(name: str) -> dict[str, Any]:
+    whole = {**spec("by_key"), **MODELS[name], "name": name}
+    return {field: value for field, value in whole.items() if value is not None}
+
+
+def test_pretrain_writes_what_was_learned_and_filter_ends_in_its_states(tmp_path: Path) -> None:
+    """Each key's own or its group's values, with outcomes and errors in `learned`; the same bits without Spark."""
+    rows = readings()
+    for name, sections in MODELS.items():
+        pipeline = Pipeline(tmp_path / name, written(name))
+        pipeline.land(rows)
+        identity = pipeline.pretrain().data["snapshot"]
+        report, out = filtered(pipeline, rows)
+        assert report.data["snapshot"] == identity, name
+        state = pipeline.snapshot(identity)
+        keys = [int(key.strip('[]"').rpartition('"')[2] or key) for key in state["key"]]
+        expected = {
+            key: (float(m[0]), float(P[0]))
+            for key, m, P in zip(keys, state["mean"], state["covariance"], strict=True)
+        }
+        assert last_rows(out) == expected, name
+        scope = sections["learn"]["scope"]
+        table = pipeline.warehouse.spark.read.format("delta").load(str(pipeline.warehouse.path("learned")))
+        found = [row.asDict(recursive=True) for row in table.collect()]
+        own = [row for row in found if row["scope"] == scope]
+        assert len(own) == (5 if scope == "key" else 2), name
+        numbers = {tuple(sorted(row["parameters"].items())) for row in own}
+        assert len(numbers) == len(own), f"{name}: each has values of its own"
+        errors = [
+            error
+            for row in own
+            if row["outcome"] == "converged"
+            for error in row["standard_errors"].values()
+            if error is not None
+        ]
+        assert errors and min(errors) > 0.0, name
+        assert all(row["outcome"] in ("converged", "at_bound", "too_few_rows") for row in own), name
+        assert np.isfinite([row["nis"] for row in own]).all(), name
+        _check_unknown(pipeline, rows, scope, name)
+
+
+def _check_unknown(pipeline: Pipeline, rows: pd.DataFrame, scope: str, name: str) -> None:
+    """A key that the snapshot does not know has the population's values, or its group's."""
+    known: Any = rows[rows["id"] == 2]
+    _, out = filtered(pipeline, pd.concat([known, known.assign(id=77)]))
+    last = last_rows(out)
+    assert (last[2] == last[77]) == (scope == "group"), name
