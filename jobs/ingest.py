@@ -102,7 +102,7 @@ def run(
     states = [landing.check(path) for path in files]
     key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
-    with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
+    with Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress:
         for state in states:
             landed.append(landing.land(state, key_types))
             progress.advance(1, f"{sum(one.rows for one in landed):,} rows")

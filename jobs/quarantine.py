@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import Actions, Model, command
+from jobs.core.command import Actions, Model, answer, command
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -192,13 +192,13 @@ Since = Annotated[
 Ids = Annotated[list[str] | None, Option("--id", help="Only this row; may be repeated.", show_default=False)]
 
 
-@command
+@answer
 def list_(settings: Settings, model: Model, reason: Reason = None, since: Since = None) -> Report:
     """Count rejected rows by reason: held, replayed and discarded."""
     return act(settings, "list", model, _choice(reason, since))
 
 
-@command
+@answer
 def show(
     settings: Settings,
     model: Model,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import command
+from jobs.core.command import answer
 from jobs.core.errors import UserError
-from jobs.core.report import Report, show_again
+from jobs.core.report import Report, rate, show_again
 from jobs.core.settings import Settings
 from jobs.core.times import duration_us
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
-@command
+@answer
 def run(
     settings: Settings,
     model: Annotated[str | None, Option(help="Only this model.", show_default=False)] = None,
@@ -163,8 +163,9 @@ def _last_batch(lineage: dict[str, Any]) -> str:
     at: datetime | None = lineage["last_batch_at"]
     if at is None:
         return "-"
-    rate = (lineage["progress"] or {}).get("rows_per_second")
-    return f"{at.astimezone(UTC):%m-%d %H:%M:%S}" + ("" if rate is None else f", {rate:,.0f} rows/s")
+    last = lineage["progress"] or {}
+    speed = f", {rate(last['rows_per_second'], 1.0)}" if last.get("rows_per_second") else ""
+    return f"{at.astimezone(UTC):%m-%d %H:%M:%S}{speed}"
 
 
 def _driver(lineage: dict[str, Any]) -> str:

@@ -29,6 +29,12 @@ def span(seconds: float) -> str:
     return f"{int(max(seconds, 0))} s"
 
 
+def rate(number: float, seconds: float, noun: str = "rows") -> str:
+    """Return a number of things a second, with two digits where there are few: `1,300 rows/s`, `0.34 rows/s`."""
+    each = number / max(seconds, 1e-9)
+    return f"{each:,.0f} {noun}/s" if each >= 10 else f"{each:.2g} {noun}/s"
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of one verb.

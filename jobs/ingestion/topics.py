@@ -266,7 +266,7 @@ def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
             spark_session(settings, title, interpreted_conf(), kafka=True), settings.warehouse
         )
         loss = accept_loss(warehouse, spec) if lossy else None
-        with Progress(title, None, quiet=settings.quiet) as progress:
+        with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
             landing = land(
                 warehouse, spec, seconds, stop, lambda now: progress.advance(1, f"{now.rows:,} rows")
             )

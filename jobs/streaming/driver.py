@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report, plural, rate
 from jobs.core.settings import Settings
 from jobs.ingestion.topics import watched_topic, with_topic_id
 from jobs.lineage import leases
@@ -126,7 +126,7 @@ class Driver:
     def _progress(self) -> Progress:
         if self.display is not None:
             return self.display(self.spec.name)
-        return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
+        return Progress(f"stream {self.spec.name}", None, self.settings.quiet, "micro-batch", "es")
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
         lease.generation = with_topic_id(self.warehouse, lease.generation)
@@ -136,7 +136,7 @@ class Driver:
 
         def advance(totals: Totals) -> None:
             rows = totals.counts["rows"]
-            progress.advance(1, f"micro-batches · {rows:,} rows · {rows / totals.seconds:,.0f} rows/s")
+            progress.advance(1, f"{plural(rows, 'row')} · {rate(rows, totals.seconds)}" if rows else "no rows")
 
         try:
             with (
@@ -210,7 +210,7 @@ class Driver:
         rows, seconds = totals.counts["rows"], totals.seconds
         return (
             f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
-            f"{seconds:.1f} s ({rows / seconds:,.0f} rows/s), up to {where}"
+            f"{seconds:.1f} s{f' ({rate(rows, seconds)})' if rows else ''}, up to {where}"
         )
 
     def _sentences(self) -> list[tuple[str, str, str, str]]:
