@@ -20,6 +20,7 @@ from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import alerts, forecast_skill, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
@@ -164,7 +165,7 @@ def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
     return KeptFile(hadoop_files(warehouse, APPLICATIONS), f"{query.name}-view-{source}.json")
 
 
-def driver_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
+def driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
     return DriverLog.of(warehouse, log_name(verb, model))
 

@@ -136,7 +136,9 @@ class Driver:
 
         def advance(totals: Totals) -> None:
             rows = totals.counts["rows"]
-            progress.advance(1, f"{plural(rows, 'row')} · {rate(rows, totals.seconds)}" if rows else "no rows")
+            progress.advance(
+                1, f"{plural(rows, 'row')} · {rate(rows, totals.seconds)}" if rows else "no rows"
+            )
 
         try:
             with (

@@ -21,6 +21,7 @@ from jobs.core.times import duration_us
 from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import QUARANTINE
 
 if TYPE_CHECKING:
@@ -149,14 +150,12 @@ def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]
         DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).update(condition, values)
 
 
-def held_by_model(warehouse: Warehouse) -> dict[str, int]:
+def held_by_model(warehouse: Tables) -> dict[str, int]:
     """Return the number of held rows by model."""
     if not warehouse.exists(TABLE):
         return {}
-    rows = warehouse.read(TABLE)
-    if "status" in rows.columns:
-        rows = rows.filter(F.col("status").isNull())
-    return {row["model"]: int(row["count"]) for row in rows.groupBy("model").count().collect()}
+    counts = warehouse.group_counts(TABLE, ("model", "status"))
+    return {one["model"]: int(one["count"]) for one in counts if one["status"] is None}
 
 
 def _since(text: str) -> datetime:

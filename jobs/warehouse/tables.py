@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.core.errors import UserError
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
@@ -122,7 +122,7 @@ def history_tables(model: str) -> tuple[str, ...]:
     return tuple(name(model) for name in names)
 
 
-def need_measurements(warehouse: Warehouse, model: str) -> str:
+def need_measurements(warehouse: Tables, model: str) -> str:
     """Return the name of a model's measurements table, which must exist.
 
     Raises:
