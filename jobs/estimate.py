@@ -81,8 +81,10 @@ def run(
     from jobs.history.source import Interval
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
+    from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.positions import parse_time
 
@@ -93,9 +95,12 @@ def run(
     )
     if interval.first is not None and interval.last is not None and interval.first >= interval.last:
         raise UserError("--from must be before --to")
+    if input is None:
+        check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
     spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
+        progress.follow(running_tasks(spark))
         request = Request(interval, snapshot, smooth, input, output, to_version)
         result = estimate(warehouse, spec, request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.reading import Tables
 
 
 @command
@@ -50,14 +51,23 @@ def run(
     from jobs.specs.loading import load_spec
     from jobs.streaming.exporting import export
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
+
+    def check(tables: Tables) -> None:
+        if needed and generation is None and live(tables, name) is None:
+            raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+        named(tables, name, generation)
+
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        check(before_spark)
     spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    if needed and generation is None and live(warehouse, name) is None:
-        raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+    check(warehouse)
     if monitor:
         if generation is not None or batch is not None:
             raise UserError(

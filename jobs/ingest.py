@@ -106,7 +106,7 @@ def run(
     states = [landing.check(path, numbers) for path in files]
     key_types = prepare(warehouse, spec, schemas[0])
     landed: list[Landed] = []
-    with Progress(f"ingest {spec.name}", len(files), quiet=settings.quiet) as progress:
+    with Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress:
         for some in land_all(landing, states, key_types):
             landed += some
             progress.advance(len(some), f"{sum(one.rows for one in landed):,} rows")

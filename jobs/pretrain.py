@@ -69,6 +69,7 @@ def run(
     from jobs.history.estimating import estimate_reflected
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
+    from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
@@ -76,6 +77,7 @@ def run(
     from jobs.training.learning import Window
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
+    from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.measurements_table import need_columns
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
@@ -94,6 +96,7 @@ def run(
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
+    check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
@@ -105,6 +108,7 @@ def run(
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
+        progress.follow(running_tasks(spark))
         results: list[Result] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from jobs.core.command import Model, Monitor, Skill, command, target_of
+from jobs.core.command import Model, Monitor, Skill, answer, target_of
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 
-@command
+@answer
 def run(settings: Settings, model: Model, monitor: Monitor = False, skill: Skill = False) -> Report:
     """Release a stream that `stop` holds or Airflow has given up: it may be started again. Idempotent."""
     from jobs.specs.loading import load_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from jobs.core.command import command
+from jobs.core.command import answer
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
@@ -16,7 +16,7 @@ def text() -> str:
     return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-@command
+@answer
 def run(settings: Settings) -> Report:
     """Print the JSON schema of model specs."""
     from jobs.specs.loading import schema

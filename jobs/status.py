@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import command
+from jobs.core.command import answer
 from jobs.core.errors import UserError
-from jobs.core.report import Report, show_again
+from jobs.core.report import Report, rate, show_again
 from jobs.core.settings import Settings
 from jobs.core.times import duration_us
 
 if TYPE_CHECKING:
-    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.reading import Tables
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
-@command
+@answer
 def run(
     settings: Settings,
     model: Annotated[str | None, Option(help="Only this model.", show_default=False)] = None,
@@ -38,18 +38,28 @@ def run(
     Raises:
         UserError: the model is unknown, or `alarm_after` is no duration.
     """
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
-
     after = None if alarm_after is None else _duration(alarm_after)
-    spark = spark_session(settings, "status", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
+    warehouse = _tables(settings)
 
     def look() -> Report:
         return _report(settings, warehouse, model, after)
 
     return show_again(look, every, settings.json) if watch else look()
+
+
+def _tables(settings: Settings) -> Tables:
+    """Return the tables of a local warehouse without Spark, of a remote one with it."""
+    from jobs.core.roots import local_path
+
+    if local_path(settings.warehouse) is not None:
+        from jobs.warehouse.local_tables import LocalTables
+
+        return LocalTables(settings.warehouse)
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
+
+    return Warehouse(spark_session(settings, "status", short_command_conf()), settings.warehouse)
 
 
 def _duration(text: str) -> float:
@@ -59,7 +69,7 @@ def _duration(text: str) -> float:
         raise UserError(f"--alarm-after {text}: give a duration such as 10m, 90s or 2h") from None
 
 
-def _report(settings: Settings, warehouse: Warehouse, model: str | None, after: float | None) -> Report:
+def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
     from jobs.lineage import generations
     from jobs.operations.alarms import alarms
     from jobs.operations.model_status import model_status
@@ -163,8 +173,9 @@ def _last_batch(lineage: dict[str, Any]) -> str:
     at: datetime | None = lineage["last_batch_at"]
     if at is None:
         return "-"
-    rate = (lineage["progress"] or {}).get("rows_per_second")
-    return f"{at.astimezone(UTC):%m-%d %H:%M:%S}" + ("" if rate is None else f", {rate:,.0f} rows/s")
+    last = lineage["progress"] or {}
+    speed = f", {rate(last['rows_per_second'], 1.0)}" if last.get("rows_per_second") else ""
+    return f"{at.astimezone(UTC):%m-%d %H:%M:%S}{speed}"
 
 
 def _driver(lineage: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Monitor, Skill, command, target_of
+from jobs.core.command import Model, Monitor, Skill, answer, target_of
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs.supervision.driver_status import DriverStatus
 
 
-@command
+@answer
 def run(
     settings: Settings,
     model: Model,

@@ -66,11 +66,12 @@ def verb_of(file: Path) -> str:
 class Command(Generic[P]):
     """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
 
-    The first paragraph of the function's docstring is the command's help.
+    The first paragraph of the function's docstring is the command's help. If `announced`, the command first says in a
+    line on standard error what it does, as the report may take minutes.
     """
 
-    def __init__(self, function: Callable[P, Report]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[P, Report], announced: bool = True) -> None:
+        self.function, self.announced = function, announced
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: P.args, **options: P.kwargs) -> Report:
@@ -79,8 +80,19 @@ class Command(Generic[P]):
 
     def add_to(self, app: typer.Typer, name: str) -> None:
         """Make the verb a command of an application."""
-        help_text = (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
-        app.command(name, help=help_text)(self._callback())
+        app.command(name, help=self.help_text)(self._callback())
+
+    @property
+    def help_text(self) -> str:
+        """What the command does, in its help."""
+        return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
+
+    def announcement(self, name: str, options: Mapping[str, Any]) -> str:
+        """Return a line that says what the command does: its name, its model and the first sentence of its help."""
+        given = options.get("model") or ()
+        models = [given] if isinstance(given, str) else given
+        first = self.help_text.partition(". ")[0].removesuffix(".")
+        return f"{' '.join([name, *models])}: {first[:1].lower()}{first[1:]}"
 
     def main(self) -> None:
         """Run the file of a verb as a program: `if __name__ == "__main__": run.main()`."""
@@ -101,6 +113,9 @@ class Command(Generic[P]):
         ]
 
         def callback(ctx: typer.Context, **options: Any) -> None:
+            if self.announced and not ctx.obj.quiet:
+                name = ctx.command_path.removeprefix(PROGRAM).strip()
+                print(self.announcement(name, options), file=sys.stderr, flush=True)
             _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 
         callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]
@@ -131,6 +146,11 @@ class Actions:
 def command(function: Callable[P, Report]) -> Command[P]:
     """Make a command of a verb's function: its first parameter is `settings`, each other one an option."""
     return Command(function)
+
+
+def answer(function: Callable[P, Report]) -> Command[P]:
+    """Make a command of a verb's function that answers within a second or two, so that its report is all it prints."""
+    return Command(function, announced=False)
 
 
 def target_of(monitor: bool, skill: bool) -> str:

@@ -1,28 +1,50 @@
-"""Show progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
+"""Show progress on standard error: a bar on a terminal; elsewhere a line now and then, where something has changed."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from jobs.core.report import plural, rate, span
+
 LINE_SECONDS = 3.0
+"""Without a terminal, at most one line in so many seconds."""
+BAR_SECONDS = 1.0
+"""On a terminal, how often rate and time left are brought up to date."""
+RATED_SECONDS = 1.0
+"""A rate or a time left is told once steps have taken so long."""
+FEWEST_PARTS = 4
+"""The parts of an activity are told if it has so many."""
+
+Counts = Callable[[], tuple[int, int]]
+"""Returns how many parts of the current activity are done, and how many it has."""
 
 
 class Progress:
-    """A bar, or lines, for `total` steps (None: unknown); without a terminal one line every `LINE_SECONDS`."""
+    """The finished steps of a command, of `total` (None: unknown), and its current activity.
 
-    def __init__(self, title: str, total: int | None, quiet: bool = False) -> None:
+    `noun` and `ending` name a step: `3 of 24 files · 1.5 files/s · 14 s left`.
+    """
+
+    def __init__(
+        self, title: str, total: int | None, quiet: bool = False, noun: str = "step", ending: str = "s"
+    ) -> None:
         self.title, self.total, self.quiet = title, total, quiet
+        self.noun, self.ending = noun, ending
         self.done = 0
         self._detail = ""
+        self._told = ""
         self._started = time.monotonic()
+        self._parts: Counts | None = None
+        self._activity_began = self._started
         self._finished = threading.Event()
         self._bar = None
         self._task = None
@@ -32,16 +54,14 @@ class Progress:
         if self.quiet:
             return self
         if sys.stderr.isatty():
-            columns = (
-                SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                TimeElapsedColumn(), TextColumn("{task.fields[detail]}"),
-            )  # fmt: skip
+            columns = [SpinnerColumn(), TextColumn("{task.description}")]
+            columns += [BarColumn()] if self.total else []
+            columns += [TextColumn("{task.fields[text]}"), TimeElapsedColumn()]
             self._bar = Bar(*columns, console=Console(stderr=True))
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, detail="")
-        else:
-            self._printer = threading.Thread(target=self._lines, daemon=True)
-            self._printer.start()
+            self._task = self._bar.add_task(self.title, total=self.total, text=self.text())
+        self._printer = threading.Thread(target=self._lines, daemon=True)
+        self._printer.start()
         return self
 
     def advance(self, steps: int = 1, detail: str = "") -> None:
@@ -51,22 +71,64 @@ class Progress:
 
     def note(self, detail: str) -> None:
         """Show the current activity."""
-        self._detail = detail
+        if detail != self._detail:
+            self._detail, self._activity_began = detail, time.monotonic()
+        self._show()
+
+    def follow(self, parts: Counts) -> None:
+        """From now on tell how many parts of the current activity are done, such as the tasks of Spark's stages."""
+        self._parts = parts
+
+    def _show(self) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self.done, detail=detail)
+            self._bar.update(self._task, completed=self.done, text=self.text())
+
+    def text(self) -> str:
+        """Return what is done of how much, at which rate, in which time the rest will be, and the activity."""
+        seconds = time.monotonic() - self._started
+        parts: list[str] = []
+        if self.total is not None:
+            parts.append(f"{self.done:,} of {plural(self.total, self.noun, self.ending)}")
+        elif self.done:
+            parts.append(plural(self.done, self.noun, self.ending))
+        if self.total is not None and 0 < self.done < self.total and seconds >= RATED_SECONDS:
+            parts.append(rate(self.done, seconds, self.noun + self.ending))
+            parts.append(f"{span(seconds * (self.total - self.done) / self.done)} left")
+        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._part_texts()])
+
+    def _part_texts(self) -> list[str]:
+        """Return how much of the current activity is done, and in which time the rest will be."""
+        if self._parts is None or not self._detail:
+            return []
+        try:
+            done, total = self._parts()
+        except Exception:  # what shows progress must not end the work: Spark may be stopping
+            return []
+        if total < FEWEST_PARTS:
+            return []
+        seconds = time.monotonic() - self._activity_began
+        left = [f"{span(seconds * (total - done) / done)} left"] if done and seconds >= RATED_SECONDS else []
+        return [f"{done:,} of {total:,} tasks", *left]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._finished.set()
+        if self._printer is not None:
+            self._printer.join()
         if self._bar is not None:
             self._bar.stop()
-        elif self._printer is not None:
-            self._printer.join()
 
     def _lines(self) -> None:
-        while not self._finished.wait(LINE_SECONDS):
-            count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
-            line = f"{self.title}: {count}" + (f" · {self._detail}" if self._detail else "")
-            seconds = time.monotonic() - self._started
-            print(f"{line} · {seconds:.0f} s", file=sys.stderr, flush=True)
+        while not self._finished.wait(LINE_SECONDS if self._bar is None else BAR_SECONDS):
+            self._line() if self._bar is None else self._show()
+
+    def _line(self) -> None:
+        """Print a line if there is something that the last line did not tell."""
+        parts = self._part_texts()[:1]
+        state = f"{self.done} {self._detail} {parts}"
+        if state == self._told or not (self.done or self._detail):
+            return
+        self._told = state
+        seconds = time.monotonic() - self._started
+        print(f"{self.title}: {self.text()} · {seconds:.0f} s", file=sys.stderr, flush=True)

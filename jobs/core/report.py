@@ -27,12 +27,12 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
-def rate(rows: int, seconds: float) -> str:
-    """Return rows a second, with a figure before the point or one after it; per minute or hour where they are few."""
+def rate(count: float, seconds: float, noun: str = "rows") -> str:
+    """Return things a second, with a figure before the point or one after it; per minute or hour where they are few."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
-        number = rows * size / max(seconds, 1e-9)
+        number = count * size / max(seconds, 1e-9)
         if number >= 1 or unit == "h":
-            return f"{number:,.1f} rows/{unit}" if number < 10 else f"{number:,.0f} rows/{unit}"
+            return f"{number:,.1f} {noun}/{unit}" if number < 10 else f"{number:,.0f} {noun}/{unit}"
     raise AssertionError
 
 

@@ -20,6 +20,7 @@ from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import alerts, forecast_skill, rule_states, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
@@ -185,7 +186,7 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
     warehouse.delete(rule_states(query.model), F.col("export").startswith(f"{query.name}-"))
 
 
-def driver_log(warehouse: Warehouse, verb: str, model: str) -> DriverLog:
+def driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:
     """Return the log of drivers of a model's stream, monitor or skill."""
     return DriverLog.of(warehouse, log_name(verb, model))
 

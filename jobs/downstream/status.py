@@ -12,11 +12,11 @@ from jobs.downstream.queries import VERBS, Query, driver_log, query_of
 from jobs.observability.lag import table_lag
 from jobs.supervision.driver_status import resume_command
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates
 
 
-def downstream_status(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
+def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
     """Return the status of a model's monitor and forecast skill, of each that has ever run.
 
     It is that of the last driver's queries; their lag is that of the query that lags most.
@@ -46,7 +46,7 @@ def downstream_status(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
     return found
 
 
-def _progress(warehouse: Warehouse, model: str, queries: list[Query]) -> dict[str, Any]:
+def _progress(warehouse: Tables, model: str, queries: list[Query]) -> dict[str, Any]:
     """Return the number of micro-batches, the time of the last commit, and the lag behind the estimates."""
     checkpoints = [Checkpoint(warehouse, query.checkpoint) for query in queries]
     positions = [(one, None if one.damage() else one.progressed()) for one in checkpoints]
@@ -63,7 +63,7 @@ def _progress(warehouse: Warehouse, model: str, queries: list[Query]) -> dict[st
     }
 
 
-def given_up(warehouse: Warehouse, model: str) -> list[str]:
+def given_up(warehouse: Tables, model: str) -> list[str]:
     """Return a sentence for each driver of a model that Airflow no longer restarts because it kept crashing."""
     found = []
     for verb in ("stream", *VERBS):

@@ -243,7 +243,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
         notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
         landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
-        with Progress(title, None, quiet=settings.quiet) as progress:
+        with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():
                 ready = landing.inbox.ready(time.monotonic())
                 while ready and not stop.is_set():

@@ -18,12 +18,13 @@ from pyspark.sql import functions as F
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import KAFKA, rank, reached
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import GENERATIONS
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame
 
     from jobs.snapshots.manifests import Manifest
 
@@ -79,22 +80,20 @@ class Generation:
         return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
-def all_of(warehouse: Warehouse, model: str | None = None) -> list[Generation]:
+def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
     """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
-    frame = warehouse.read("generations")
-    if model is not None:
-        frame = frame.filter(F.col("model") == model)
-    return sorted((_generation(row) for row in frame.collect()), key=lambda one: (one.model, one.number))
+    rows = warehouse.rows("generations", None if model is None else {"model": model})
+    return sorted((_generation(row) for row in rows), key=lambda one: (one.model, one.number))
 
 
-def live(warehouse: Warehouse, model: str) -> Generation | None:
+def live(warehouse: Tables, model: str) -> Generation | None:
     """Return the model's live generation, or None."""
     return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
 
 
-def named(warehouse: Warehouse, model: str, name: str | None = None) -> Generation:
+def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
     """Return the generation of this name, or the live one if no name is given.
 
     Raises:
@@ -126,17 +125,17 @@ def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
     return live.parent
 
 
-def progress_rank(warehouse: Warehouse, generation: Generation) -> int:
+def progress_rank(warehouse: Tables, generation: Generation) -> int:
     """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
 
 
-def has_reached(warehouse: Warehouse, generation: Generation, other: Generation) -> bool:
+def has_reached(warehouse: Tables, generation: Generation, other: Generation) -> bool:
     """Tell if a generation reflects all rows that another one reflects."""
     return reached(position_of(warehouse, generation), position_of(warehouse, other))
 
 
-def position_of(warehouse: Warehouse, generation: Generation) -> dict[str, Any]:
+def position_of(warehouse: Tables, generation: Generation) -> dict[str, Any]:
     """Return the position in its source that a generation has reached."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     batch = checkpoint.last_commit()
@@ -318,8 +317,7 @@ def _columns(one: Generation) -> dict[str, Any]:
     return {**fields, "start_position": json.dumps(one.start_position)}
 
 
-def _generation(row: Row) -> Generation:
-    values = utc(row.asDict())
+def _generation(values: dict[str, Any]) -> Generation:
     made = Generation(**{**values, "start_position": json.loads(values["start_position"])})
     return replace(made, epoch=made.epoch or 0)
 

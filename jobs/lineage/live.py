@@ -15,13 +15,14 @@ from pyspark.sql import functions as F
 from jobs.lineage import generations
 from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-def live_lineage(warehouse: Warehouse, model: str) -> list[LineageSegment]:
+def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
     """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
     return lineage_of(generations.all_of(warehouse, model))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jobs.observability.progress import Lag, offsets_behind
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 MOST_VERSIONS = 1000
@@ -54,12 +54,12 @@ def _added(log: str) -> tuple[int, float]:
     return 0, 0.0
 
 
-def table_lag(warehouse: Warehouse, table: str, done: int) -> Lag:
+def table_lag(warehouse: Tables, table: str, done: int) -> Lag:
     """Return the lag of a stream that has read all versions of a table up to `done`."""
     return TableLag(_reader(warehouse, table), most=1_000_000).measure(done)
 
 
-def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:
+def lag_of(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
     """Return a function from a source's progress to the lag of a model's stream, behind its table or its topic."""
     table = TableLag(_reader(warehouse, measurements(model)))
 
@@ -72,7 +72,7 @@ def lag_of(warehouse: Warehouse, model: str) -> Callable[[dict[str, Any]], Lag]:
     return lag
 
 
-def _reader(warehouse: Warehouse, table: str) -> Reader:
+def _reader(warehouse: Tables, table: str) -> Reader:
     log = hadoop_files(warehouse, f"{table}/_delta_log")
 
     def read(version: int) -> str | None:

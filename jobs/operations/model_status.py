@@ -13,7 +13,7 @@ from jobs.observability.progress_log import ProgressLog
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.verification.runs import last_outcome
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ENDED = (RETIRED, REMOVED)
 
 
 def model_status(
-    warehouse: Warehouse,
+    warehouse: Tables,
     name: str,
     manifests: list[Manifest],
     generations: list[Generation],
@@ -39,7 +39,7 @@ def model_status(
         "model": name,
         "measurements": {
             "version": version,
-            "rows": warehouse.read(table).count() if landed else 0,
+            "rows": warehouse.row_count(table) if landed else 0,
             "quarantined": quarantined,
         },
         "snapshots": [
@@ -62,7 +62,7 @@ def model_status(
     }
 
 
-def _generation_status(warehouse: Warehouse, one: Generation, newest: int | None) -> dict[str, Any]:
+def _generation_status(warehouse: Tables, one: Generation, newest: int | None) -> dict[str, Any]:
     checkpoint = Checkpoint(warehouse, one.checkpoint)
     damage = checkpoint.damage()
     done = None if damage else checkpoint.progressed()

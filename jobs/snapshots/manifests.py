@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F
-
 from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.commit_ids import in_table
-from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.positions import DELTA, rank
+from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    pass
 
 GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
@@ -82,32 +80,30 @@ class Manifest:
         return ModelSpec.model_validate_json(self.spec).with_folder(folder)
 
 
-def find(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
+def find(warehouse: Tables, snapshot_id: str) -> Manifest | None:
     """Return a snapshot's manifest, or None if the snapshot does not exist or was removed."""
     found = record(warehouse, snapshot_id)
     return None if found is None or found.status == REMOVED else found
 
 
-def record(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
+def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
     """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
     if not warehouse.exists("manifests"):
         return None
-    row = warehouse.read("manifests").filter(F.col("snapshot_id") == snapshot_id).first()
-    return None if row is None else _manifest(row)
+    rows = warehouse.rows("manifests", {"snapshot_id": snapshot_id})
+    return _manifest(rows[0]) if rows else None
 
 
-def all_of(warehouse: Warehouse, model: str | None = None) -> list[Manifest]:
+def all_of(warehouse: Tables, model: str | None = None) -> list[Manifest]:
     """Return the manifests, of one model or of all, in the order in which their state rows were committed."""
     if not warehouse.exists("manifests"):
         return []
-    frame = warehouse.read("manifests")
-    if model is not None:
-        frame = frame.filter(F.col("model") == model)
-    return [_manifest(row) for row in frame.orderBy("snapshots_version", "snapshot_id").collect()]
+    rows = warehouse.rows("manifests", None if model is None else {"model": model})
+    return sorted((_manifest(row) for row in rows), key=lambda one: (one.snapshots_version, one.snapshot_id))
 
 
 def newest_startable(
-    warehouse: Warehouse,
+    warehouse: Tables,
     model: str,
     fingerprint: str,
     source: str = DELTA,
@@ -140,7 +136,6 @@ def row_of(manifest: Manifest) -> dict[str, Any]:
     return {**values, **texts}
 
 
-def _manifest(row: Row) -> Manifest:
-    values = utc(row.asDict())
+def _manifest(values: dict[str, Any]) -> Manifest:
     parsed = {name: json.loads(values.get(name) or "null") for name in _JSON}
     return Manifest(**{**values, **parsed, "parameters": parsed["parameters"] or {}})

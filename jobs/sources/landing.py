@@ -176,7 +176,7 @@ def land(
         spark = spark_session(settings, title, interpreted_conf(), kafka=kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         reader, note = opened(warehouse)
-        with Progress(title, None, quiet=settings.quiet) as progress:
+        with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
             landing = SourceLanding(
                 warehouse, spec, reader, lambda now: progress.advance(1, f"{now.rows:,} rows")
             )

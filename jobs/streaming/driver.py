@@ -142,7 +142,7 @@ class Driver:
     def _progress(self) -> Progress:
         if self.display is not None:
             return self.display(self.spec.name)
-        return Progress(f"stream {self.spec.name}", None, quiet=self.settings.quiet)
+        return Progress(f"stream {self.spec.name}", None, self.settings.quiet, "micro-batch", "es")
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
         lease.generation = with_topic_id(self.warehouse, lease.generation)
@@ -152,7 +152,9 @@ class Driver:
 
         def advance(totals: Totals) -> None:
             rows = totals.counts["rows"]
-            progress.advance(1, f"micro-batches · {rows:,} rows · {rate(rows, totals.seconds)}")
+            progress.advance(
+                1, f"{plural(rows, 'row')} · {rate(rows, totals.seconds)}" if rows else "no rows"
+            )
 
         try:
             with (
@@ -226,7 +228,7 @@ class Driver:
         rows, seconds = totals.counts["rows"], totals.seconds
         return (
             f"estimated {plural(rows, 'row')} in {plural(totals.batches, 'micro-batch', 'es')}, "
-            f"{seconds:.1f} s ({rate(rows, seconds)}), up to {where}"
+            f"{seconds:.1f} s{f' ({rate(rows, seconds)})' if rows else ''}, up to {where}"
         )
 
     def _sentences(self) -> list[tuple[str, str, str, str]]:

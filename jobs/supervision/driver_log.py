@@ -25,7 +25,7 @@ from jobs.supervision.driver_identity import DriverIdentity
 from jobs.warehouse.files import Files, files_of, hadoop_files
 
 if TYPE_CHECKING:
-    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.reading import Tables
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
@@ -171,7 +171,7 @@ class DriverLog:
         return cls(files_of(f"{root}/{FOLDER}/{model}"), model)
 
     @classmethod
-    def of(cls, warehouse: Warehouse, model: str) -> Self:
+    def of(cls, warehouse: Tables, model: str) -> Self:
         """Open the log of a model through Spark's file system."""
         return cls(hadoop_files(warehouse, f"{FOLDER}/{model}"), model)
 

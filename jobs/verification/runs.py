@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
 from jobs.verification.findings import Findings, added
-from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import VERIFICATIONS
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row
 
 TABLE = "verifications"
 BEGAN, PART, ENDED = "began", "part", "ended"
@@ -55,7 +53,7 @@ def unfinished(warehouse: Warehouse, model: str, options: dict[str, Any], run_id
         began = [
             row
             for row in began
-            if utc(row.asDict())["recorded_at"] > recent and json.loads(row["plan"])["options"] == options
+            if row["recorded_at"] > recent and json.loads(row["plan"])["options"] == options
         ]
     if not began:
         return None
@@ -82,20 +80,18 @@ def end(warehouse: Warehouse, run: Run, outcome: str, not_verified: list[str]) -
     _write(warehouse, run, ENDED, outcome=outcome, findings=found, not_verified=json.dumps(not_verified))
 
 
-def last_outcome(warehouse: Warehouse, model: str) -> dict[str, Any] | None:
+def last_outcome(warehouse: Tables, model: str) -> dict[str, Any] | None:
     """Return the last run of a model that has ended: run_id, outcome, differences, first_difference, recorded_at."""
     rows = [row for row in _rows(warehouse, model) if row["step"] == ENDED]
     if not rows:
         return None
-    row = utc(max(rows, key=lambda row: row["recorded_at"]).asDict())
+    row = max(rows, key=lambda row: row["recorded_at"])
     names = ("run_id", "outcome", "differences", "first_difference", "recorded_at")
     return {name: row[name] for name in names}
 
 
-def _rows(warehouse: Warehouse, model: str) -> list[Row]:
-    if not warehouse.exists(TABLE):
-        return []
-    return warehouse.read(TABLE).filter(F.col("model") == model).collect()
+def _rows(warehouse: Tables, model: str) -> list[dict[str, Any]]:
+    return warehouse.rows(TABLE, {"model": model}) if warehouse.exists(TABLE) else []
 
 
 def _write(
@@ -121,5 +117,5 @@ def _write(
     warehouse.append(frame.coalesce(1), TABLE, (f"verify-{run.run_id}-{step}-{columns.get('part', '')}", 1))
 
 
-def _findings(row: Row) -> Findings:
+def _findings(row: dict[str, Any]) -> Findings:
     return Findings(json.loads(row["counts"]), json.loads(row["firsts"]))

@@ -11,10 +11,9 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import HadoopFiles
 from jobs.warehouse.places import Place, of_offset
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
+from jobs.warehouse.reading import Tables
 
 _SCHEMAS = "state/0/_stateSchema/default"
 """Where Spark keeps the types of the state variables."""
@@ -40,10 +39,10 @@ class Progressed:
 class Checkpoint:
     """A checkpoint folder, local or remote."""
 
-    def __init__(self, warehouse: Warehouse, name: str) -> None:
+    def __init__(self, warehouse: Tables, name: str) -> None:
         """Open a checkpoint by its path below the warehouse's root."""
         self.path = warehouse.path(name)
-        self._files = HadoopFiles(warehouse, name)
+        self._files = warehouse.spark_files(name)
 
     def last_commit(self) -> int | None:
         """Return the last committed micro-batch, or None before the first."""
@@ -192,6 +191,8 @@ class Checkpoint:
         except Py4JJavaError as error:
             why = str(error.java_exception.getClass().getSimpleName())
             raise UserError(f"{name} cannot be read ({why})", RUN_FAILED) from error
+        except OSError as error:
+            raise UserError(f"{name} cannot be read ({type(error).__name__})", RUN_FAILED) from error
         if content is None:
             raise UserError(f"{name} is missing", RUN_FAILED)
         return content.decode(errors="replace")

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import DELTA
+from jobs.warehouse.reading import Tables
 
 
 class CommitMark(NamedTuple):
@@ -25,7 +25,7 @@ class CommitMark(NamedTuple):
     at: datetime | None
 
 
-def commit_mark(warehouse: Warehouse, table: str, version: int) -> CommitMark | None:
+def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
     """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
     files, name = hadoop_files(warehouse, f"{table}/_delta_log"), f"{version:020d}.json"
     line = files.first_line(name)
@@ -43,13 +43,13 @@ def commit_mark(warehouse: Warehouse, table: str, version: int) -> CommitMark | 
     return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
 
 
-def commit_id(warehouse: Warehouse, table: str, version: int) -> str | None:
+def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
     """Return the id of a version's commit, or None if the log does not have it."""
     mark = commit_mark(warehouse, table, version)
     return None if mark is None else mark.id
 
 
-def in_table(warehouse: Warehouse, position: Mapping[str, Any]) -> bool:
+def in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
     """Tell if the table has a position now, as far as both tell; a position in a topic counts."""
     if position["source"] != DELTA:
         return True

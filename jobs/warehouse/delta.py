@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from jobs.core.roots import local_path
 from jobs.warehouse.dictionary import comments
-from jobs.warehouse.files import hadoop_files, open_lock
+from jobs.warehouse.files import HadoopFiles, WarehouseFiles, hadoop_files, open_lock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -109,6 +110,31 @@ class Warehouse:
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
+
+    def column_names(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        return self.read(table).columns
+
+    def rows(self, table: str, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC."""
+        frame = self.read(table)
+        for name, value in (where or {}).items():
+            frame = frame.filter(F.col(name) == value)
+        return [utc(row.asDict()) for row in frame.collect()]
+
+    def row_count(self, table: str) -> int:
+        """Return the number of rows of a table."""
+        return self.read(table).count()
+
+    def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
+        """Return how many rows (`count`) have each combination of values of some columns; null without a column."""
+        frame = self.read(table)
+        absent = {name: F.lit(None).cast("string") for name in by if name not in frame.columns}
+        return [row.asDict() for row in frame.withColumns(absent).groupBy(*by).count().collect()]
+
+    def spark_files(self, folder: str) -> WarehouseFiles:
+        """Return the files of a folder that Spark writes, whose checksums Hadoop verifies on reading."""
+        return HadoopFiles(self, folder)
 
     def latest_version(self, table: str) -> int:
         """Return the latest version of a table, from its log, which has one file per version."""

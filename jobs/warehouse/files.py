@@ -12,7 +12,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import struct
 import uuid
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -26,6 +28,7 @@ from jobs.core.roots import local_path
 
 if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.reading import Tables
 
 _FSSPEC_NAMES = {"abfss": "abfs"}
 """fsspec's name of a store by Hadoop's."""
@@ -64,6 +67,10 @@ class WarehouseFiles(Files, Protocol):
         """Tell if a file or folder exists."""
         ...
 
+    def modified_at(self, name: str) -> datetime:
+        """Return when a file was last modified."""
+        ...
+
     def rename(self, name: str, to: str) -> bool:
         """Rename a file or folder, and tell if that succeeded; missing parent folders of `to` are made."""
         ...
@@ -99,10 +106,10 @@ def files_of(root: str) -> Files:
     return LocalFiles(local) if local is not None else FsspecFiles(root)
 
 
-def hadoop_files(warehouse: Warehouse, folder: str) -> WarehouseFiles:
+def hadoop_files(warehouse: Tables, folder: str) -> WarehouseFiles:
     """Return the files of a folder of the warehouse, through Hadoop's file system unless the folder is local."""
     local = local_path(warehouse.path(folder))
-    return LocalFiles(local) if local is not None else HadoopFiles(warehouse, folder)
+    return LocalFiles(local) if local is not None else warehouse.spark_files(folder)
 
 
 @contextmanager
@@ -194,6 +201,9 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 
+    def modified_at(self, name: str) -> datetime:
+        return datetime.fromtimestamp((self.root / name).stat().st_mtime_ns // 1_000_000 / 1000, UTC)
+
     def rename(self, name: str, to: str) -> bool:
         target = self.root / to
         try:
@@ -213,6 +223,30 @@ class LocalFiles:
             return sorted(name for name in os.listdir(self.root / folder) if not name.startswith("."))
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+class ChecksumException(OSError):
+    """A file's content is not what its checksum says."""
+
+
+class ChecksummedFiles(LocalFiles):
+    """A local folder that Spark writes through Hadoop, which keeps `.NAME.crc` beside each file NAME.
+
+    That file has `crc`, a zero byte, the number of bytes of a block, and the CRC-32 of each block (Hadoop's
+    `ChecksumFileSystem`). A file without it, or one with another beginning, is not verified.
+    """
+
+    def read(self, name: str) -> bytes | None:
+        content = super().read(name)
+        folder, _, last = name.rpartition("/")
+        sums = super().read(f"{folder}/.{last}.crc" if folder else f".{last}.crc")
+        if content is None or sums is None or not sums.startswith(b"crc\x00"):
+            return content
+        (size,) = struct.unpack(">i", sums[4:8])
+        blocks = [content[start : start + size] for start in range(0, len(content), size)]
+        if b"".join(struct.pack(">I", zlib.crc32(block)) for block in blocks) != sums[8:]:
+            raise ChecksumException(f"{name}: its checksum differs")
+        return content
 
 
 class FsspecFiles:

@@ -21,6 +21,7 @@ from jobs.core.times import duration_us
 from jobs.specs.row_order import QuarantineLimit
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import QUARANTINE
 from jobs.warehouse.transactions import append_for_all
 
@@ -52,13 +53,18 @@ class Choice:
         """Tell if no condition is given, so that all held rows are selected."""
         return self.reason is None and self.since is None and not self.ids
 
+    def earliest(self) -> datetime | None:
+        """Return the time from which on rows are selected; None: from the first."""
+        return None if self.since is None else _since(self.since)
+
     def condition(self) -> Column:
         """Return the condition on rows of the table."""
         result = F.lit(True)
         if self.reason is not None:
             result = result & F.col("reason").startswith(self.reason)
-        if self.since is not None:
-            result = result & (F.col("quarantined_at") >= F.lit(_since(self.since)))
+        since = self.earliest()
+        if since is not None:
+            result = result & (F.col("quarantined_at") >= F.lit(since))
         if self.ids:
             result = result & F.col("id").isin(*self.ids)
         return result
@@ -163,14 +169,12 @@ def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]
         DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).update(condition, values)
 
 
-def held_by_model(warehouse: Warehouse) -> dict[str, int]:
+def held_by_model(warehouse: Tables) -> dict[str, int]:
     """Return the number of held rows by model."""
     if not warehouse.exists(TABLE):
         return {}
-    rows = warehouse.read(TABLE)
-    if "status" in rows.columns:
-        rows = rows.filter(F.col("status").isNull())
-    return {row["model"]: int(row["count"]) for row in rows.groupBy("model").count().collect()}
+    counts = warehouse.group_counts(TABLE, ("model", "status"))
+    return {one["model"]: int(one["count"]) for one in counts if one["status"] is None}
 
 
 def _since(text: str) -> datetime:

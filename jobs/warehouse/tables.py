@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobs.core.errors import UserError
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,
@@ -131,7 +133,7 @@ def history_tables(model: str) -> tuple[str, ...]:
     return tuple(name(model) for name in names)
 
 
-def need_measurements(warehouse: Warehouse, model: str) -> str:
+def need_measurements(warehouse: Tables, model: str) -> str:
     """Return the name of a model's measurements table, which must exist.
 
     Raises:
@@ -144,6 +146,23 @@ def need_measurements(warehouse: Warehouse, model: str) -> str:
             f"`kalman-pipeline ingest --model {model} --input FILE`"
         )
     return table
+
+
+def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
+    """Refuse measurements that lack columns of the spec, as they landed for a spec with others.
+
+    Raises:
+        UserError: a column is missing.
+    """
+    have = warehouse.column_names(measurements(model))
+    known = {name.casefold() for name in have}
+    absent = [name for name in columns if name.casefold() not in known]
+    if absent:
+        raise UserError(
+            f"the measurements of {model} have no column {', '.join(absent)} (they have {', '.join(have)}): they "
+            f"landed for a spec with other columns; put the former names back in the spec, or give the model that has "
+            f"the new ones a name of its own and land its rows with `kalman-pipeline ingest`"
+        )
 
 
 def archive(model: str) -> str:
