@@ -101,7 +101,11 @@ class FileTable:
             adds,
             "append",
             log.schema(),
-            commit_properties=CommitProperties({"operationMetrics": metrics}, app_transactions=[transaction]),
+            commit_properties=CommitProperties(
+                # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
+                {"operationMetrics": metrics, "isBlindAppend": True},
+                app_transactions=[transaction],
+            ),
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
             ),

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -97,6 +98,7 @@ class _Part:
 
     def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
         self._path, self._schema, self._rows = folder / name, schema, 0
+        self._writer: pq.ParquetWriter | None = None
         self._nulls = dict.fromkeys(schema.names, 0)
         self._not_numbers: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
@@ -130,9 +132,11 @@ class _Part:
                 self._not_numbers.add(
                     name
                 )  # Parquet's bounds leave it out, though to Spark it is the largest
+        assert self._writer is not None
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
     def close(self) -> PartFile:
+        assert self._writer is not None
         self._writer.close()
         self._file.close()
         size = self._path.stat().st_size
@@ -140,7 +144,9 @@ class _Part:
 
     def abandon(self) -> None:
         """Remove what was written of the file."""
-        self._file.close()
+        with suppress(OSError), self._file:
+            if self._writer is not None:
+                self._writer.close()
         self._path.unlink(missing_ok=True)
 
     def _statistics(self) -> str:
