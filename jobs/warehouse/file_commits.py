@@ -110,17 +110,18 @@ class FileTable:
                 create_checkpoint=False, cleanup_expired_logs=False
             ),
         )
-        written = self._fresh()
-        if written is not None and written.version() % _checkpoint_every(written) == 0:
-            self._checkpoint(written)
+        if (log.version() + 1) % _checkpoint_every(log) == 0:
+            self._checkpoint()
 
-    def _checkpoint(self, log: DeltaTable) -> None:
+    def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
         try:
-            log.create_checkpoint()
-            log.cleanup_metadata()
-        except (DeltaError, OSError):
-            self._log = None  # the commit is made; the next ones write a checkpoint again
+            log = self._fresh()
+            if log is not None:
+                log.create_checkpoint()
+                log.cleanup_metadata()
+        except (UserError, DeltaError, OSError):
+            self._log = None  # the commit is made; a later one writes a checkpoint again
 
     def _fresh(self) -> DeltaTable | None:
         """Return the log up to now, or None if there is no such table."""
