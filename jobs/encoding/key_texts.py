@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,8 +46,14 @@ def _parts(texts: pa.Array, count: int) -> list[pa.Array]:
     part = r'"([^"\\]*)"'
     pattern = r"^\[" + ",".join(part.replace("(", f"(?P<v{i}>") for i in range(count)) + r"\]$"
     found = pc.extract_regex(texts, pattern=pattern)  # type: ignore[attr-defined]
+    values = [found.field(i) for i in range(count)]
     if found.null_count == 0:
-        return [found.field(i) for i in range(count)]
+        return values
     # Texts with an escaped character, or a null.
-    rows = [json.loads(one) for one in texts.to_pylist()]
-    return [pa.array([row[i] for row in rows], pa.string()) for i in range(count)]
+    others = found.is_null()
+    rows = [json.loads(one) for one in texts.filter(others).to_pylist()]
+    functions: Any = pc
+    return [
+        functions.replace_with_mask(one, others, pa.array([row[i] for row in rows], pa.string()))
+        for i, one in enumerate(values)
+    ]

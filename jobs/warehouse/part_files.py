@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -49,48 +49,59 @@ class PartFile(NamedTuple):
         return cls(**json.loads(text))
 
 
-def write_parts(
-    folder: Path, prefix: str, batches: Iterable[pa.RecordBatch], full: int = TARGET_BYTES
-) -> Iterator[PartFile]:
-    """Write batches into as few files as their size allows, and yield each file when it is complete.
+class PartWriter:
+    """Write batches into as few files as their size allows.
 
     Args:
         folder: of the table; made if it is missing.
         prefix: of the files' names, such as the task's attempt; each name ends in a random id besides.
-        batches: rows in the order of the files, all with the same columns.
         full: bytes from which a file is full.
     """
-    part: _Part | None = None
+
+    def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES) -> None:
+        self._folder, self._prefix, self._full = folder, prefix, full
+        self._held: list[pa.RecordBatch] = []
+        self._part: _Part | None = None
+
+    def add(self, batch: pa.RecordBatch) -> list[PartFile]:
+        """Add rows, in order and all with the same columns; return the files that are complete."""
+        if batch.num_rows:
+            self._held.append(batch)
+        return self._write() if sum(one.num_rows for one in self._held) >= _GROUP_ROWS else []
+
+    def end(self) -> list[PartFile]:
+        """Write what is left, and return the last files."""
+        done = self._write() if self._held else []
+        return done if self._part is None else [*done, self._completed(self._part)]
+
+    def abandon(self) -> None:
+        """Remove what is written of a file that is not complete."""
+        if self._part is not None:
+            self._part.abandon()
+
+    def _write(self) -> list[PartFile]:
+        rows, self._held = pa.Table.from_batches(self._held), []
+        if self._part is None:
+            name = f"{self._prefix}-{uuid.uuid4()}.snappy.parquet"
+            self._part = _Part(self._folder, name, rows.schema)
+        self._part.add(rows)
+        return [self._completed(self._part)] if self._part.size >= self._full else []
+
+    def _completed(self, part: _Part) -> PartFile:
+        done, self._part = part.close(), None
+        return done
+
+
+def write_parts(
+    folder: Path, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
+) -> list[PartFile]:
+    """Write batches into files as `PartWriter` does, and return these; nothing is left of a file after an error."""
+    writer = PartWriter(folder, prefix, **options)
     try:
-        for rows in _grouped(batches):
-            if part is None:
-                part = _Part(folder, f"{prefix}-{uuid.uuid4()}.snappy.parquet", rows.schema)
-            part.add(rows)
-            if part.size >= full:
-                done, part = part.close(), None
-                yield done
-        if part is not None:
-            done, part = part.close(), None
-            yield done
-    finally:
-        if part is not None:  # a task that failed, for a full disk perhaps
-            part.abandon()
-
-
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the batches with rows, joined to tables of some `_GROUP_ROWS` rows."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if batch.num_rows == 0:
-            continue
-        held.append(batch)
-        rows += batch.num_rows
-        if rows >= _GROUP_ROWS:
-            yield pa.Table.from_batches(held)
-            held, rows = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
+        return [*(done for batch in batches for done in writer.add(batch)), *writer.end()]
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 class _Part:

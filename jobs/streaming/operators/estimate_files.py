@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, each
+from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
 from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch
 from jobs.encoding.key_texts import key_columns
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.streaming.operators.wrappers import DelegatingProcessor
-from jobs.warehouse.part_files import attempt_name, write_parts
+from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name
 
 PROPERTY = "kalman.estimates"
 """Name of the property of a micro-batch's job that says where its estimates go."""
@@ -114,30 +114,37 @@ class EstimateWriter(DelegatingProcessor):
         if context is None or told is None:
             yield from frames
             return
-        held: dict[int, list[bytes]] = {kind: [] for kind in FILES}
-        for frame in frames:
-            mine = frame["kind"].isin(list(FILES)).to_numpy()
-            for kind, payload in zip(frame["kind"][mine], frame["payload"][mine], strict=True):
-                held[int(kind)].append(bytes(payload))
-            if not mine.all():
-                yield frame[~mine]
-        target = Target.decode(told)
         name = attempt_name(context.partitionId(), context.stageId(), context.taskAttemptId())
-        for kind, packets in held.items():
-            if packets:
-                yield from self._files(OutputPacket(kind), packets, target, name)
+        yield from self._in_files(frames, Target.decode(told), name)
 
-    def _files(
-        self, kind: OutputPacket, packets: list[bytes], target: Target, name: str
-    ) -> Iterator[pd.DataFrame]:
-        def batches() -> Iterator[pa.RecordBatch]:
-            for packet in packets:
-                yield self._rows.batch(packet, target, kind)
+    def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
+        """Write packets of estimates as they come, and yield the other packets and a row for each file."""
+        writers = {kind: PartWriter(Path(target.folder), name, target.file_bytes) for kind in FILES}
+        try:
+            for frame in frames:
+                mine = frame["kind"].isin(list(FILES)).to_numpy()
+                for number, payload in zip(frame["kind"][mine], frame["payload"][mine], strict=True):
+                    kind = OutputPacket(number)
+                    with step(UNPACK_ESTIMATES):
+                        rows = self._rows.batch(bytes(payload), target, kind)
+                    with step(WRITE):
+                        done = writers[kind].add(rows)
+                    yield from _rows_of(done, kind)
+                if not mine.all():
+                    yield frame[~mine]
+            for kind, writer in writers.items():
+                with step(WRITE):
+                    done = writer.end()
+                yield from _rows_of(done, kind)
+        except BaseException:
+            for writer in writers.values():
+                writer.abandon()
+            raise
 
-        rows = each(UNPACK_ESTIMATES, batches())
-        parts = write_parts(Path(target.folder), name, rows, target.file_bytes)
-        for part in each(WRITE, parts):
-            yield pd.DataFrame({"kind": [FILES[kind]], "rows": [part.rows], "payload": [part.encode()]})
+
+def _rows_of(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame]:
+    for part in parts:
+        yield pd.DataFrame({"kind": [FILES[kind]], "rows": [part.rows], "payload": [part.encode()]})
 
 
 Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]

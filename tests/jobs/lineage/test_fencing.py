@@ -87,7 +87,7 @@ def put(fence: Fence, batch: int, *values: int, **options: Any) -> None:
     columns = [pa.array(values, pa.int32()), pa.array(["g1"] * len(values)), pa.array([batch] * len(values))]
     rows = pa.RecordBatch.from_arrays(columns, ["value", "generation", "batch_id"])
     assert table.takes(rows.schema)
-    fence.add(list(write_parts(table.folder, "part-00000", [rows])), table, frame.schema, batch)
+    fence.add(write_parts(table.folder, "part-00000", [rows]), table, frame.schema, batch)
 
 
 def values(warehouse: Warehouse) -> list[int]:

@@ -34,7 +34,7 @@ def add(to: FileTable, number: int, *values: int, name: str = "app") -> None:
         {"x": values, "values": [[float(one)] for one in values], "at": [one * 1000 for one in values]},
         SCHEMA,
     )
-    to.commit(list(write_parts(to.folder, "part-00000", [rows])), (name, number))
+    to.commit(write_parts(to.folder, "part-00000", [rows]), (name, number))
 
 
 def rows(root: Path) -> list[int]:

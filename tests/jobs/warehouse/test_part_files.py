@@ -20,7 +20,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def written(folder: Path, *batches: pa.RecordBatch, full: int = 1 << 28) -> list[PartFile]:
-    return list(write_parts(folder, "part-00007-3.11", batches, full))
+    return write_parts(folder, "part-00007-3.11", batches, full=full)
 
 
 def test_statistics_bound_every_value_and_leave_out_what_json_cannot_say(tmp_path: Path) -> None:
@@ -85,5 +85,5 @@ def test_nothing_is_left_of_a_file_whose_rows_end_in_an_error(tmp_path: Path) ->
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space left"):
-        list(write_parts(tmp_path, "part-00000", rows()))
+        write_parts(tmp_path, "part-00000", rows())
     assert list(tmp_path.iterdir()) == []
