@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
 
 WRITER = "KALMAN_DELTA_WRITER"
-"""Environment variable that leaves all tables to Delta in Java where it is `java`."""
+"""Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
+DEFAULT = "files"
 
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
@@ -76,7 +77,7 @@ class EstimateFiles:
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER) == "java":
+        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER, DEFAULT) == "java":
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))

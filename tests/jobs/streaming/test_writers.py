@@ -51,6 +51,7 @@ def streamed(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
 
 def test_the_tables_of_both_writers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     days = random_rows(5)
+    monkeypatch.setenv(WRITER, "files")
     by_files = streamed(tmp_path / "files", days)
     monkeypatch.setenv(WRITER, "java")
     by_java = streamed(tmp_path / "java", days)
@@ -123,6 +124,7 @@ def test_every_sink_has_the_same_rows_in_the_same_places_by_either_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames = site_rows(4)
+    monkeypatch.setenv(WRITER, "files")
     by_files = replayed(tmp_path / "files", frames)
     monkeypatch.setenv(WRITER, "java")
     by_java = replayed(tmp_path / "java", frames)
@@ -141,6 +143,7 @@ def test_both_kinds_of_commit_go_on_after_each_other_and_maintenance_leaves_only
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     days = random_rows(6, rows=40)
+    monkeypatch.setenv(WRITER, "files")
     pipeline = streamed(tmp_path, days[:3])
     folder = Path(pipeline.warehouse.path(estimates("walk")))
     (old,) = [one["path"] for one in actions(folder, "add")][-1:]
@@ -153,7 +156,7 @@ def test_both_kinds_of_commit_go_on_after_each_other_and_maintenance_leaves_only
     pipeline.stream()
     maintain.run(pipeline.settings, "walk")
     assert not orphan.exists() and (folder / old).exists()
-    monkeypatch.delenv(WRITER)
+    monkeypatch.setenv(WRITER, "files")
     pipeline.warehouse.spark.sql(f"ALTER TABLE delta.`{folder}` ADD COLUMNS (note string)")
     pipeline.land(days[4])
     pipeline.stream()
