@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -94,7 +94,7 @@ class FileTable:
                     raise self._problem(error) from error
 
     def _write(self, log: DeltaTable, parts: Sequence[PartFile], transaction: Transaction) -> None:
-        adds = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
+        adds: list[Any] = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
         rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
         metrics = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
         log.create_write_transaction(

@@ -115,13 +115,14 @@ class _Part:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(self._path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
         self._ends: list[pq.FileMetaData] = []
+        # Numbers of estimates hardly repeat: a dictionary of them costs time, and is given up.
+        repeat: Any = [field.name for field in schema if _repeats(field.type)]
         try:
             self._writer = pq.ParquetWriter(
                 self._file,
                 schema,
                 compression="snappy",
-                # Numbers of estimates hardly repeat: a dictionary of them costs time, and is given up.
-                use_dictionary=[field.name for field in schema if _repeats(field.type)],
+                use_dictionary=repeat,
                 # Readers take the types from Parquet's own schema: a text is a text, however Arrow held it.
                 store_schema=False,
                 metadata_collector=self._ends,

@@ -131,7 +131,7 @@ class EstimateWriter(DelegatingProcessor):
                         done = writers[kind].add(rows)
                     yield from _rows_of(done, kind)
                 if not mine.all():
-                    yield frame[~mine]
+                    yield frame.loc[~mine]
             for kind, writer in writers.items():
                 with step(WRITE):
                     done = writer.end()

@@ -94,7 +94,7 @@ def replayed(folder: Path, frames: list[pd.DataFrame]) -> Pipeline:
     pipeline.land(first)
     pipeline.pretrain()
     late = second.sample(10, random_state=1)
-    pipeline.land(second.drop(late.index))
+    pipeline.land(second.loc[~second.index.isin(late.index)])
     pipeline.stream()
     pipeline.land(late)
     pipeline.land(*later, first.head(3))
@@ -135,7 +135,7 @@ def test_every_sink_has_the_same_rows_in_the_same_places_by_either_writer(
         assert len(found) and list(found.columns) == list(wanted.columns)
         pd.testing.assert_frame_equal(found, wanted, check_exact=True)
     rows = content(by_files, estimates("walk"), by)
-    assert rows["correction"].any() and set(rows["site"]) >= {'quo"te', "back\\slash"}
+    assert bool(rows["correction"].any()) and set(rows["site"]) >= {'quo"te', "back\\slash"}
     pd.testing.assert_frame_equal(handed(by_files), handed(by_java), check_exact=True)
 
 
