@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import results
 from benchmarks.contenders import equality
-from benchmarks.contenders.contenders import FILTERPY, FLOOR, LIMIT, OURS, PARTITIONS, ROW_API
+from benchmarks.contenders.contenders import (
+    FILTERPY,
+    FLOOR,
+    LIMIT,
+    OURS,
+    OURS_FILES,
+    OURS_JAVA,
+    PARTITIONS,
+    ROW_API,
+)
 from benchmarks.suites import batch, history, life, streaming
 from benchmarks.suites.streaming import Share
 from benchmarks.workloads.data import CORES
 from benchmarks.workloads.memory import Peak
-from benchmarks.workloads.work import ALL, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, SCALE, Work
+from benchmarks.workloads.work import ALL, DELTA, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, SCALE, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,6 +58,8 @@ def shares_of(work: Work, quick: bool) -> list[Share]:
     """Return the contenders of a work, and how often each runs it."""
     if work in SCALE:
         return [Share(OURS, BATCHES)]
+    if work in DELTA:
+        return [Share(OURS_FILES, BATCHES), Share(LIMIT, BATCHES), Share(OURS_JAVA, BATCHES)]
     shares = [Share(OURS, BATCHES), Share(LIMIT, BATCHES)]
     if work in KINDS:
         return shares

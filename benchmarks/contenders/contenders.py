@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -12,7 +13,10 @@ from benchmarks.workloads.data import CORES
 from benchmarks.workloads.work import Work
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from jobs.encoding.estimates import EstimateFormat
+    from jobs.streaming.operators.estimate_files import EstimateRows
 
 PARTITIONS = CORES
 KEYS_A_BLOCK = 256
@@ -30,19 +34,37 @@ class Contender(NamedTuple):
     name: str
     build: Build
     rows_a_second: float
+    into: Callable[[SparkSession, Work, Path], Callable[[DataFrame, int], None]] | None = None
+    """Makes the function that takes each micro-batch, for a table at a path; None: Spark's own sink takes it."""
 
 
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
+    from jobs.encoding.estimates import unpack_estimates
+    from jobs.encoding.packet_kinds import OutputPacket
+
+    packets, out = _packets(frame, work, None)
+    return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
+
+
+def ours_in_files(frame: DataFrame, work: Work) -> DataFrame:
+    """Return the pipeline's own operator, whose tasks write the estimates' files: a row for each file."""
+    packets, _ = _packets(frame, work, "files")
+    return packets
+
+
+def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFrame, EstimateFormat]:
+    """Return the operator's packets, and the format of its estimates; `writer`: None, or `files`."""
     import kalman
-    from jobs.encoding.estimates import estimate_format, unpack_estimates
+    from jobs.encoding.estimates import estimate_format
     from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import OUTPUT_PACKETS, OutputPacket
+    from jobs.encoding.packet_kinds import OUTPUT_PACKETS
     from jobs.encoding.routing import make_routing
     from jobs.encoding.rows import pack_rows, row_format
     from jobs.spark.user_functions import ship
     from jobs.state.block_format import state_format
     from jobs.state.plan import Plan
+    from jobs.streaming.operators.estimate_files import EstimateWriter
     from jobs.streaming.operators.processor import FilterProcessor
 
     spec = work.spec
@@ -56,10 +78,65 @@ def ours(frame: DataFrame, work: Work) -> DataFrame:
     plan = Plan(kernel, spec.unit_us, rows, state, out, blocks)
     routing = make_routing(PARTITIONS, blocks)
     operator = pack_rows(frame.select(*spec.columns), rows, routing).groupBy("bucket")
-    packets = operator.transformWithStateInPandas(
-        FilterProcessor(plan), OUTPUT_PACKETS, "Append", "None", None
-    )
-    return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
+    processor = FilterProcessor(plan)
+    if writer is not None:
+        processor = EstimateWriter(processor, _rows_of(frame.sparkSession, out))
+    return operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", "None", None), out
+
+
+def _rows_of(spark: SparkSession, out: EstimateFormat) -> EstimateRows:
+    """Return how estimates become rows of the stream's table, with all columns that it has."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    from jobs.encoding.estimates import estimate_schema
+    from jobs.streaming.operators.estimate_files import EstimateRows
+
+    columns = f"{estimate_schema(out, True)}, model_version int, generation string, source_range string"
+    schema = StructType.fromDDL(columns)
+    assert isinstance(schema, StructType)
+    return EstimateRows(out, to_arrow_schema(schema, timezone="UTC"))
+
+
+def committed_files(spark: SparkSession, work: Work, path: Path) -> Callable[[DataFrame, int], None]:
+    """Return the function that commits the files of a micro-batch to a table, as the stream's own sink does."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    import kalman
+    from jobs.encoding.estimates import estimate_format
+    from jobs.encoding.keys import key_kind
+    from jobs.streaming.operators.estimate_files import PROPERTY, Target
+    from jobs.streaming.sinks.written_files import written_parts
+    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.file_commits import FileTable
+
+    spec = work.spec
+    kernel = kalman.build(spec.definition(), {})
+    source = spark.read.parquet(str(path.parent / "source")).schema
+    rows = _rows_of(spark, estimate_format(key_kind(spec.key, source), spec, kernel))
+    warehouse = Warehouse(spark, str(path.parent))
+    if not warehouse.exists(path.name):
+        warehouse.append(spark.createDataFrame([], from_arrow_schema(rows.schema)), path.name)
+    table = FileTable(warehouse, path.name)
+
+    def take(packets: DataFrame, batch_id: int) -> None:
+        assert table.takes(rows.schema)
+        constants = {
+            "batch_id": batch_id,
+            "model_version": 1,
+            "generation": "bench-g0001",
+            "source_range": "{}",
+        }
+        target = Target(str(table.folder), table.file_bytes, constants)
+        spark.sparkContext.setLocalProperty(PROPERTY, target.encode())
+        packets = packets.persist()
+        try:
+            found = packets.select("kind", "rows", "payload").collect()
+        finally:
+            packets.unpersist()
+        table.commit([one.file for one in written_parts(found)], ("bench", batch_id))
+
+    return take
 
 
 def limit(frame: DataFrame, work: Work) -> DataFrame:
@@ -98,6 +175,9 @@ def filterpy(frame: DataFrame, work: Work) -> DataFrame:
 
 
 OURS = Contender("ours", ours, 400_000)
+OURS_FILES = Contender("ours", ours_in_files, 600_000, committed_files)
+OURS_JAVA = Contender("ours_by_java", ours, 300_000)
+"""Into a table: our tasks write its files, or Delta in Java does."""
 LIMIT = Contender("limit", limit, 800_000)
 FLOOR = Contender("floor", floor, 2_000)
 ROW_API = Contender("per_key_row", row_api, 15_000)

@@ -66,10 +66,14 @@ class Lane:
         reader = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES)
         estimates = self.contender.build(reader.parquet(str(self.source)), self.work)
         mode = "update" if self.contender.name == "floor" else "append"
-        writer = estimates.writeStream.format(self.work.sink).outputMode(mode).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", str(self.checkpoint)).start(
-            None if self.work.sink == "noop" else str(self.table)
-        )
+        writer = estimates.writeStream.outputMode(mode).trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        if self.contender.into is not None:
+            query = writer.foreachBatch(self.contender.into(self.spark, self.work, self.table)).start()
+        elif self.work.sink == "noop":
+            query = writer.format("noop").start()
+        else:
+            query = writer.format(self.work.sink).start(str(self.table))
         query.awaitTermination()
         problem = query.exception()
         if problem is not None:

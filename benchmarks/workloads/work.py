@@ -43,7 +43,8 @@ DENSE = (
     Work("dense_200k_x5", 200_000, 5),
     Work("dense_20k_x50", 20_000, 50),
 )
-DELTA = DENSE[1]._replace(name=f"{DENSE[1].name}_delta", sink="delta")
+DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in DENSE)
+"""The same into a Delta table: by the tasks of the operator and delta-rs, and by Delta in Java."""
 SPARSE = Work("sparse_1k_of_2m", 2_000_000, 1, touched=1_000)
 TEXT = tuple(work._replace(name=f"{work.name}_text", text=True) for work in DENSE)
 KINDS = (
@@ -61,5 +62,5 @@ HISTORY = (
 )
 """Estimates of every row in batch: one row a key, and a hundred."""
 HISTORY_DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in HISTORY)
-ALL = (*DENSE, DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
+ALL = (*DENSE, *DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
 QUICK = (DENSE[0], Work("sparse_1k_of_100k", 100_000, 1, touched=1_000))

@@ -17,8 +17,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Seconds = dict[str, float]
 
-PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES = (
+PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE = (
     "pack rows", "unpack and sort", "state read", "filter", "state write", "pack estimates", "unpack estimates",
+    "write",
 )  # fmt: skip
 """Steps in Python workers."""
 WAITING = "waiting for rows"

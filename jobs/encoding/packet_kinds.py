@@ -74,6 +74,10 @@ class OutputPacket(IntEnum):
     """The number of offered keys that were new, without a payload."""
     KEYS_HELD = 15
     """The number of offered keys that the operator had already, without a payload."""
+    ESTIMATES_FILE = 16
+    """Estimates of accepted rows that are in a file of their table; the payload names it."""
+    CORRECTION_FILE = 17
+    """Estimates that replace earlier ones, in a file of their table; the payload names it."""
 
 
 REJECTED_MESSAGES, MISSING_INPUTS = -1, -2

@@ -18,7 +18,7 @@ began, and for that one the table is queried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,6 +31,9 @@ from jobs.warehouse.delta import Warehouse
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
+
+    from jobs.warehouse.file_commits import FileTable
+    from jobs.warehouse.part_files import PartFile
 
 _BATCHES = 2**32
 """How many micro-batches an epoch has numbers for."""
@@ -91,20 +94,51 @@ class Fence:
         Raises:
             UserError: the lease is lost.
         """
-        self.check()
         name = self._name(table, part)
+        if self._begun(rows.schema, table, name, batch_id, options, part):
+            self.warehouse.append(rows, table, (name, self._number(batch_id)), options)
+            self.check()
+
+    def add(self, files: Sequence[PartFile], table: FileTable, schema: StructType, batch_id: int) -> None:
+        """Add a micro-batch's files of rows to a table, exactly once, as `append` appends rows.
+
+        Args:
+            files: with rows that are marked with `generation` and `batch_id`.
+            table: to add to.
+            schema: of the rows.
+            batch_id: number of the micro-batch.
+
+        Raises:
+            UserError: the lease is lost, or the commit failed.
+        """
+        name = self._name(table.name, None)
+        if self._begun(schema, table.name, name, batch_id, None, None):
+            table.commit(files, (name, self._number(batch_id)))
+            self.check()
+
+    def _begun(
+        self,
+        schema: StructType,
+        table: str,
+        name: str,
+        batch_id: int,
+        options: Mapping[str, str] | None,
+        part: Part | None,
+    ) -> bool:
+        """Keep earlier drivers from writing under a name; tell if the micro-batch's append is still to be made."""
+        self.check()
         assert self._last.get(name) != batch_id, (
             f"two appends of micro-batch {batch_id} under one name, {name}"
         )
-        self._raise_fence(rows.schema, table, name, options)
+        self._raise_fence(schema, table, name, options)
         self._last[name] = batch_id
-        if batch_id == self.pending:
-            written = self._mine & (F.col("batch_id") == batch_id)
-            if self._there(table, written if part is None else written & F.expr(part.condition)):
-                return
-        number = self.lease.generation.epoch * _BATCHES + batch_id
-        self.warehouse.append(rows, table, (name, number), options)
-        self.check()
+        if batch_id != self.pending:
+            return True
+        written = self._mine & (F.col("batch_id") == batch_id)
+        return not self._there(table, written if part is None else written & F.expr(part.condition))
+
+    def _number(self, batch_id: int) -> int:
+        return self.lease.generation.epoch * _BATCHES + batch_id
 
     def begin(
         self, rows: Callable[[], DataFrame], table: str, options: Mapping[str, str] | None = None
@@ -155,8 +189,7 @@ class Fence:
         self._last[name] = batch_id
         # A constant, so that rows of other generations are not read and their drivers' commits do not conflict.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
-        number = self.lease.generation.epoch * _BATCHES + batch_id
-        self.warehouse.upsert(rows, table, mine, (name, number), options or {})
+        self.warehouse.upsert(rows, table, mine, (name, self._number(batch_id)), options or {})
         self.check()
 
     def _name(self, table: str, part: Part | None) -> str:

@@ -22,6 +22,7 @@ from jobs.core.stopwatch import (
     STATE_WRITE,
     UNPACK,
     UNPACK_ESTIMATES,
+    WRITE,
     Seconds,
 )
 from jobs.observability.job_times import Job, Span, Stage, shares
@@ -29,10 +30,11 @@ from jobs.observability.job_times import Job, Span, Stage, shares
 FILTER, TO_DELTA = "filter", "estimates to Delta"
 """Steps of the sink that are divided further: the one action that runs the filter; the write of the estimates."""
 
-OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES)
+OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE)
+"""Steps of the operator's tasks; the last two only where these write the files of the estimates."""
 
-PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, WRITE, COMMIT, COMMIT_LOG, REST = (
-    "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "write", "commit",
+PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, COMMIT, COMMIT_LOG, REST = (
+    "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "commit",
     "commit log", "rest",
 )  # fmt: skip
 MEANING = {

@@ -25,6 +25,7 @@ MODULES = (
     "jobs.encoding.estimates",
     "jobs.training.batch_filter",
     "jobs.snapshots.state_rows",
+    "jobs.streaming.operators.estimate_files",
     "jobs.streaming.operators.event_time_processor",
     "jobs.streaming.operators.wrappers",
 )

@@ -26,6 +26,7 @@ from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
 from jobs.spark.queries import with_trigger
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.plan import Plan
+from jobs.streaming.operators.estimate_files import EstimateWriter
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
 from jobs.streaming.operators.wrappers import KeyImporter, PassThroughRejects, pack_messages
@@ -34,6 +35,7 @@ from jobs.streaming.sinks.archive import ended_states
 from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
+from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.streaming.state_reader import states_at
 from jobs.warehouse import measurements_table
 from jobs.warehouse.checkpoints import Checkpoint
@@ -124,6 +126,16 @@ class QueryContext:
     def imports_keys(self) -> bool:
         return imports_new_keys(self.warehouse, self.checkpoint, self.spec)
 
+    @cached_property
+    def corrects(self) -> bool:
+        """Tell if estimates may be corrected."""
+        return self.spec.order.kind == "replay"
+
+    @cached_property
+    def files(self) -> EstimateFiles | None:
+        """Return the files of estimates that the operator's tasks write, or None if they put out packets."""
+        return EstimateFiles.of(self.warehouse, self.generation, self.runtime.estimates, self.corrects)
+
     @property
     def typed(self) -> bool:
         """Tell if packets carry a kind."""
@@ -185,9 +197,11 @@ def stateful_operator(context: QueryContext) -> StatefulProcessor:
         wrappers.append(KeyImporter)
     if generation.topic is not None or spec.inputs is not None:
         wrappers.append(PassThroughRejects)
-    for wrap in (*wrappers, profiler().operator):
+    for wrap in wrappers:
         processor = wrap(processor)
-    return processor
+    if context.files is not None:
+        processor = EstimateWriter(processor, context.files.rows)
+    return profiler().operator(processor)
 
 
 def sinks(
@@ -215,8 +229,9 @@ def sinks(
         pins=pins,
         ended=ended,
         reached=_reached(context),
-        corrects=spec.order.kind == "replay",
+        corrects=context.corrects,
         check_source=check_source,
+        files=context.files,
     )
 
 

@@ -113,8 +113,12 @@ def _read(uri: str, columns: Sequence[str], among: tuple[str, Sequence[str]] | N
         parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
     # Writers differ in Arrow's type of text.
-    plain = [
-        field.with_type(pa.string()) if pa.types.is_string_view(field.type) else field
-        for field in rows.schema
-    ]
-    return rows.cast(pa.schema(plain))
+    return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return the type in which all files have a column of this type."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    # Java's files have times as numbers of nanoseconds in UTC that do not say so.
+    return pa.timestamp("ns") if pa.types.is_timestamp(kind) else kind

@@ -32,7 +32,7 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.conf import set_codegen_for
 from jobs.streaming import query, state_reader
 from jobs.streaming.recorder import recording
-from jobs.streaming.sinks import latest_states, micro_batch, refused_rows
+from jobs.streaming.sinks import estimated, refused_rows
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
@@ -164,8 +164,8 @@ def _replacements() -> list[tuple[Any, Any]]:
         (LocalFiles, MemoryFiles),
         (transactions, _transactions),
         (InputsTable, data_path.MemoryInputs),
-        (micro_batch.unpack_estimates, data_path.unpack_estimates),
-        (latest_states.last_of_keys, data_path.last_of_keys),
+        (estimated.unpack_estimates, data_path.unpack_estimates),
+        (estimated.last_of_keys, data_path.last_of_keys),
         (refused_rows.refused_rows, data_path.refused_rows),
         (batch_filter.batch_of, lambda runtime: SimpleNamespace(rows=runtime.rows)),
         (batch_filter.bucket_rows, lambda frame, rows, count: frame),

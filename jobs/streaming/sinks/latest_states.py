@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat, last_of_keys, unpack_estimates
+from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.extras import type_of_extra
 from jobs.encoding.keys import columns_of
-from jobs.encoding.packet_kinds import STATE_INDEX, OutputPacket
+from jobs.encoding.packet_kinds import STATE_INDEX
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
+from jobs.streaming.sinks.estimated import Estimated
 from jobs.warehouse.tables import latest
 
 if TYPE_CHECKING:
@@ -60,22 +61,16 @@ class Latest:
             warehouse.create(self.table, columns, partition_by=("generation",))
         self.fence.begin(lambda: self._seeds(states()), self.table, _MERGED)
 
-    def write(self, packets: DataFrame, batch_id: int) -> None:
+    def write(self, estimated: Estimated, batch_id: int) -> None:
         """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
-        rows = self._last(packets)
+        rows = self._last(estimated)
         self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
 
-    def _last(self, packets: DataFrame) -> DataFrame:
+    def _last(self, estimated: Estimated) -> DataFrame:
         """Return the last row of each key; at one event time a correction is later than the estimate."""
         if not self.scattered:
-            return unpack_estimates(last_of_keys(packets, self.estimates), self.estimates)
-        corrects = F.col("kind") == OutputPacket.CORRECTION
-        parts = [
-            unpack_estimates(last_of_keys(packets.filter(which), self.estimates), self.estimates).withColumn(
-                "_again", again
-            )
-            for which, again in ((~corrects, F.lit(False)), (corrects, F.lit(True)))
-        ]
+            return estimated.last_rows(corrections=False)
+        parts = [estimated.last_rows(again).withColumn("_again", F.lit(again)) for again in (False, True)]
         both = parts[0].unionByName(parts[1])
         newest = F.max_by(
             F.struct(*(name for name in both.columns if name != "_again")), F.struct("event_time", "_again")

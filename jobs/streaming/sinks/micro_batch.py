@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat, unpack_estimates
+from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.pins import InputPins
@@ -26,17 +26,20 @@ from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.specs.row_order import QuarantineLimit
+from jobs.streaming.operators.estimate_files import FILES
 from jobs.streaming.operators.wrappers import rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
+from jobs.streaming.sinks.estimated import Estimated, PacketEstimates
 from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
+from jobs.streaming.sinks.written_files import EstimateFiles, WrittenPart, written_parts
 from jobs.warehouse.quarantine import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import SOURCE_RANGE, archive, estimates
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
 """Condition of the quarantine's rows that are messages of a topic."""
@@ -56,6 +59,8 @@ COUNTED = {
     OutputPacket.DROPPED: "duplicates",
     OutputPacket.EXPIRED: "expired",
     OutputPacket.CORRECTION: "corrected",
+    OutputPacket.ESTIMATES_FILE: "rows",
+    OutputPacket.CORRECTION_FILE: "corrected",
     OutputPacket.KEYS_TAKEN: "keys_taken",
     OutputPacket.KEYS_HELD: "keys_held",
     OutputPacket.REJECTED_MESSAGES: "rejected",
@@ -100,10 +105,21 @@ class Totals:
 
 
 class Counts(NamedTuple):
-    """Counts of one micro-batch: rows by kind of packet; its watermark, if any packet has one."""
+    """Counts of one micro-batch: rows by kind of packet; its watermark, if any packet has one; files of estimates."""
 
     of: dict[int, int]
     watermark: int | None
+    files: list[WrittenPart]
+
+    @property
+    def estimated(self) -> int:
+        """Return the accepted rows."""
+        return self.of[OutputPacket.ESTIMATES] + self.of[OutputPacket.ESTIMATES_FILE]
+
+    @property
+    def corrected(self) -> int:
+        """Return the corrected estimates."""
+        return self.of[OutputPacket.CORRECTION] + self.of[OutputPacket.CORRECTION_FILE]
 
     @property
     def refused(self) -> dict[str, int]:
@@ -137,6 +153,8 @@ class MicroBatchWriter:
     """Estimates have a column that marks corrections of earlier ones."""
     check_source: Callable[[], None]
     """Raises if what was read is not what the generation reads: its topic was made anew."""
+    files: EstimateFiles | None = None
+    """The files of estimates that the operator's tasks write; None: they put out packets, and Java writes the table."""
     totals: Totals = field(default_factory=Totals)
     profiler: NoProfiler = field(default_factory=profiler)
 
@@ -146,12 +164,15 @@ class MicroBatchWriter:
             self.reached.take(batch_id)
         if self.pins is not None:
             self.pins.take(batch_id)
+        if self.files is not None:
+            self.files.ask(packets.sparkSession, batch_id)
         packets = packets.persist()
         try:
             counts = self._counts(packets, batch_id)
-            self.check_source()  # now that all rows are read, and before anything is written
-            self._check_limit(counts, batch_id)
-            self._write(packets, counts.of, batch_id)
+            with self._unless_refused(counts):
+                self.check_source()  # now that all rows are read, and before anything is committed
+                self._check_limit(counts, batch_id)
+            self._write(packets, counts, batch_id)
             self.fence.check()
         finally:
             packets.unpersist()
@@ -166,15 +187,33 @@ class MicroBatchWriter:
         watermark = None
         # The one action that runs the filter: the writes read its packets from the cache.
         with self._step(batch_id, FILTER):
-            found = packets.select("kind", "rows").collect()
+            found = packets.select("kind", "rows", *self._named_files()).collect()
         for row in found:
             if row["kind"] == OutputPacket.WATERMARK:
                 watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
             else:
                 of[row["kind"]] += row["rows"]
         # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
-        set_codegen_for(packets.sparkSession, of[OutputPacket.ESTIMATES] + of[OutputPacket.CORRECTION])
-        return Counts(of, watermark)
+        counts = Counts(of, watermark, [] if self.files is None else written_parts(found))
+        set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
+        return counts
+
+    def _named_files(self) -> list[Column]:
+        """Return the column of the payloads that name files; those of packets stay where they are."""
+        if self.files is None:
+            return []
+        names = F.when(F.col("kind").isin(*FILES.values()), F.col("payload"))
+        return [names.alias("payload")]
+
+    @contextmanager
+    def _unless_refused(self, counts: Counts) -> Iterator[None]:
+        """Remove the files of a micro-batch that is refused before anything of it is committed."""
+        try:
+            yield
+        except BaseException:
+            if self.files is not None:
+                self.files.remove(counts.files)
+            raise
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:
         """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.
@@ -182,54 +221,58 @@ class MicroBatchWriter:
         Raises:
             UserError: the spec's limit is exceeded.
         """
-        refused, estimated = counts.refused, counts.of[OutputPacket.ESTIMATES]
+        refused, estimated = counts.refused, counts.estimated
         if too_many(self.limit, refused, estimated):
             if self.pins is not None and half_written(self.fence.warehouse, self.generation) is None:
                 self.pins.drop(batch_id)
             raise refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
 
-    def _write(self, packets: DataFrame, counts: dict[int, int], batch_id: int) -> None:
+    def _write(self, packets: DataFrame, found: Counts, batch_id: int) -> None:
         """Write a micro-batch to all sinks, those with exactly-once semantics first."""
+        counts = found.of
         if counts[OutputPacket.REJECTED_MESSAGES]:
             self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
         if any(counts[kind] for kind in REASONS):
             self._quarantine(packets.filter(F.col("kind").isin(*REASONS)), batch_id)
         estimated = None
-        if counts[OutputPacket.ESTIMATES]:
-            estimated = packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
-            self._estimates(estimated, batch_id)
+        if found.files:
+            estimated = self._added(found.files, packets, batch_id)
+        elif counts[OutputPacket.ESTIMATES]:
+            some = packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
+            estimated = self._estimates(some, batch_id)
         if counts[OutputPacket.EXPIRED]:
             self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
         self._others(estimated, batch_id)
 
-    def _estimates(self, packets: DataFrame, batch_id: int) -> None:
-        # Another version of the model may have more output columns.
+    def _added(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> Estimated:
+        """Commit the files of a micro-batch's estimates, and return these."""
+        files = self.files
+        assert files is not None
+        with self._step(batch_id, TO_DELTA):
+            self.fence.add([one.file for one in parts], files.table, files.schema, batch_id)
+        return files.reading(packets.sparkSession, parts)
+
+    def _estimates(self, packets: DataFrame, batch_id: int) -> Estimated:
+        """Append packets of estimates to their table, and return these."""
+        estimated = PacketEstimates(
+            packets, self.estimates, self.generation, self.corrects, batch_id, self.profiler.unpacking
+        )
         table = estimates(self.generation.model)
         with self._step(batch_id, TO_DELTA):
-            rows = self._rows(packets, batch_id).withColumn(SOURCE_RANGE, F.lit(self.ranges.of(batch_id)))
+            rows = estimated.rows().withColumn(SOURCE_RANGE, F.lit(self.ranges.of(batch_id)))
+            # Another version of the model may have more output columns.
             self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
+        return estimated
 
-    def _rows(self, packets: DataFrame, batch_id: int) -> DataFrame:
-        def unpacked(kind: int) -> DataFrame:
-            some = packets.filter(F.col("kind") == kind)
-            return unpack_estimates(some, self.estimates, batch_id, self.profiler.unpacking)
-
-        rows = unpacked(OutputPacket.ESTIMATES)
-        if self.corrects:
-            again = unpacked(OutputPacket.CORRECTION)
-            rows = rows.withColumn("correction", F.lit(False))
-            rows = rows.unionByName(again.withColumn("correction", F.lit(True)))
-        return marked(rows, self.generation, batch_id)
-
-    def _others(self, packets: DataFrame | None, batch_id: int) -> None:
+    def _others(self, estimated: Estimated | None, batch_id: int) -> None:
         """Write a micro-batch's estimates to the at-least-once sinks, after the exactly-once one."""
         latest = self.latest
-        if latest is not None and packets is not None:
+        if latest is not None and estimated is not None:
             with self._step(batch_id, "latest states"):
-                naming_the_sink(latest.table, batch_id, lambda: latest.write(packets, batch_id))
+                naming_the_sink(latest.table, batch_id, lambda: latest.write(estimated, batch_id))
         if self.publisher is not None:
             with self._step(batch_id, "hand estimates on"):
-                self.publisher(None if packets is None else self._rows(packets, batch_id), batch_id)
+                self.publisher(None if estimated is None else estimated.rows(), batch_id)
 
     def _archive(self, packets: DataFrame, batch_id: int) -> None:
         assert self.ended is not None

@@ -7,21 +7,26 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live
 from jobs.lineage.leases import Lease
+from jobs.streaming.sinks.written_files import WRITER as CHOICE
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.part_files import PartFile, write_parts
 from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
@@ -31,10 +36,16 @@ pytestmark = pytest.mark.spark
 ROWS = "value int, generation string, batch_id bigint"
 
 
-@pytest.fixture
-def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
-    """A warehouse with a generation, in which a driver of another machine counts as dead at once."""
+@pytest.fixture(params=["java", "files"])
+def warehouse(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Warehouse:
+    """A warehouse with a generation, in which a driver of another machine counts as dead at once.
+
+    By parameter, rows of a table that exists are appended by Delta in Java, or as files by delta-rs.
+    """
     monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(f"{__name__}.WRITER", request.param)
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
@@ -50,9 +61,33 @@ def acquired(warehouse: Warehouse, host: str) -> Lease:
     return leases.acquire(warehouse, generation, DriverIdentity(host, 1, 0.0, 2, 0.0, host))
 
 
+WRITER = "java"
+
+
+class Files(FileTable):
+    """A table that takes files, whose user freezes where a warehouse's user freezes before it appends rows."""
+
+    def __init__(self, warehouse: Warehouse, frame: DataFrame) -> None:
+        super().__init__(warehouse, "t")
+        self.user, self.frame = warehouse, frame
+
+    def commit(self, parts: Sequence[PartFile], transaction: tuple[str, int]) -> None:
+        if hasattr(self.user, "freezing"):
+            self.user.freezing(self.frame)  # type: ignore[attr-defined]
+        super().commit(parts, transaction)
+
+
 def put(fence: Fence, batch: int, *values: int, **options: Any) -> None:
-    frame = fence.warehouse.spark.createDataFrame([(value, "g1", batch) for value in values], ROWS)
-    fence.append(frame, "t", batch, **options)
+    warehouse = fence.warehouse
+    frame = warehouse.spark.createDataFrame([(value, "g1", batch) for value in values], ROWS)
+    if WRITER == "java" or options or not warehouse.exists("t"):
+        fence.append(frame, "t", batch, **options)
+        return
+    table = Files(warehouse, frame)
+    columns = [pa.array(values, pa.int32()), pa.array(["g1"] * len(values)), pa.array([batch] * len(values))]
+    rows = pa.RecordBatch.from_arrays(columns, ["value", "generation", "batch_id"])
+    assert table.takes(rows.schema)
+    fence.add(write_parts(table.folder, "part-00000", [rows]), table, frame.schema, batch)
 
 
 def values(warehouse: Warehouse) -> list[int]:
@@ -64,8 +99,11 @@ class Frozen(Warehouse):
 
     meanwhile: Callable[[], object]
 
-    def append(self, *arguments: Any, **options: Any) -> None:
+    def freezing(self, *_: Any) -> None:
         self.meanwhile()
+
+    def append(self, *arguments: Any, **options: Any) -> None:
+        self.freezing()
         super().append(*arguments, **options)
 
 
@@ -159,10 +197,39 @@ def test_a_living_driver_of_another_machine_keeps_its_lease(
         acquired(warehouse, "b")
 
 
-@pytest.mark.slow
-def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
+def test_a_driver_that_froze_between_the_log_and_the_commit_of_files_adds_no_row(
+    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
+    if WRITER == "java":
+        pytest.skip("of files only")
+    # As if the drivers ran on machines that share no lock.
+    monkeypatch.setattr(Warehouse, "lock", lambda *_: nullcontext())
+    old = acquired(warehouse, "a")
+    put(Fence(warehouse, old, None), 0, 1)
+    write, taken = FileTable._write, list[Lease]()
+
+    def freezing(table: FileTable, *arguments: Any) -> None:
+        if moment == "after the commit":
+            write(table, *arguments)
+        if not taken:
+            taken.append(acquired(warehouse, "b"))
+            put(Fence(warehouse, taken[0], 1), 1, 2)
+        if moment == "before the commit":
+            write(table, *arguments)
+
+    monkeypatch.setattr(FileTable, "_write", freezing)
+    with pytest.raises(UserError, match="another has taken it over"):
+        put(Fence(warehouse, old, None), 1, 2)
+    assert values(warehouse) == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["java", "files"])
+def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setenv(CHOICE, writer)
     frames = random_rows(6)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(frames[0])

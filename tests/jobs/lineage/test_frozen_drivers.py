@@ -19,6 +19,7 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
+from jobs.streaming.sinks.written_files import WRITER
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
@@ -51,8 +52,11 @@ class Freezing(Warehouse):
             wanted.asleep.set()
             assert wanted.woken.wait(120)
 
-    def append(self, *arguments: Any, **options: Any) -> None:
+    def freezing(self, *arguments: Any) -> None:
         self._maybe("append", *arguments)
+
+    def append(self, *arguments: Any, **options: Any) -> None:
+        self.freezing(*arguments)
         super().append(*arguments, **options)
 
     def upsert(self, *arguments: Any, **options: Any) -> None:
@@ -239,16 +243,25 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
 
     from jobs.lineage import leases
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.file_commits import FileTable
 
-    append, flag = Warehouse.append, Path(os.environ["FREEZE"])
+    append, write, flag = Warehouse.append, FileTable._write, Path(os.environ["FREEZE"])
 
-    def freezing(self, frame, table, transaction=None, options=None):
-        if transaction is not None and table == "estimates/walk" and transaction[1] % 2**32 == 1 and not flag.exists():
+    def freeze(number):
+        if number % 2**32 == 1 and not flag.exists():
             flag.touch()
             os.killpg(0, signal.SIGSTOP)
+
+    def freezing(self, frame, table, transaction=None, options=None):
+        if transaction is not None and table == "estimates/walk":
+            freeze(transaction[1])
         append(self, frame, table, transaction, options)
 
-    Warehouse.append = freezing
+    def freezing_files(self, log, parts, transaction):
+        freeze(transaction.version)
+        write(self, log, parts, transaction)
+
+    Warehouse.append, FileTable._write = freezing, freezing_files
     # As if the drivers ran on different machines: a stopped process does not let go of its locks.
     leases.stream_lock = lambda *_, **__: nullcontext()
     Warehouse.lock = lambda *_: nullcontext()
@@ -257,9 +270,11 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("writer", ["java", "files"])
 def test_real_drivers_one_frozen_one_ended_one_frozen_at_the_worst_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
 ) -> None:
+    monkeypatch.setenv(WRITER, writer)
     frames = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(frames[0])

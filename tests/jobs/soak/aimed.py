@@ -32,6 +32,7 @@ from pyspark.sql.readwriter import DataFrameWriter
 from jobs.cli import main
 from jobs.spark import session as spark_sessions
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.warehouse.file_commits import FileTable
 from jobs.warehouse.files import LocalFiles
 
 VARIABLE = "KALMAN_AIM"
@@ -161,6 +162,7 @@ def watch(striker: Striker) -> None:
     ):
         wrapped(owner, attribute, striker, lambda *_, what=what, **__: striker.name(what, last.path))
     wrapped(DataFrameWriter, "save", striker, lambda _, path=None, *__, **___: striker.name("append", path))
+    wrapped(FileTable, "_write", striker, lambda table, *_: striker.name("append", str(table.folder)))
     wrapped(SparkSession, "sql", striker, lambda _, text, *__, **___: vacuum(striker, text))
     write = MicroBatchWriter.__call__
 

@@ -1,0 +1,193 @@
+"""Let the tasks of the operator write estimates as files of their table, instead of handing packets on.
+
+Rows that leave a Python worker cost more than the filter: to Java, to a cache, to Python again, to Java's rows. Here
+they become Parquet where they are computed, and one small row a file goes on. Nothing of it counts until the driver
+commits the files whose rows have reached it: a task that failed, was repeated, or ran twice at once leaves files that
+no commit names.
+
+The driver decides for each micro-batch, and tells the tasks by a property of their job: without it packets pass
+unchanged (the first micro-batch makes the table that way, and one after a change of its columns changes them).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
+from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch
+from jobs.encoding.key_texts import key_columns
+from jobs.encoding.packet_kinds import OutputPacket
+from jobs.streaming.operators.wrappers import DelegatingProcessor
+from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name
+
+PROPERTY = "kalman.estimates"
+"""Name of the property of a micro-batch's job that says where its estimates go."""
+
+FILES = {
+    OutputPacket.ESTIMATES: OutputPacket.ESTIMATES_FILE,
+    OutputPacket.CORRECTION: OutputPacket.CORRECTION_FILE,
+}
+"""The kind of a row that stands for a file, by the kind of the packets that the file holds."""
+
+
+class Target(NamedTuple):
+    """Where the estimates of a micro-batch go, and the columns that are the same in all of them.
+
+    folder: of the table; file_bytes: of a full file; constants: values of columns by name.
+    """
+
+    folder: str
+    file_bytes: int
+    constants: dict[str, Any]
+
+    def encode(self) -> str:
+        """Return the target as text."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def decode(cls, text: str) -> Target:
+        """Return the target of `encode`."""
+        return cls(**json.loads(text))
+
+
+class EstimateRows(NamedTuple):
+    """How packets of estimates become rows of the table.
+
+    estimates: format of the packets; schema: columns of the table's rows; `correction` is among them if estimates may
+    be corrected.
+    """
+
+    estimates: EstimateFormat
+    schema: pa.Schema
+
+    def batch(self, packet: bytes, target: Target, kind: OutputPacket) -> pa.RecordBatch:
+        """Return the rows of a packet."""
+        found = estimate_batch(self.estimates, self.estimates.layout.decode(packet))
+        columns = dict(zip(found.schema.names, found.columns, strict=True))
+        named = self.estimates.kind
+        if not named.integer and not named.is_plain_key:
+            columns |= key_columns(named, columns["key"])
+        constants = {**target.constants, "correction": kind == OutputPacket.CORRECTION}
+        arrays = [
+            columns[field.name].cast(field.type)
+            if field.name in columns
+            else _repeated(constants[field.name], field.type, found.num_rows)
+            for field in self.schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
+
+
+def _repeated(value: Any, kind: pa.DataType, size: int) -> pa.Array:
+    """Return an array (N,) of one value; a text is held once, and is written as any other text column is."""
+    if pa.types.is_string(kind):
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))
+    return pa.repeat(pa.scalar(value, kind), size)
+
+
+class EstimateWriter(DelegatingProcessor):
+    """Write the processor's packets of estimates to files, and put out a row for each file."""
+
+    def __init__(self, inner: Any, rows: EstimateRows) -> None:
+        super().__init__(inner)
+        self._rows = rows
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[Any]:  # noqa: N802
+        """Let the processor apply the rows."""
+        return self._written(self.inner.handleInputRows(key, rows, timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802
+        """Let the processor handle its timers."""
+        return self._written(self.inner.handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+    def _written(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        context = TaskContext.get()
+        told = None if context is None else context.getLocalProperty(PROPERTY)
+        if context is None or told is None:
+            yield from frames
+            return
+        name = attempt_name(context.partitionId(), context.stageId(), context.taskAttemptId())
+        yield from self._in_files(frames, Target.decode(told), name)
+
+    def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
+        """Write packets of estimates as they come, and yield the other packets and a row for each file."""
+        writers = {kind: PartWriter(Path(target.folder), name, target.file_bytes) for kind in FILES}
+        try:
+            for frame in frames:
+                mine = frame["kind"].isin(list(FILES)).to_numpy()
+                for number, payload in zip(frame["kind"][mine], frame["payload"][mine], strict=True):
+                    kind = OutputPacket(number)
+                    with step(UNPACK_ESTIMATES):
+                        rows = self._rows.batch(bytes(payload), target, kind)
+                    with step(WRITE):
+                        done = writers[kind].add(rows)
+                    yield from _rows_of(done, kind)
+                if not mine.all():
+                    yield frame.loc[~mine]
+            for kind, writer in writers.items():
+                with step(WRITE):
+                    done = writer.end()
+                yield from _rows_of(done, kind)
+        except BaseException:
+            for writer in writers.values():
+                writer.abandon()
+            raise
+
+
+def _rows_of(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame]:
+    for part in parts:
+        yield pd.DataFrame({"kind": [FILES[kind]], "rows": [part.rows], "payload": [part.encode()]})
+
+
+Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def file_reader(paths: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
+    """Return the function from numbers of partitions to the rows of their files, in order, passed `along`.
+
+    Args:
+        paths: of the files of each partition that has some.
+        schema: of the columns to read.
+        along: from batches of a partition's rows to what is to be returned of them.
+    """
+
+    def batches(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                for path in paths.get(number, []):
+                    with pq.ParquetFile(path) as file:
+                        for rows in file.iter_batches(batch_size=ROWS_A_PACKET, columns=schema.names):
+                            yield rows.select(schema.names).cast(schema)
+
+    return lambda numbers: along(batches(numbers))
+
+
+def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield all rows."""
+    yield from batches
+
+
+def last_of_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the last of each run of rows with the same key."""
+    held: pa.RecordBatch | None = None  # the next batch may continue its key
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        key = batch.column("key")
+        if held is not None and held.column("key")[0] != key[0]:
+            yield held
+        codes = key.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        last = batch.take(pa.array(np.flatnonzero(np.append(codes[1:] != codes[:-1], True))))
+        if last.num_rows > 1:
+            yield last.slice(0, last.num_rows - 1)
+        held = last.slice(last.num_rows - 1)
+    if held is not None:
+        yield held

@@ -1,0 +1,259 @@
+"""Write Parquet files of a Delta table by Arrow, with the statistics by which readers skip files. No Spark.
+
+A file that is written is no part of the table yet: a commit names it (`jobs.warehouse.file_commits`), and VACUUM
+removes one that no commit has named once it is older than the retention of files. Each name is used once, so attempts
+of the same task never touch each other's files.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+TARGET_BYTES = 256 << 20
+"""Bytes from which a file is full, unless its table asks for others."""
+_GROUP_ROWS = 1 << 17
+"""Rows from which gathered batches become a row group."""
+_TEXT = 32
+"""Characters of a text that statistics keep, as Delta's own."""
+_INDEXED = 32
+"""Columns of a table that have statistics, as Delta's own."""
+
+
+class PartFile(NamedTuple):
+    """A file below a table's folder: its name, bytes, rows, time of its end (ms since 1970), and Delta's statistics."""
+
+    path: str
+    size: int
+    rows: int
+    modified: int
+    stats: str
+
+    def encode(self) -> bytes:
+        """Return the file as JSON."""
+        return json.dumps(self._asdict()).encode()
+
+    @classmethod
+    def decode(cls, text: bytes) -> PartFile:
+        """Return the file of `encode`."""
+        return cls(**json.loads(text))
+
+
+class PartWriter:
+    """Write batches into as few files as their size allows.
+
+    Args:
+        folder: of the table; made if it is missing.
+        prefix: of the files' names, such as the task's attempt; each name ends in a random id besides.
+        full: bytes from which a file is full.
+    """
+
+    def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES) -> None:
+        self._folder, self._prefix, self._full = folder, prefix, full
+        self._held: list[pa.RecordBatch] = []
+        self._part: _Part | None = None
+
+    def add(self, batch: pa.RecordBatch) -> list[PartFile]:
+        """Add rows, in order and all with the same columns; return the files that are complete."""
+        if batch.num_rows:
+            self._held.append(batch)
+        return self._write() if sum(one.num_rows for one in self._held) >= _GROUP_ROWS else []
+
+    def end(self) -> list[PartFile]:
+        """Write what is left, and return the last files."""
+        done = self._write() if self._held else []
+        return done if self._part is None else [*done, self._completed(self._part)]
+
+    def abandon(self) -> None:
+        """Remove what is written of a file that is not complete."""
+        if self._part is not None:
+            self._part.abandon()
+
+    def _write(self) -> list[PartFile]:
+        rows, self._held = pa.Table.from_batches(self._held), []
+        if self._part is None:
+            name = f"{self._prefix}-{uuid.uuid4()}.snappy.parquet"
+            self._part = _Part(self._folder, name, rows.schema)
+        self._part.add(rows)
+        return [self._completed(self._part)] if self._part.size >= self._full else []
+
+    def _completed(self, part: _Part) -> PartFile:
+        done, self._part = part.close(), None
+        return done
+
+
+def write_parts(
+    folder: Path, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
+) -> list[PartFile]:
+    """Write batches into files as `PartWriter` does, and return these; nothing is left of a file after an error."""
+    writer = PartWriter(folder, prefix, **options)
+    try:
+        return [*(done for batch in batches for done in writer.add(batch)), *writer.end()]
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+class _Part:
+    """A file while it is written."""
+
+    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
+        self._path, self._schema, self._rows = folder / name, schema, 0
+        self._writer: pq.ParquetWriter | None = None
+        self._nulls = dict.fromkeys(schema.names, 0)
+        self._not_numbers: set[str] = set()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
+        self._ends: list[pq.FileMetaData] = []
+        # Numbers of estimates hardly repeat: a dictionary of them costs time, and is given up.
+        repeat: Any = [field.name for field in schema if _repeats(field.type)]
+        try:
+            self._writer = pq.ParquetWriter(
+                self._file,
+                schema,
+                compression="snappy",
+                use_dictionary=repeat,
+                # Readers take the types from Parquet's own schema: a text is a text, however Arrow held it.
+                store_schema=False,
+                metadata_collector=self._ends,
+            )
+        except BaseException:
+            self.abandon()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Return the bytes written so far."""
+        return self._file.tell()
+
+    def add(self, rows: pa.Table) -> None:
+        self._rows += rows.num_rows
+        for name, column in zip(rows.column_names, rows.columns, strict=True):
+            self._nulls[name] += column.null_count
+            if pa.types.is_floating(column.type) and _has_nan(column):
+                self._not_numbers.add(
+                    name
+                )  # Parquet's bounds leave it out, though to Spark it is the largest
+        assert self._writer is not None
+        self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
+
+    def close(self) -> PartFile:
+        assert self._writer is not None
+        self._writer.close()
+        self._file.close()
+        size = self._path.stat().st_size
+        return PartFile(self._path.name, size, self._rows, int(time.time() * 1000), self._statistics())
+
+    def abandon(self) -> None:
+        """Remove what was written of the file."""
+        with suppress(OSError), self._file:
+            if self._writer is not None:
+                self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _statistics(self) -> str:
+        """Return Delta's statistics of the file, as JSON."""
+        least: dict[str, Any] = {}
+        greatest: dict[str, Any] = {}
+        (whole,) = self._ends
+        kept = self._schema.names[:_INDEXED]
+        groups = [whole.row_group(i) for i in range(whole.num_row_groups)]
+        for place in range(whole.num_columns):
+            name = groups[0].column(place).path_in_schema
+            if name not in kept or name in self._not_numbers:
+                continue
+            found = _bounds([group.column(place).statistics for group in groups])
+            if found is None:
+                continue
+            low, high = _low(found[0]), _high(found[1])
+            if low is not None and high is not None:
+                least[name], greatest[name] = low, high
+        return json.dumps(
+            {
+                "numRecords": self._rows,
+                "minValues": least,
+                "maxValues": greatest,
+                "nullCount": {name: self._nulls[name] for name in kept},
+            },
+            ensure_ascii=False,
+        )
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    functions: Any = pc
+    return bool(functions.any(functions.is_nan(column)).as_py())
+
+
+def _repeats(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_dictionary(kind) or pa.types.is_integer(kind)
+
+
+def _bounds(statistics: Sequence[Any]) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value of a column's row groups, or None if one does not tell."""
+    found = []
+    for one in statistics:
+        if one is None:
+            return None
+        if one.has_min_max:
+            found.append((one.min, one.max))
+        elif one.num_values:
+            return None  # some group has values, but no bounds
+    if not found:
+        return None
+    lows, highs = zip(*found, strict=True)
+    return min(lows), max(highs)
+
+
+def _low(value: Any) -> Any:
+    """Return a lower bound as Delta's statistics have it, or None if they cannot."""
+    if isinstance(value, datetime):
+        return _instant(value)
+    return value[:_TEXT] if isinstance(value, str) else _number(value)
+
+
+def _high(value: Any) -> Any:
+    """Return an upper bound as Delta's statistics have it, or None if they cannot."""
+    if isinstance(value, datetime):
+        return _instant(value + timedelta(microseconds=-value.microsecond % 1000))
+    if isinstance(value, str):
+        # Any text that begins so is less than this prefix with the last character of all.
+        return value if len(value) <= _TEXT else value[:_TEXT] + "\U0010ffff"
+    return _number(value)
+
+
+def _instant(value: datetime) -> str | None:
+    """Return a time in UTC with milliseconds, the part below them cut off; None before the year 1000."""
+    return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if value.year >= 1000 else None
+
+
+def _number(value: Any) -> Any:
+    """Return a number, a truth value or None: JSON has no infinities."""
+    if isinstance(value, bool | int):
+        return value
+    return value if isinstance(value, float) and abs(value) < float("inf") else None
+
+
+def remove(folder: Path, parts: Iterable[PartFile]) -> None:
+    """Remove files that no commit has named or will name."""
+    for part in parts:
+        (folder / part.path).unlink(missing_ok=True)
+
+
+def attempt_name(partition: int, stage: int, task_attempt: int) -> str:
+    """Return the prefix of the files of a task's attempt."""
+    return f"part-{partition:05d}-{stage}.{task_attempt}"
+
+
+def partition_of(name: str) -> int:
+    """Return the partition of the task that wrote a file."""
+    return int(name.split("-", 2)[1])

@@ -1,0 +1,177 @@
+"""The files that tasks of the operator write: their rows, in order, and only those of the attempt that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import TaskContext
+
+from jobs.encoding.estimates import EstimateFormat
+from jobs.encoding.key_texts import has_columns, key_columns
+from jobs.encoding.keys import KeyKind
+from jobs.encoding.packet_kinds import OutputPacket
+from jobs.encoding.packets import Records
+from jobs.streaming.operators.estimate_files import (
+    PROPERTY,
+    EstimateRows,
+    EstimateWriter,
+    Target,
+    file_reader,
+    last_of_runs,
+    unchanged,
+)
+from jobs.streaming.sinks.written_files import written_parts
+
+LIST = pa.list_(pa.float64())
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("id", pa.int64()),
+        ("event_time", pa.timestamp("us", "UTC")),
+        *(("mean", LIST), ("covariance", LIST)),
+        *(("log_likelihood", pa.float64()), ("nis", pa.float64()), ("flags", pa.string())),
+        *(("batch_id", pa.int64()), ("correction", pa.bool_()), ("generation", pa.string())),
+    ]
+)
+FORMAT = EstimateFormat(KeyKind(("id",), ("bigint",), True), 1, True, ())
+
+
+def packet(keys: list[int], first: float) -> bytes:
+    n = len(keys)
+    arrays = {
+        "key": np.array(keys),
+        "time": np.arange(n),
+        "mean": first + np.arange(n, dtype=float)[None],
+        "covariance": np.ones((1, n)),
+        "log_likelihood": np.zeros(n),
+        "nis": np.full(n, np.nan),
+        "flag": np.zeros(n, np.uint8),
+    }
+    return FORMAT.layout.encode(Records(arrays, None))
+
+
+def frame(kind: OutputPacket, count: int, payload: bytes) -> pd.DataFrame:
+    return pd.DataFrame({"kind": [kind], "rows": [count], "payload": [payload]})
+
+
+class Packets:
+    """A processor that puts out two packets of estimates, a correction, and a row that was too late."""
+
+    def handleInputRows(self, *_: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
+        yield frame(OutputPacket.ESTIMATES, 3, packet([4, 4, 7], 0.0))
+        yield frame(OutputPacket.LATE, 1, b"late")
+        yield frame(OutputPacket.CORRECTION, 1, packet([4], 50.0))
+        yield frame(OutputPacket.ESTIMATES, 2, packet([7, 9], 3.0))
+
+
+class Task:
+    """A task's context, as far as the operator asks it."""
+
+    def __init__(self, told: str | None, attempt: int) -> None:
+        self.told, self.attempt = told, attempt
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        assert name == PROPERTY
+        return self.told
+
+    def partitionId(self) -> int:  # noqa: N802
+        return 3
+
+    def stageId(self) -> int:  # noqa: N802
+        return 8
+
+    def taskAttemptId(self) -> int:  # noqa: N802
+        return self.attempt
+
+
+def put_out(monkeypatch: pytest.MonkeyPatch, told: str | None, attempt: int = 1) -> list[dict[str, Any]]:
+    """Return the rows that an attempt of the operator's task puts out."""
+    monkeypatch.setattr(TaskContext, "get", staticmethod(lambda: Task(told, attempt)))
+    writer = EstimateWriter(Packets(), EstimateRows(FORMAT, SCHEMA))
+    frames = list(writer.handleInputRows((1,), iter([]), None))
+    return [row for one in frames for row in one.to_dict("records")]
+
+
+def test_packets_pass_unless_the_driver_asks_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [row["kind"] for row in put_out(monkeypatch, None)] == [
+        OutputPacket.ESTIMATES,
+        OutputPacket.LATE,
+        OutputPacket.CORRECTION,
+        OutputPacket.ESTIMATES,
+    ]
+
+
+def test_of_two_attempts_of_a_task_only_the_one_whose_rows_arrive_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Target(str(tmp_path), 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    both = [put_out(monkeypatch, told, attempt) for attempt in (1, 2)]
+    parts = [written_parts(rows) for rows in both]  # type: ignore[arg-type]
+    names = [one.file.path for some in parts for one in some]
+    assert len(set(names)) == len(names) == len(list(tmp_path.iterdir())) == 4
+    assert [(row["kind"], row["rows"]) for row in both[1]] == [
+        (OutputPacket.LATE, 1),
+        (OutputPacket.ESTIMATES_FILE, 5),
+        (OutputPacket.CORRECTION_FILE, 1),
+    ]
+    assert {one.partition for one in parts[1]} == {3}
+    for some in parts:
+        estimates, corrections = (pq.read_table(tmp_path / one.file.path) for one in some)
+        assert estimates.schema.remove_metadata().equals(SCHEMA)
+        assert estimates["id"].to_pylist() == [4, 4, 7, 7, 9]
+        assert estimates["key"].to_pylist() == ["4", "4", "7", "7", "9"]
+        assert estimates["mean"].to_pylist() == [[0.0], [1.0], [2.0], [3.0], [4.0]]
+        assert set(estimates["generation"].to_pylist()) == {"g1"} and set(
+            estimates["batch_id"].to_pylist()
+        ) == {5}
+        assert set(estimates["correction"].to_pylist()) == {False}
+        assert corrections["correction"].to_pylist() == [True] and corrections["mean"].to_pylist() == [[50.0]]
+
+
+@pytest.mark.parametrize("cuts", [1, 2, 1000])
+def test_files_are_read_in_the_order_of_the_packets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int
+) -> None:
+    told = Target(str(tmp_path), 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    paths = [
+        str(tmp_path / one.file.path)
+        for attempt in (1, 2)
+        for one in written_parts(put_out(monkeypatch, told, attempt))  # type: ignore[arg-type]
+        if one.kind == OutputPacket.ESTIMATES_FILE
+    ]
+    monkeypatch.setattr("jobs.streaming.operators.estimate_files.ROWS_A_PACKET", cuts)
+    columns = pa.schema([SCHEMA.field("mean"), SCHEMA.field("key")])
+    numbers = [pa.RecordBatch.from_pydict({"id": [0, 3]})]
+    for along, expected in ((unchanged, [0, 1, 2, 3, 4] * 2), (last_of_runs, [1, 3, 4] * 2)):
+        found = list(file_reader({3: paths}, columns, along)(iter(numbers)))
+        assert all(one.schema.equals(columns) for one in found)
+        assert [value for one in found for (value,) in one.column("mean").to_pylist()] == expected
+
+
+def test_columns_of_a_key_come_from_its_text() -> None:
+    kind = KeyKind(("site", "day", "n", "on"), ("string", "date", "smallint", "boolean"), False)
+    assert has_columns(kind)
+    texts = [
+        '["a","2024-02-29","-7","true"]',
+        '["q\\"\\\\u","1969-12-31","8","false"]',
+        "[null,null,null,null]",
+    ]
+    for some in (texts, texts[:1] * 3):
+        found = key_columns(kind, pa.array(some))
+        assert found["site"].to_pylist() == (["a", 'q"\\u', None] if some is texts else ["a"] * 3)
+        assert found["n"].type == pa.int16() and found["n"][0].as_py() == -7
+        assert found["day"][0].as_py().isoformat() == "2024-02-29" and found["on"][0].as_py() is True
+    assert key_columns(KeyKind(("name",), ("string",), False), pa.array(["x", "y"]))["name"].to_pylist() == [
+        "x",
+        "y",
+    ]
+    assert key_columns(KeyKind((), (), False), pa.array(["[]"])) == {}
+    assert not has_columns(KeyKind(("at",), ("timestamp",), False))
+    assert not has_columns(KeyKind(("a", "b"), ("string", "double"), False))
