@@ -13,7 +13,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.ingestion.quarantine_replay import Outcome
+    from jobs.rejected_rows.replay import Outcome
     from jobs.warehouse.quarantine import Choice
 
 ACTIONS = ("list", "show", "replay", "discard")
@@ -40,8 +40,8 @@ def act(
     """
     from pyspark.sql import functions as F
 
-    from jobs.ingestion import quarantine_rows
-    from jobs.ingestion.quarantine_replay import replay
+    from jobs.rejected_rows import rows as quarantine_rows
+    from jobs.rejected_rows.replay import replay
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -81,7 +81,7 @@ def act(
 
 def _without_spark(root: str, action: str, model: str, choice: Choice, limit: int) -> Report | None:
     """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing, or it is remote."""
-    from jobs.ingestion import quarantine_without_spark
+    from jobs.rejected_rows import without_spark as quarantine_without_spark
     from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.quarantine import TABLE
 

@@ -17,9 +17,10 @@ from unittest import mock
 
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.ingestion import landing, quarantine_replay
+from jobs.ingestion import landing
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
+from jobs.rejected_rows import replay as quarantine_replay
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.specs.loading import load_spec

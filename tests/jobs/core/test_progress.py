@@ -68,7 +68,12 @@ def test_the_parts_of_a_long_step_are_told_with_the_time_that_is_left(capsys: py
 
 @pytest.mark.parametrize(
     ("number", "seconds", "said"),
-    [(26_000, 2.0, "13,000 rows/s"), (100, 60.0, "1.7 rows/s"), (100, 300.0, "20 rows/min"), (1, 600.0, "6.0 rows/h")],
+    [
+        (26_000, 2.0, "13,000 rows/s"),
+        (100, 60.0, "1.7 rows/s"),
+        (100, 300.0, "20 rows/min"),
+        (1, 600.0, "6.0 rows/h"),
+    ],
 )
 def test_a_rate_is_never_rounded_to_nothing(number: int, seconds: float, said: str):
     assert rate(number, seconds) == said

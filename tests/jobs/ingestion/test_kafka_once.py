@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
-from jobs.ingestion import quarantine_replay
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
+from jobs.rejected_rows import replay as quarantine_replay
 from jobs.snapshots import manifests
 from jobs.sources import one_topic
 from jobs.spark.kafka import topic_id

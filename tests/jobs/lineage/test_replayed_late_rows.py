@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from jobs import quarantine
-from jobs.ingestion import quarantine_replay
 from jobs.lineage import generations
+from jobs.rejected_rows import replay as quarantine_replay
 from jobs.streaming.driver import Driver
 from jobs.warehouse.quarantine import Choice
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

@@ -13,8 +13,8 @@ import pytest
 
 from jobs import status
 from jobs.core.report import plain
-from jobs.ingestion import quarantine_without_spark
-from jobs.ingestion.quarantine_rows import count_by_reason, sorted_rows
+from jobs.rejected_rows import without_spark as quarantine_without_spark
+from jobs.rejected_rows.rows import count_by_reason, sorted_rows
 from jobs.warehouse.delta import utc
 from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.quarantine import TABLE, Choice

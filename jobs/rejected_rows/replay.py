@@ -32,8 +32,8 @@ from jobs.ingestion.message_places import (
     landed_among,
     rejected_place,
 )
-from jobs.ingestion.rechecking import recheck
 from jobs.lineage import replayed_late_rows
+from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse

@@ -1,11 +1,11 @@
-"""Count and show the rejected rows of a local warehouse without Spark, as `quarantine_rows` does with it."""
+"""Count and show the rejected rows of a local warehouse without Spark, as `rows` does with it."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from jobs.ingestion.quarantine_rows import COLUMNS
+from jobs.rejected_rows.rows import COLUMNS
 from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 

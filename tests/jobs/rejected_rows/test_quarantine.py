@@ -13,8 +13,8 @@ import pytest
 from jobs import ingest, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
-from jobs.ingestion import quarantine_replay
 from jobs.lineage import generations
+from jobs.rejected_rows import replay as quarantine_replay
 from jobs.snapshots import manifests, state_rows, store
 from jobs.warehouse.quarantine import Choice
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since

@@ -1,0 +1,1 @@
+"""Rejected rows in quarantine: shown, summarised, exported, discarded, checked again and replayed."""
