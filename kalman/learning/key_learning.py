@@ -39,6 +39,25 @@ Climbed = Callable[[Array, SortedRows, int, float], Array]
 """(start (p, J), rows of J keys, J, unit) -> the theta where another method leads."""
 
 
+class Searched(Protocol):
+    """What is learned: parameters, theta as written (p,), what each number of it is; and how keys are searched."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+    @property
+    def written(self) -> Array: ...
+    @property
+    def free(self) -> list[Free]: ...
+
+    def usable(self, rows: SortedRows) -> SortedRows:
+        """Return the rows that the filter does not flag whatever the parameters are."""
+        ...
+
+    def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
+        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        ...
+
+
 class Model(NamedTuple):
     """What is learned: the filter with parameters in its state, its learned parameters, theta as written (p,)."""
 
@@ -109,7 +128,7 @@ class _Points:
         return self._left
 
 
-def free_entries(model: Model, theta: Array, zero: np.ndarray) -> Array:
+def free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
     """Return the learned entries (p, J) at theta (p, J)."""
     found: list[Any] = []
     at = 0
@@ -299,7 +318,7 @@ class _Ends(NamedTuple):
 
 
 def fit_each(
-    model: Model,
+    model: Searched,
     rows: SortedRows,
     keys: int,
     unit: float,
@@ -375,7 +394,7 @@ def _usable(model: Model, rows: SortedRows) -> SortedRows:
     return rows if good.all() else rows.take(good)
 
 
-def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
+def _packed(model: Searched, theta: Array, zero: np.ndarray) -> list[Array]:
     """Return the packed entries (d) of all learned parameters."""
     found: list[Any] = []
     at = 0
@@ -538,7 +557,7 @@ def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array,
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
 
 
-def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
+def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
     """Return the mean NIS per measured component (K,), and the p-value of Ljung and Box, of keys at theta (p, K).
 
     NaN for keys without rows, and where there are too few.
