@@ -329,22 +329,8 @@ def fit_each(
     rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
-    theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
-    p = len(theta)
-    result = KeyFit(
-        theta,
-        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
-        np.zeros(keys),
-        np.zeros(keys, np.int64),
-        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
-        ["it has no rows"] * keys,
-        np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
-        np.zeros((p, p, keys)),
-        np.zeros(keys),
-        np.full(keys, np.nan),
-        np.full(keys, np.nan),
-    )
-    if not len(present) or not p:
+    result = _unsearched(model, keys, middle)
+    if not len(present) or not len(middle):
         return result
     searches = model.searches(rows._replace(key=number), unit)
     ends = _alone(searches, climbed)
@@ -379,6 +365,25 @@ def fit_each(
     for key, text in zip(present.tolist(), reason, strict=True):
         result.reason[key] = text
     return result
+
+
+def _unsearched(model: Searched, keys: int, middle: Array) -> KeyFit:
+    """Return the fits of keys without rows, at theta `middle` (p,)."""
+    theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
+    p = len(theta)
+    return KeyFit(
+        theta,
+        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
+        np.zeros(keys),
+        np.zeros(keys, np.int64),
+        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
+        ["it has no rows"] * keys,
+        np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
+        np.zeros((p, p, keys)),
+        np.zeros(keys),
+        np.full(keys, np.nan),
+        np.full(keys, np.nan),
+    )
 
 
 def _usable(model: Model, rows: SortedRows) -> SortedRows:
