@@ -61,7 +61,9 @@ def written(name: str) -> dict[str, Any]:
     return {field: value for field, value in whole.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name]["learn"]["scope"] == "key"])
+@pytest.mark.parametrize(
+    "name", ["entries_em", "matrix_a", "extended", pytest.param("modes", marks=pytest.mark.slow)]
+)
 def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
