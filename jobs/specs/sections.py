@@ -127,7 +127,9 @@ class Unscented(Section):
 class LearnedParameter(Section):
     """A field to learn, with constraints on its values."""
 
-    name: str = Field(description="name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]")
+    name: str = Field(
+        description="name of the field, such as Q, or an entry such as F[0][1], A[0][1] or H[0][1]"
+    )
     form: Literal["full", "diagonal"] | None = Field(
         default=None, description="structure of a covariance; null: zeros stay zero"
     )
