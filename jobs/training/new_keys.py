@@ -37,9 +37,10 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
 from jobs.warehouse.positions import check_version, delta_position, to_datetime
 from jobs.warehouse.tables import measurements
+from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.key_fits import Population
-from kalman.learning.learners import LEARNERS
-from kalman.learning.maximum_likelihood import maximum_likelihood
+from kalman.learning.learners import learnable
+from kalman.mixtures.building import FAMILIES
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -153,7 +154,7 @@ def _populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) ->
     spec = runtime.spec
     if spec.learn is None or spec.learn.scope != "key":
         return None
-    if spec.filter in LEARNERS:
+    if spec.filter in FAMILIES:
         raise UserError(
             f"{spec.name}: new keys of filter: {spec.filter} with learn.scope: key cannot be pretrained beside a "
             f"stream: write stream.new_keys: prior, or learn.scope: pooled"
@@ -162,7 +163,8 @@ def _populations(warehouse: Warehouse, runtime: ModelRuntime, base: Manifest) ->
     if found:
         groups = {name: one for name, one in found.items() if name is not None}
         return Populations(tuple(spec.learn.by), found[None], groups)
-    problem = maximum_likelihood(runtime.definition)
+    learner: Any = learnable(runtime.definition)
+    problem = learner.model if isinstance(learner, ExpectationMaximisation) else learner
     theta = replace(problem, begin={**problem.begin, **runtime.parameters}).start
     return Populations((), Population(theta, np.eye(len(theta)), 0), {})
 

@@ -1,6 +1,6 @@
 """Build an IMM or MMAE filter from a definition with `modes`; each mode is built as a model of its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -158,13 +158,7 @@ def _modes(
             raise ModelError(
                 f"modes[{j}]", f"{mode!r} is not a mapping", "write process and observation under it"
             )
-    names = tuple(str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(written))
-    for j, name in enumerate(names):
-        if name in names[:j] or not name.isidentifier():
-            problem = "is the name of two modes" if name in names[:j] else "cannot be a name"
-            raise ModelError(
-                f"modes[{j}].name", f"{name!r} {problem}", "use letters, digits and _, each name once"
-            )
+    names = _names(written)
     own = [
         {
             name.removeprefix(f"{mode}."): value
@@ -191,6 +185,18 @@ def _modes(
     start = checks.vector("initial.mode_probabilities", probabilities, M)
     _check_probabilities("initial.mode_probabilities", start)
     return names, modes, start
+
+
+def _names(written: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the modes."""
+    names = tuple(str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(written))
+    for j, name in enumerate(names):
+        if name in names[:j] or not name.isidentifier():
+            problem = "is the name of two modes" if name in names[:j] else "cannot be a name"
+            raise ModelError(
+                f"modes[{j}].name", f"{name!r} {problem}", "use letters, digits and _, each name once"
+            )
+    return names
 
 
 def _mode(

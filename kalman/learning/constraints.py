@@ -103,7 +103,9 @@ def inverted(parameter: Parameter, entries: Sequence[Entry]) -> list[Entry]:
         above = None if high is None else np.maximum(np.subtract(high, entries[0]), LEAST)
         if below is not None and above is not None:
             return [np.log(below / above)]
-        return [np.log(above if below is None else below)]
+        beyond = above if below is None else below
+        assert beyond is not None  # one bound at least
+        return [np.log(beyond)]
     if parameter.kind == "positive":
         return [np.log(np.maximum(entries[0], LEAST))]
     kept = free_entries(parameter)

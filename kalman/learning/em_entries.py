@@ -80,7 +80,7 @@ def second_moments(
     seen = both[:, measured] / scale[measured]
 
     def summed(key: np.ndarray, values: Array) -> Array:
-        return np.array([np.bincount(key, row, minlength=keys) for row in values])
+        return np.array([np.bincount(key, row, minlength=keys) for row in values], float)
 
     return summed(rows.key[starts], both[:, starts]), summed(rows.key[measured], seen)
 

@@ -7,7 +7,7 @@ the noises by the filter's own likelihood, and standard errors are from the curv
 from collections.abc import Callable
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from kalman.learning.key_search import Point
 from kalman.learning.key_starts import Free, Starts
 from kalman.models.structure import Parameter
 from kalman.run import KeyStates, SortedRows, run
-from kalman.types import Array, Filter
+from kalman.types import Array
 
 DECADES = (0.0, -8.0, -4.0, -2.0, 2.0, 4.0, 8.0)
 """Powers of ten of all noises that a start may differ by from what is written."""
@@ -35,7 +35,7 @@ class Differenced(Protocol):
     """A model whose likelihood is differenced, `kalman.learning.filter_learning.FilterLearning`."""
 
     @property
-    def each(self) -> Filter:
+    def each(self) -> Any:
         """The filter with its learned parameters in the state."""
         ...
 
@@ -68,7 +68,7 @@ class FilterModel(NamedTuple):
 
     def usable(self, rows: SortedRows) -> SortedRows:
         """Return the rows that the filter does not flag whatever the parameters are."""
-        good = ~np.isinf(rows.y).any(axis=0) & np.isfinite(rows.u).all(axis=0)
+        good = np.asarray(~np.isinf(rows.y).any(axis=0) & np.isfinite(rows.u).all(axis=0))
         return rows if good.all() else rows.take(good)
 
     def searches(self, rows: SortedRows, unit: float) -> "FilterSearches":
@@ -118,7 +118,7 @@ class FilterSearches(KeySearches):
     @cached_property
     def measured(self) -> Array:
         """Number of measured values (J,)."""
-        return np.bincount(self.sorted.key, (~np.isnan(self.sorted.y)).sum(axis=0))
+        return np.asarray(np.bincount(self.sorted.key, (~np.isnan(self.sorted.y)).sum(axis=0)), float)
 
     @cached_property
     def small(self) -> Array:

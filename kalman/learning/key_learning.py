@@ -39,6 +39,25 @@ Climbed = Callable[[Array, SortedRows, int, float], Array]
 """(start (p, J), rows of J keys, J, unit) -> the theta where another method leads."""
 
 
+class Searched(Protocol):
+    """What is learned: parameters, theta as written (p,), what each number of it is; and how keys are searched."""
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]: ...
+    @property
+    def written(self) -> Array: ...
+    @property
+    def free(self) -> list[Free]: ...
+
+    def usable(self, rows: SortedRows) -> SortedRows:
+        """Return the rows that the filter does not flag whatever the parameters are."""
+        ...
+
+    def searches(self, rows: SortedRows, unit: float) -> "KeySearches":
+        """Return the searches of keys 0 to J - 1, each with a row at least."""
+        ...
+
+
 class Model(NamedTuple):
     """What is learned: the filter with parameters in its state, its learned parameters, theta as written (p,)."""
 
@@ -109,7 +128,7 @@ class _Points:
         return self._left
 
 
-def free_entries(model: Model, theta: Array, zero: np.ndarray) -> Array:
+def free_entries(model: Searched, theta: Array, zero: np.ndarray) -> Array:
     """Return the learned entries (p, J) at theta (p, J)."""
     found: list[Any] = []
     at = 0
@@ -299,7 +318,7 @@ class _Ends(NamedTuple):
 
 
 def fit_each(
-    model: Model,
+    model: Searched,
     rows: SortedRows,
     keys: int,
     unit: float,
@@ -310,22 +329,8 @@ def fit_each(
     rows = model.usable(rows)
     present, number = np.unique(rows.key, return_inverse=True)
     middle = model.written if population is None else population.mean
-    theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
-    p = len(theta)
-    result = KeyFit(
-        theta,
-        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
-        np.zeros(keys),
-        np.zeros(keys, np.int64),
-        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
-        ["it has no rows"] * keys,
-        np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
-        np.zeros((p, p, keys)),
-        np.zeros(keys),
-        np.full(keys, np.nan),
-        np.full(keys, np.nan),
-    )
-    if not len(present) or not p:
+    result = _unsearched(model, keys, middle)
+    if not len(present) or not len(middle):
         return result
     searches = model.searches(rows._replace(key=number), unit)
     ends = _alone(searches, climbed)
@@ -362,6 +367,25 @@ def fit_each(
     return result
 
 
+def _unsearched(model: Searched, keys: int, middle: Array) -> KeyFit:
+    """Return the fits of keys without rows, at theta `middle` (p,)."""
+    theta = np.repeat(np.asarray(middle, float)[:, None], keys, axis=1)
+    p = len(theta)
+    return KeyFit(
+        theta,
+        np.array([np.broadcast_to(a, keys) for a in _packed(model, theta, np.zeros((p, keys), bool))]),
+        np.zeros(keys),
+        np.zeros(keys, np.int64),
+        np.full(keys, Outcome.TOO_FEW_ROWS, np.int8),
+        ["it has no rows"] * keys,
+        np.full((sum(len(one.value) for one in model.parameters), keys), np.nan),
+        np.zeros((p, p, keys)),
+        np.zeros(keys),
+        np.full(keys, np.nan),
+        np.full(keys, np.nan),
+    )
+
+
 def _usable(model: Model, rows: SortedRows) -> SortedRows:
     """Return the rows that the filter does not flag whatever the parameters are."""
     good = np.asarray(~np.isinf(rows.y).any(axis=0))
@@ -375,7 +399,7 @@ def _usable(model: Model, rows: SortedRows) -> SortedRows:
     return rows if good.all() else rows.take(good)
 
 
-def _packed(model: Model, theta: Array, zero: np.ndarray) -> list[Array]:
+def _packed(model: Searched, theta: Array, zero: np.ndarray) -> list[Array]:
     """Return the packed entries (d) of all learned parameters."""
     found: list[Any] = []
     at = 0
@@ -538,7 +562,7 @@ def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array,
         return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
 
 
-def check(model: Model, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
+def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
     """Return the mean NIS per measured component (K,), and the p-value of Ljung and Box, of keys at theta (p, K).
 
     NaN for keys without rows, and where there are too few.

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+import kalman
+from jobs.specs.model_spec import Learn, ModelSpec
+from jobs.training import key_learning
+from jobs.training.batch_filter import Batch
+from jobs.training.key_learning import fit_bucket, learn_populations, learned_states
+from jobs.training.learning import Window
+from kalman.learning.key_fits import Outcome
+from kalman.learning.learners import learnable
 from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec
 from tests.jobs.support.pipeline import Pipeline
-
-pytestmark = pytest.mark.spark
+from tests.jobs.training.test_learn import KIND, Frame, Work, keyed_bucket
 
 BY_KEY = {"scope": "key"}
 BY_GROUP = {"scope": "group", "by": ["site"]}
@@ -51,6 +61,50 @@ def written(name: str) -> dict[str, Any]:
     return {field: value for field, value in whole.items() if value is not None}
 
 
+@pytest.mark.parametrize(
+    "name", ["entries_em", "matrix_a", "extended", pytest.param("modes", marks=pytest.mark.slow)]
+)
+def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Spark, a frame being a list of batches: the states are those of a run with each key's own values."""
+    model_spec = ModelSpec.model_validate(written(name))
+    definition, asked = model_spec.definition(), model_spec.learn
+    assert isinstance(asked, Learn)
+    length = 24 if name == "modes" else 60
+    texts = [f'["N","{i}"]' for i in range(3)]
+    buckets = [keyed_bucket(texts[:2], [1, 2], length), keyed_bucket(texts[2:], [3], length)]
+    fmt: Any = SimpleNamespace(measurement=("a",), control=(), kind=KIND)
+    batch = Batch(fmt, 1e6)
+
+    def each_bucket(fmt: Any, work: Callable[[Any], Iterator[pa.RecordBatch]]) -> Work:
+        return lambda batches: (made for one in batches for made in work(buckets[one.column(0)[0].as_py()]))
+
+    monkeypatch.setattr(key_learning, "each_bucket", each_bucket)
+    packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
+    populations = learn_populations(packed, definition, asked, batch, Window(), 3, print)
+    kernel, problem = kalman.build(definition), learnable(definition)
+    assert populations.parameters(problem).keys() == problem.places.keys()
+    found = learned_states(packed, definition, kernel, batch, Window(), populations)
+    states: list[Any] = [row for row in found.collect() if row["fit"] is None]
+    fits: list[Any] = [row["fit"] for row in found.collect() if row["fit"] is not None]
+    assert len(states) == len(fits) == 3
+    at = 0
+    for one in buckets:
+        fit, _ = fit_bucket(problem, one, batch, Window(), populations)
+        keys = one.keys.size
+        begun = kalman.initial_states(kernel, keys)
+        begun = begun._replace(values=kernel.with_parameters(begun.values, fit.parameters))
+        after, _ = kalman.run(kernel, begun, one.rows, 1e6)
+        mean, _, _ = kernel.snapshot(after.values)
+        for k in range(keys):
+            assert states[at + k]["mean"] == mean[:, k].tolist()
+            assert fits[at + k]["outcome"] == Outcome(fit.outcome[k]).name.lower()
+            assert len(fits[at + k]["parameters"]) == len(fits[at + k]["standard_errors"])
+        at += keys
+
+
+@pytest.mark.spark
 def test_pretrain_writes_what_was_learned_and_filter_ends_in_its_states(tmp_path: Path) -> None:
     """Each key's own or its group's values, with outcomes and errors in `learned`; the same bits without Spark."""
     rows = readings()

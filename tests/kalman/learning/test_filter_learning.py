@@ -195,7 +195,7 @@ def test_groups_of_a_cubature_filter_and_their_start():
     assert states[0, 0] == found.parameters[0]["initial.mean"][0]
 
 
-@pytest.mark.parametrize("kind", ["imm", "mmae"])
+@pytest.mark.parametrize("kind", [pytest.param("imm", marks=pytest.mark.slow), "mmae"])
 def test_each_key_learns_its_own_modes(kind):
     """Against SciPy over the filter's likelihood, one key at a time; errors by its curvature."""
     rng = np.random.default_rng(5)
@@ -222,7 +222,7 @@ def test_each_key_learns_its_own_modes(kind):
                 negative, learn.start, method="Nelder-Mead", options={"maxiter": 60, "fatol": 1e-2}
             )
             assert found.log_likelihood[k] > -end.fun - 0.01
-            if kind == "mmae":
+            if kind == "mmae" and found.outcome[k] == Outcome.CONVERGED:
                 curvature = np.linalg.inv(approx_hess3(theta, negative))
                 logs = np.log(found.parameters[:, k])
                 np.testing.assert_allclose(

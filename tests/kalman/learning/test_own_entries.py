@@ -82,7 +82,7 @@ def test_value_and_gradient_of_keys_are_those_of_the_filter_and_its_adjoint(kind
 class Autoregression(MLEModel):
     """y = x + noise, x an AR(1) that begins at N(0, 4); parameters F, Q, R."""
 
-    start_params = [0.3, 1.0, 1.0]  # noqa: RUF012
+    start_params = [0.3, 1.0, 1.0]  # type: ignore[assignment] # noqa: RUF012
 
     def __init__(self, y):
         super().__init__(y, k_states=1, initialization="known", constant=[0.0], stationary_cov=[[4.0]])
@@ -90,7 +90,8 @@ class Autoregression(MLEModel):
 
     def update(self, params, **kwargs):
         params = super().update(params, **kwargs)
-        self["transition", 0, 0], self["state_cov", 0, 0], self["obs_cov", 0, 0] = params
+        for name, value in zip(("transition", "state_cov", "obs_cov"), params, strict=True):  # type: ignore[arg-type]
+            self[name, 0, 0] = value
 
 
 AR = {
