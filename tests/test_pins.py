@@ -25,6 +25,12 @@ KUBERNETES = {
 }  # fmt: skip
 # What the extra `mutants`, which no set-up installs, brings along.
 MUTANTS = {"coverage", "mdit-py-plugins", "platformdirs", "textual"}
+# What the extra `sbom`, which no set-up installs, brings along.
+SBOM = {
+    "boolean-py", "chardet", "cyclonedx-python-lib", "defusedxml", "fqdn", "jsonpointer", "lark",
+    "license-expression", "lxml", "packageurl-python", "pip-requirements-parser", "py-serializable",
+    "rfc3986-validator", "rfc3987-syntax", "uri-template", "webcolors",
+}  # fmt: skip
 # In two halves, so that this file passes its own test.
 REGISTRIES = [".".join(halves) for halves in (
     ("pypi", "org"), ("files", "pythonhosted.org"), ("repo1", "maven.org"), ("repo.maven", "apache.org"),
@@ -95,9 +101,9 @@ def test_lock_is_complete():
     # Whatever a package of the lock asks for is in it too: else set-ups differ from day to day.
     versions, missing = locked(), []
     extras = project()["project"]["optional-dependencies"]
-    others = (KUBERNETES | MUTANTS) | {
+    others = (KUBERNETES | MUTANTS | SBOM) | {
         canonicalize_name(Requirement(text).name)
-        for extra in ("bench", "mutants", "postgres")
+        for extra in ("bench", "mutants", "postgres", "sbom")
         for text in extras[extra]
     }
     for name in versions:
