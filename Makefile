@@ -105,6 +105,7 @@ lock: setup ## Write the versions of all that can be installed to requirements/l
 	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
+	$(BIN)/python scripts/hash-lock
 
 SBOM := $(VENV)/.sbom-ready
 $(SBOM): $(STAMP)
