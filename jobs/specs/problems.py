@@ -32,6 +32,10 @@ _WANTED = {
 }
 
 
+LONGEST = 500
+"""Characters of a problem in a message: it may quote what was given."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in one field of one file."""
@@ -45,7 +49,8 @@ class Problem:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
         where = f"{place}: {self.field}" if self.field else place
-        text = f"{where}: {self.problem}" + (f"; {self.remedy}" if self.remedy else "")
+        problem = self.problem if len(self.problem) <= LONGEST else f"{self.problem[: LONGEST - 3]}..."
+        text = f"{where}: {problem}" + (f"; {self.remedy}" if self.remedy else "")
         return " ".join(text.split())
 
 
