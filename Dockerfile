@@ -11,7 +11,7 @@ RUN apt-get update \
     && chown -R kalman:0 /opt/kalman /warehouse /landing /logs
 
 WORKDIR /opt/kalman
-COPY requirements/lock.txt requirements/lock.txt
+COPY requirements/image.txt requirements/image.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY kalman kalman
 COPY jobs jobs
@@ -19,8 +19,14 @@ COPY dags dags
 COPY plugins plugins
 COPY models models
 COPY scripts/entrypoint scripts/entrypoint
-# Spark's jars are fetched here, once, so that a container starts offline.
-RUN pip install --no-cache-dir --constraint requirements/lock.txt --editable '.[postgres,kubernetes]' \
+# Every file that is installed has the SHA-256 of the one that was tested; what builds PySpark's too, so it comes first.
+# Spark's jars are fetched here, once, so that a container starts offline; their SHA-256 is in jobs/spark/jars.sha256.
+RUN grep '^setuptools==' requirements/image.txt > /tmp/build.txt \
+    && pip install --no-cache-dir --require-hashes --requirement /tmp/build.txt \
+    && pip install --no-cache-dir --require-hashes --no-deps --no-build-isolation --requirement requirements/image.txt \
+    && pip install --no-cache-dir --no-deps --no-build-isolation --no-index --editable . \
+    && pip check \
+    && rm /tmp/build.txt \
     && python -m jobs.spark.jars \
     && python -m jobs.warm_up
 

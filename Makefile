@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock clean
+.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -104,10 +104,25 @@ airflow: setup ## Start Airflow with our DAGs; prints the address and the login
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/airflow-standalone
 
 lock: setup ## Write the versions of all that can be installed to requirements/lock.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,mutants,postgres]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[bench,demo,dev,kubernetes,mutants,postgres,sbom]'
 	@{ sed -n '/^#/p' $(LOCK); $(BIN)/python -m pip freeze --all --exclude pip --exclude-editable --exclude kalman-pipeline \
 		| tr 'A-Z_' 'a-z-' | LC_ALL=C sort; } > $(LOCK).new
 	@mv $(LOCK).new $(LOCK)
+	$(BIN)/python scripts/hash-lock
+
+SBOM := $(VENV)/.sbom-ready
+$(SBOM): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(LOCK) -e '.[sbom]'
+	@touch $@
+
+sbom: $(SBOM) ## Write what an installation consists of to build/sbom.json (CycloneDX)
+	PYTHONPATH=. $(BIN)/python scripts/sbom build/sbom.json
+
+# pip-audit runs in an environment of its own, and asks the network for every package of the lock.
+audit: $(STAMP) ## Look up known weaknesses of the versions in requirements/lock.txt (needs a network)
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	build/audit/bin/pip-audit --no-deps --disable-pip -r $(LOCK)
 
 clean: ## Remove .venv, caches and what runs left in ./var
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .hypothesis var

@@ -16,6 +16,7 @@ from jobs.spark.jars import COORDINATES
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "lock.txt"
+IMAGE = ROOT / "requirements" / "image.txt"
 LEFT_BY_RUNS = {"var", "warehouse", "build", "dist", "logs", "spark-warehouse", "metastore_db", "__pycache__"}
 # The extra `kubernetes`, which no set-up installs, with what it asks for.
 KUBERNETES = {
@@ -25,6 +26,12 @@ KUBERNETES = {
 }  # fmt: skip
 # What the extra `mutants`, which no set-up installs, brings along.
 MUTANTS = {"coverage", "mdit-py-plugins", "platformdirs", "textual"}
+# What the extra `sbom`, which no set-up installs, brings along.
+SBOM = {
+    "boolean-py", "chardet", "cyclonedx-python-lib", "defusedxml", "fqdn", "jsonpointer", "lark",
+    "license-expression", "lxml", "packageurl-python", "pip-requirements-parser", "py-serializable",
+    "rfc3986-validator", "rfc3987-syntax", "uri-template", "webcolors",
+}  # fmt: skip
 # In two halves, so that this file passes its own test.
 REGISTRIES = [".".join(halves) for halves in (
     ("pypi", "org"), ("files", "pythonhosted.org"), ("repo1", "maven.org"), ("repo.maven", "apache.org"),
@@ -95,9 +102,9 @@ def test_lock_is_complete():
     # Whatever a package of the lock asks for is in it too: else set-ups differ from day to day.
     versions, missing = locked(), []
     extras = project()["project"]["optional-dependencies"]
-    others = (KUBERNETES | MUTANTS) | {
+    others = (KUBERNETES | MUTANTS | SBOM) | {
         canonicalize_name(Requirement(text).name)
-        for extra in ("bench", "mutants", "postgres")
+        for extra in ("bench", "mutants", "postgres", "sbom")
         for text in extras[extra]
     }
     for name in versions:
@@ -113,6 +120,25 @@ def test_lock_is_complete():
                 if version == "none" or not requirement.specifier.contains(version, prereleases=True):
                     missing.append(f"{name} asks for {text}, the lock has {version}")
     assert missing == []
+
+
+def test_what_the_image_installs_has_the_versions_of_the_lock_and_a_hash_each():
+    lines = [line for line in IMAGE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
+    found = dict(
+        re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line).groups()  # type: ignore[union-attr]
+        for line in lines
+    )
+    versions = locked()
+    assert len(found) == len(lines)
+    assert {name: versions[canonicalize_name(name)] for name in found} == found
+    given = project()["project"]
+    wanted = [*given["dependencies"], *given["optional-dependencies"]["postgres"]]
+    wanted += given["optional-dependencies"]["kubernetes"]
+    there = {canonicalize_name(name) for name in found}
+    assert {canonicalize_name(Requirement(text).name) for text in wanted} <= there
+    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    installs = [line for line in recipe.splitlines() if "pip install" in line]
+    assert all("--require-hashes" in line or "--no-index" in line for line in installs)
 
 
 def test_versions_that_belong_together():

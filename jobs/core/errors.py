@@ -93,6 +93,7 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -182,8 +182,15 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
             wanted = list(have if columns is None else columns)
             check_columns(path, have, wanted)
             groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+            rows, said = 0, sum(file.metadata.row_group(one).num_rows for one in groups)
             for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
+                rows += batch.num_rows
                 yield _stored(batch, wanted)
+            # Arrow takes a damaged column that ends early for the end of the others, too.
+            if rows != said:
+                raise UserError(
+                    f"{path}: is damaged: it says that it has {said:,} rows, and {rows:,} can be read; copy it again"
+                )
 
 
 def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
@@ -301,6 +308,7 @@ def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tu
 
 
 def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
+    batch.validate(full=True)  # a damaged file may hold text that is none
     found = {name: _plain_type(batch.column(name)) for name in names}
     return Source(found, np.zeros(batch.num_rows, bool), batch.num_rows)
 

@@ -6,6 +6,9 @@ and Maven folders are not touched: an incomplete one there makes Spark's own res
 Jars that only some models need are in sets of their own, each in a subfolder, fetched by its first use or by
 `python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
 `yarn` a YARN cluster in one process for a test.
+
+`jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
+when a command starts.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from jobs.core.errors import RUN_FAILED, UserError, show
 from jobs.spark.doctor import java_command, java_problem
 
 MANIFEST = "manifest.json"
+DIGESTS = Path(__file__).with_name("jars.sha256")
 HOW_TO_FETCH = "run `make setup` (or `python -m jobs.spark.jars`)"
 _ATTEMPTS = 2  # the second continues the downloads of the first
 _SECONDS = 900
@@ -114,12 +118,34 @@ def jar_paths() -> list[str]:
     """Return the paths of the fetched jars, sorted.
 
     Raises:
-        UserError: the jars are not fetched, not complete, or those of another release.
+        UserError: the jars are not fetched, not complete, those of another release, or have other content.
     """
     folder = jar_folder()
     names = _fetched(folder, COORDINATES)
     if names is None:
         raise UserError(f"Spark's jars are not in {folder}, or not those of this release: {HOW_TO_FETCH}")
+    return _checked(folder, names)
+
+
+def known_digests() -> dict[str, str]:
+    """Return the SHA-256 of every jar that a release was tested with, in hex, by its file's name."""
+    lines = DIGESTS.read_text(encoding="utf-8").splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines if line and line[0] != "#")}
+
+
+def _checked(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the paths of jars whose content is that of the release.
+
+    Raises:
+        UserError: one has other content.
+    """
+    known = known_digests()
+    for name in names:
+        if known.get(name) != _sha256(folder / name):
+            raise UserError(
+                f"{folder / name} is not the jar that this release was tested with (its SHA-256 is not the one in "
+                f"{DIGESTS.name}): remove {folder}, look where the file came from, and {HOW_TO_FETCH}"
+            )
     return [str(folder / name) for name in names]
 
 
@@ -135,7 +161,7 @@ def optional_jars(part: str) -> list[str]:
     if names is None:
         fetch(coordinates, folder, alone=part in _ALONE)
         names = _fetched(folder, coordinates) or []
-    return [str(folder / name) for name in names]
+    return _checked(folder, names)
 
 
 def fetch(
@@ -146,7 +172,7 @@ def fetch(
     Jars that PySpark contains are left out, unless the set runs `alone`. The folder appears complete or not at all.
 
     Raises:
-        UserError: no Java, no network, or a folder with other content.
+        UserError: no Java, no network, a folder with other content, or a jar that is not the one of this release.
     """
     target = folder or jar_folder()
     if _fetched(target, coordinates, check_content=True) is not None:
@@ -159,6 +185,7 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".jars-", dir=target.parent) as scratch:
             complete = _resolve(coordinates, Path(scratch), alone)
+            _checked(complete, sorted(path.name for path in complete.glob("*.jar")))
             _write_manifest(complete, coordinates)
             _swap(complete, target, Path(scratch))
     except OSError as error:

@@ -81,14 +81,16 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
             f"module {parts[0]} is Python's own, whose functions a spec may not name",
             "write a module of your own",
         )
+    # Spark puts its copies of the files that workers get on the driver's path, too.
+    own = [entry for entry in sys.path if "userFiles-" not in entry]
+    elsewhere = _place(PathFinder.find_spec(parts[0], own))
     if beside is None:
+        if elsewhere is None and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
+            return None  # it is nowhere: whoever calls the function says so
         return (
             f"module {parts[0]} is not in the folder of the spec, {folder}",
             f"put its file there, or {listed}",
         )
-    # Spark puts its copies of the files that workers get on the driver's path, too.
-    own = [entry for entry in sys.path if "userFiles-" not in entry]
-    elsewhere = _place(PathFinder.find_spec(parts[0], own))
     if elsewhere not in (None, beside):
         return (
             f"module {parts[0]} is in the folder of the spec and at {elsewhere}",

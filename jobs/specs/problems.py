@@ -32,6 +32,14 @@ _WANTED = {
 }
 
 
+LONGEST = 500
+"""Characters of a field, a problem or a remedy in a message: they may quote what was given."""
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem in one field of one file."""
@@ -44,8 +52,8 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        where = f"{place}: {self.field}" if self.field else place
-        text = f"{where}: {self.problem}" + (f"; {self.remedy}" if self.remedy else "")
+        where = f"{place}: {_cut(self.field)}" if self.field else place
+        text = f"{where}: {_cut(self.problem)}" + (f"; {_cut(self.remedy)}" if self.remedy else "")
         return " ".join(text.split())
 
 

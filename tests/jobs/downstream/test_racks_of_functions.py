@@ -36,7 +36,7 @@ def test_racks_by_a_function_live_and_over_history(tmp_path: Path) -> None:
     rows: Any = readings(READINGS).sort_values("at", ignore_index=True)
     pipeline.land(rows[:5])
     pipeline.stream()
-    with pytest.raises(Exception, match="module my_racks is not in the folder of the spec"):
+    with pytest.raises(Exception, match="there is no module my_racks"):
         monitor.run(pipeline.settings, "rack")
     shutil.copy(functions.__file__, Path(pipeline.settings.models) / "my_racks.py")
     monitor.run(pipeline.settings, "rack")

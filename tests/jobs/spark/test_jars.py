@@ -23,6 +23,7 @@ from jobs.spark.jars import (
     optional_jars,
 )
 
+JAR = hashlib.sha256(b"jar").hexdigest()
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -45,6 +46,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
     monkeypatch.setattr(jars, "_run", ivy)
     monkeypatch.setattr(jars, "java_problem", lambda: "")
+    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR})
     return commands
 
 
@@ -72,6 +74,39 @@ def test_a_changed_jar_is_fetched_again(folder: Path, asked: list[list[str]]):
     (folder / "delta-1.0.jar").write_bytes(b"half")
     assert fetch() is True
     assert (folder / "delta-1.0.jar").read_bytes() == b"jar"
+
+
+def test_a_jar_with_other_content_is_not_started_with(folder: Path, asked: list[list[str]]):
+    fetch()
+    # Whoever exchanges the jar can write its digest into the folder's own list as well.
+    (folder / "delta-1.0.jar").write_bytes(b"evil")
+    manifest = json.loads((folder / jars.MANIFEST).read_text())
+    manifest["jars"]["delta-1.0.jar"] = hashlib.sha256(b"evil").hexdigest()
+    (folder / jars.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="delta-1.0.jar is not the jar that this release was tested with"):
+        jar_paths()
+
+
+@pytest.mark.parametrize("known", [{}, {"delta-1.0.jar": "0" * 64}], ids=["unknown", "other content"])
+def test_a_jar_that_is_not_known_is_not_taken(
+    folder: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch, known: dict[str, str]
+):
+    monkeypatch.setattr(jars, "known_digests", lambda: known)
+    with pytest.raises(UserError, match=r"delta-1.0.jar is not the jar .*jars.sha256"):
+        fetch()
+    assert not folder.exists()
+
+
+def test_the_digest_of_every_fetched_jar_is_in_the_repository():
+    known = jars.known_digests()
+    there = sorted(jar_folder().rglob("*.jar"))
+    assert there and all(known[path.name] == hashlib.sha256(path.read_bytes()).hexdigest() for path in there)
+    assert all(len(digest) == 64 for digest in known.values())
+    named = {
+        coordinate.artifact
+        for coordinate in (*COORDINATES, *(one for some in OPTIONAL.values() for one in some))
+    }
+    assert all(any(name.startswith(f"{artifact}-") for name in known) for artifact in named)
 
 
 def test_jars_of_another_release_are_not_used(folder: Path, asked: list[list[str]]):

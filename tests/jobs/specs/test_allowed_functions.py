@@ -56,7 +56,7 @@ def write(folder: Path, f: str, more: str = "") -> Path:
 @pytest.mark.parametrize(
     "name",
     ["pickle:loads", "os:system", "subprocess:run", "builtins:eval", "shutil:rmtree", "scipy.special:expit",
-     "jobs.core.errors:show", "numpy:load", "pandas.io.pickle:read_pickle", "absent:move"],
+     "jobs.core.errors:show", "numpy:load", "pandas.io.pickle:read_pickle"],
 )  # fmt: skip
 def test_modules_that_are_not_listed_are_refused_without_being_imported(folder: Path, name: str) -> None:
     path = write(folder, name)
