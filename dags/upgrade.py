@@ -46,8 +46,11 @@ MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
 COMPARISON = ("compared on ", "gain per row: ", "answer: ", "verdict: ", "lag: ", "report: ")
 """The lines of the comparison that a person sees where the driver's report cannot be read."""
 
-REFUSALS = (" was not promoted; ",)
-"""Words of a refusal that a retry would only repeat: a person decides, or more rows have to come."""
+REFUSALS = {
+    " was not promoted; ": "In Airflow: start this DAG again when more rows have come, or tick Force in the form of "
+    "its approval, or of the run"
+}
+"""Words of a refusal that a retry would only repeat, and its remedy: a person decides, or more rows have to come."""
 
 AFTER_A_CHOICE = TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
 

@@ -41,7 +41,8 @@ class KalmanOperator(SparkSubmitOperator):
             micro-batch, instead of killing the whole process tree.
         returned: the report is the task's XCom, `{"lines": [...], "data": {...}}`; of a driver in a cluster
             the data are empty, and the lines those of its output that begin with one of these words.
-        refusals: words of an error after which no retry can succeed, although the run began: the task fails at once.
+        refusals: words of an error after which no retry can succeed, although the run began, and its remedy in Airflow:
+            the task fails at once.
         too_early: words of an error that is none yet, as what the task needs is still being made: it is skipped.
         wait_for_other: another driver that has the stream does this task's work: the task succeeds.
         needs: templates of which one must give a text, and the sentence that refuses the run before Spark starts.
@@ -63,7 +64,7 @@ class KalmanOperator(SparkSubmitOperator):
         flags: Sequence[str] = (),
         finish_on_kill: bool = False,
         returned: Sequence[str] = (),
-        refusals: Sequence[str] = (),
+        refusals: Mapping[str, str] | None = None,
         too_early: Sequence[str] = (),
         wait_for_other: bool = False,
         needs: tuple[str, str] | None = None,
@@ -88,7 +89,7 @@ class KalmanOperator(SparkSubmitOperator):
         self.flags = list(flags)
         self.finish_on_kill = finish_on_kill
         self.returned = tuple(returned)
-        self.refusals, self.too_early = tuple(refusals), tuple(too_early)
+        self.refusals, self.too_early = dict(refusals or {}), tuple(too_early)
         self.wait_for_other = wait_for_other
         self.needed, self.unless = needs or ("given", "")
         self.kafka = kafka
@@ -131,8 +132,9 @@ class KalmanOperator(SparkSubmitOperator):
             return
         if code == ALREADY_RUNNING and not self._may_be_our_own(context):
             raise AirflowSkipException(f"not for this run: {said or 'see the log'}") from None
-        if any(words in said for words in self.refusals):
-            raise AirflowFailException(said) from None
+        for words, remedy in self.refusals.items():
+            if words in said:
+                raise AirflowFailException(f"{said}. {remedy}") from None
         if said:
             raise AirflowException(f"{self.verb} ended with exit code {code}: {said}") from None
         raise error

@@ -50,8 +50,14 @@ class Outcome(NamedTuple):
     def facts(self) -> dict[str, Any]:
         """What an asset's event carries."""
         found = {name: self.data[name] for name in FACTS if self.data.get(name) is not None}
-        page = report_page(str(found.get("report", "")))
-        return {**found, "page": page} if page else found
+        compared = self.data.get("comparison") or {}
+        numbers = {
+            "rows_compared": compared.get("rows"),
+            "gain": (compared.get("gain") or {}).get("mean"),
+            "log_likelihood_a_row": (compared.get("log_likelihood_a_row") or {}).get("new"),
+            "page": report_page(str(found.get("report", ""))),
+        }
+        return found | {name: value for name, value in numbers.items() if value is not None}
 
 
 def read_outcome(file: Path, said: Sequence[str] = ()) -> Outcome:

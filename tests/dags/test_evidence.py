@@ -105,6 +105,19 @@ def test_the_line_that_matters(lines: list[str], headline: str | None) -> None:
     assert Outcome(lines, {}).headline == headline
 
 
+def test_the_facts_of_a_promotion() -> None:
+    assert Outcome([], SHADOW["data"]).facts == {
+        "generation": "tiny-g0002",
+        "answer": "better",
+        "good": True,
+        "report": "/ware house/reports/tiny/tiny-g0002.html",
+        "page": "/kalman/reports/tiny/tiny-g0002.html",
+        "rows_compared": 1200,
+        "gain": 0.5,
+        "log_likelihood_a_row": 1.5,
+    }
+
+
 def test_missing_days() -> None:
     landed = {"2013-01-01T00:00:00Z", "2013-01-02T00:00:00Z", "2013-01-05T00:00:00Z"}
     found = among("@daily", landed)

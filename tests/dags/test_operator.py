@@ -183,10 +183,11 @@ def test_events_carry_the_report_and_the_interval(operator: Operator) -> None:
 
 def test_a_refusal_is_final(operator: Operator) -> None:
     says = "error: tiny-g0002 was not promoted; it predicts worse. It stays in shadow"
-    with pytest.raises(AirflowFailException, match="^tiny-g0002 was not promoted; it predicts worse"):
-        operator(1, says, refusals=(" was not promoted; ",)).execute(context())
+    refusals = {" was not promoted; ": "Tick Force"}
+    with pytest.raises(AirflowFailException, match=r"^tiny-g0002 was not promoted; .* shadow\. Tick Force$"):
+        operator(1, says, refusals=refusals).execute(context())
     with pytest.raises(AirflowException) as caught:
-        operator(1, "error: the disk is full", refusals=(" was not promoted; ",)).execute(context())
+        operator(1, "error: the disk is full", refusals=refusals).execute(context())
     assert type(caught.value) is AirflowException
     # The sentence alone: what the provider raised before it would repeat the log.
     assert caught.value.__suppress_context__
