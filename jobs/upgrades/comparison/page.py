@@ -71,7 +71,11 @@ def _cards(content: Content) -> str:
     )
     keys = numbers["keys"]
     some = [
-        Card(f"{numbers['rows']:,}", "rows compared", f"of {plural(numbers['keys'], 'key')}"),
+        Card(
+            f"{numbers['rows']:,}",
+            "row compared" if numbers["rows"] == 1 else "rows compared",
+            f"of {plural(numbers['keys'], 'key')}",
+        ),
         Card(number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
             f"{numbers['keys_better'] / keys:.0%}" if keys else "–",
