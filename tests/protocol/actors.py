@@ -85,16 +85,6 @@ def quiet() -> Progress:
     return Progress("", None, quiet=True)
 
 
-class _Driver(Driver):
-    """Without what is kept for other tools' readers alone, and repeats what the generations say."""
-
-    def _tell_readers(self) -> None:
-        return
-
-    def _comment_estimates(self) -> None:
-        return
-
-
 def stream(
     spec: ModelSpec | None = None,
     adopt: str | None = None,
@@ -103,7 +93,7 @@ def stream(
 ) -> None:
     """Drive a generation until it has caught up, as `stream` does."""
     stop: Any = Event()
-    driver = _Driver(SETTINGS, warehouse(), spec or spec_of(), seconds, stop, display=lambda model: quiet())
+    driver = Driver(SETTINGS, warehouse(), spec or spec_of(), seconds, stop, display=lambda model: quiet())
     driver.drive(adopt, name)
 
 
@@ -111,7 +101,7 @@ def stopped_stream(spec: ModelSpec | None = None) -> None:
     """Drive the live generation, and stop before its first micro-batch: as `stop` right after the start."""
     stop: Any = Event()
     stop.set()
-    _Driver(SETTINGS, warehouse(), spec or spec_of(), None, stop, display=lambda model: quiet()).drive()
+    Driver(SETTINGS, warehouse(), spec or spec_of(), None, stop, display=lambda model: quiet()).drive()
 
 
 def ingest(path: str, spec: ModelSpec | None = None) -> None:
