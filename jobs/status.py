@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,8 @@ from jobs.core.settings import Settings
 from jobs.core.times import duration_us
 
 if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
     from jobs.warehouse.reading import Tables
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
@@ -92,13 +95,40 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
         )
         for name in names
     ]
+    advice = _advice(settings, names, manifests, lineages)
     problems = [] if after is None else alarms(data, after, datetime.now(UTC))
     return Report(
         [],
-        {"warehouse": settings.warehouse, "models": data, "alarms": problems},
-        _table(settings.warehouse, data),
+        {"warehouse": settings.warehouse, "models": data, "alarms": problems, "advice": advice},
+        _table(settings.warehouse, data, advice),
         problems,
     )
+
+
+def _advice(
+    settings: Settings, names: list[str], manifests: list[Manifest], lineages: list[Generation]
+) -> list[str]:
+    """Return what was measured of these models says about their layout and retention."""
+    from jobs.operations.advice import advise, measured
+    from jobs.specs.loading import load_spec
+
+    found: list[str] = []
+    cores = os.cpu_count() if settings.master.startswith("local") else None
+    for name in names:
+        try:
+            spec = load_spec(name, settings.models)
+        except UserError:
+            spec = None  # a warehouse has a status without its specs too
+        seen = measured(
+            settings.warehouse,
+            name,
+            spec,
+            [one for one in lineages if one.model == name],
+            [one for one in manifests if one.model == name],
+            cores,
+        )
+        found += advise(seen, datetime.now(UTC))
+    return found
 
 
 def _spec_names(settings: Settings) -> list[str]:
@@ -110,7 +140,7 @@ def _spec_names(settings: Settings) -> list[str]:
         return []  # a warehouse has a status without its specs too
 
 
-def _table(root: str, data: list[dict[str, Any]]) -> Any:
+def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -156,6 +186,7 @@ def _table(root: str, data: list[dict[str, Any]]) -> Any:
             if lineage is not None and lineage["last_error"]:
                 errors.append(f"{lineage['generation']}: last error: {lineage['last_error']}")
     errors += [text for one in data for text in one["given_up"]]
+    errors += [f"advice: {one}" for one in advice]
     followed = downstream_table(data)
     return Group(table, *([] if followed is None else [followed]), *errors)
 

@@ -276,13 +276,13 @@ class _Sums:
     def over_time(self) -> OverTime:
         """Return the sums over time."""
         time = self._first + np.arange(BINS) * self._width + self._width // 2
-        names = ("rows", "judged", "nis", "nis2", "degrees", "scored", "inside")
+        names = [name for name in OverTime._fields if name not in ("time", "flags")]
         flags = {
             name.removeprefix("flag "): sums
             for name, sums in sorted(self._time.items())
             if name.startswith("flag ")
         }
-        return OverTime(time, *(self._time[name] for name in names), flags)
+        return OverTime(time=time, flags=flags, **{name: self._time[name] for name in names})
 
 
 def _sum_by_key(rows: pa.Table) -> pa.Table:

@@ -38,7 +38,7 @@ def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
     folder = local_path(root)
     there = [] if folder is None else [one.name for one in (folder / FOLDER).glob("*") if one.is_dir()]
     entries = [_entry(root, model) for model in sorted({*models, *there})]
-    files_of(f"{root}/{FOLDER}").write(INDEX, index_page(root, entries).encode())
+    files_of(f"{root}/{FOLDER}").write(INDEX, index_page(entries).encode())
     return f"{root}/{FOLDER}/{INDEX}", entries
 
 
@@ -58,7 +58,7 @@ def _entry(root: str, model: str) -> Entry:
     )
 
 
-def index_page(root: str, entries: Sequence[Entry]) -> str:
+def index_page(entries: Sequence[Entry]) -> str:
     """Return the index as a page."""
     rows = []
     for one in entries:
@@ -83,7 +83,7 @@ def index_page(root: str, entries: Sequence[Entry]) -> str:
         "in quarantine",
         "reports",
     )
-    text = f"{plural(len(entries), 'model')} of the warehouse {root}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
+    text = f"{plural(len(entries), 'model')}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     none = "There is no model yet: `kalman-pipeline init --input FILE` writes a first spec."
     body = linked_table(head, rows) if rows else paragraph(none)
     more = "`kalman-pipeline report --model M` writes a model's health, and `--compare` a comparison of two versions."

@@ -10,6 +10,7 @@ import numpy as np
 from jobs.core.html_page import Card, bars, cards, heading, page, paragraph, pictures, section, table
 from jobs.core.report import plural, span
 from jobs.health.content import WORST, Health
+from jobs.health.reading import Reason
 from kalman.evaluation.diagnostics import mean_bounds
 
 try:
@@ -177,9 +178,8 @@ def _fates(health: Health) -> str:
     return section("Rows by fate", text, drawn)
 
 
-def _fate(one: object) -> str:
-    reason, status = one.reason, one.status
-    return reason if status == "held" else f"{reason} ({status})"
+def _fate(one: Reason) -> str:
+    return one.reason if one.status == "held" else f"{one.reason} ({one.status})"
 
 
 def _flags(health: Health) -> str:

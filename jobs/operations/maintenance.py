@@ -55,7 +55,7 @@ class Maintenance:
     with_estimates: bool
     on_progress: Callable[[str], None] = lambda text: None
     result: dict[str, Any] = field(
-        default_factory=lambda: {"optimized": [], "vacuumed": [], "not_vacuumed": {}}
+        default_factory=lambda: {"described": [], "optimized": [], "vacuumed": [], "not_vacuumed": {}}
     )
 
     def run(self) -> None:
@@ -92,7 +92,6 @@ class Maintenance:
             *self._tables(),
             *(one for one in ("generations", *OF_SNAPSHOTS) if self.warehouse.exists(one)),
         ]
-        self.result["described"] = []
         if self.warehouse.local:
             named = estimate_comments(self.spec.states, self.spec.key, self.spec.version)
             mine = (estimates(self.spec.name), estimates_history(self.spec.name), latest(self.spec.name))
@@ -138,6 +137,8 @@ class Maintenance:
         ):
             lines.append(f"{would} {self.result[what]:,} {text}")
         lines += lines_of(self.result["followers"], would)
+        if self.result["described"]:
+            lines.append(f"explained the columns of {', '.join(self.result['described'])}")
         for one in self.result["optimized"]:
             now = f", now {one['files_after']}" if one["files_after"] is not None else ""
             lines.append(

@@ -85,13 +85,12 @@ class Driver:
         error: str | None = None
         try:
             label(spark, doing, "tell readers what is live")
-            live_table.refresh(self.warehouse, self.spec.name)
-            self._comment_estimates()
+            self._tell_readers()
             label(spark, doing, "start the query")
             with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
                 if totals.batches and not lease.lost.is_set():
-                    self._comment_estimates()
+                    self._comment_estimates()  # of a first run: there was no table before
             if lease.lost.is_set():
                 raise UserError(
                     f"this driver lost the lease of generation {generation.generation}: the generation was retired, or "
@@ -109,6 +108,11 @@ class Driver:
             except Exception:
                 if error is None:
                     raise  # otherwise report the first error, which may have caused this one (a full disk)
+
+    def _tell_readers(self) -> None:
+        """Keep the table of what is live, and the comments, as other tools read them."""
+        live_table.refresh(self.warehouse, self.spec.name)
+        self._comment_estimates()
 
     def _comment_estimates(self) -> None:
         """Keep the comments in the schema of the estimates, while this driver writes none."""

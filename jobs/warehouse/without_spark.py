@@ -89,6 +89,15 @@ def column_types(root: str, table: str) -> dict[str, str]:
     return {field.name: str(getattr(field.type, "type", "")) for field in fields}
 
 
+def file_sizes(root: str, table: str) -> tuple[int, int] | None:
+    """Return the number of files of a table and their bytes; None if there is no such table or it is remote."""
+    folder = local_path(root)
+    if folder is None or not DeltaTable.is_deltatable(str(folder / table)):
+        return None
+    actions: Any = pa.table(DeltaTable(str(folder / table)).get_add_actions(flatten=True))
+    return actions.num_rows, sum(actions["size_bytes"].to_pylist())
+
+
 def written_at(root: str, table: str) -> datetime | None:
     """Return when rows of a table were last written; None if its log does not tell."""
     folder = local_path(root)

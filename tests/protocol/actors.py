@@ -148,12 +148,15 @@ def retire(name: str | None = None) -> None:
 
 
 class _Maintenance(Maintenance):
-    """Without the steps that change no rows (compaction, VACUUM) or only those of progress records."""
+    """Without the steps that change no rows (compaction, VACUUM, comments) or only those of progress and `live`."""
 
     def _compact_and_vacuum(self) -> None:
         return
 
     def _remove_progress(self) -> None:
+        return
+
+    def _describe_tables(self) -> None:
         return
 
 

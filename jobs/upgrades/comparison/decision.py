@@ -37,15 +37,19 @@ def decide(numbers: dict[str, Any], limits: Upgrade) -> Comparison:
         if not count:
             return Comparison(numbers, True, [], Answer.NOT_WORSE, numbers["rows"])
         return Comparison(
-            numbers, False, [f"it is the same model, and {count:,} rows differ"], answer, needed
+            numbers, False, [f"it is the same model, and {_that_differ(count)}"], answer, needed
         )
     reasons = _gain_reasons(gain, answer, needed, limits)
     if numbers["flagged"]["new"] > numbers["flagged"]["old"]:
         reasons.append(
-            f"it flags {numbers['flagged']['new']:,} rows, the old one {numbers['flagged']['old']:,}"
+            f"it flags {plural(numbers['flagged']['new'], 'row')}, the old one {numbers['flagged']['old']:,}"
         )
     reasons += _shares(numbers, limits)
     return Comparison(numbers, not reasons, reasons, answer, needed)
+
+
+def _that_differ(rows: int) -> str:
+    return f"{plural(rows, 'row')} {'differs' if rows == 1 else 'differ'}"
 
 
 def _gain_reasons(gain: Gain, answer: Answer, needed: int | None, limits: Upgrade) -> list[str]:
@@ -67,9 +71,9 @@ def _gain_reasons(gain: Gain, answer: Answer, needed: int | None, limits: Upgrad
 def _why_unknown(gain: Gain, limits: Upgrade) -> str:
     """Return why a gain has no answer."""
     if gain.rows < limits.rows:
-        return f"only {gain.rows:,} rows to compare, of {limits.rows:,} wanted (upgrade.rows)"
+        return f"only {plural(gain.rows, 'row')} to compare, of {limits.rows:,} wanted (upgrade.rows)"
     if gain.keys < limits.keys:
-        return f"only {gain.keys:,} keys to compare, of {limits.keys:,} wanted (upgrade.keys)"
+        return f"only {plural(gain.keys, 'key')} to compare, of {limits.keys:,} wanted (upgrade.keys)"
     if gain.low is None:
         return (
             f"{plural(gain.rows, 'row')} of {plural(gain.keys, 'key')} span too little time to know the noise"
@@ -124,7 +128,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         likelihood = numbers["log_likelihood_a_row"]
         lines.append(
             f"log-likelihood per row: {likelihood['old']:.6g} old, {likelihood['new']:.6g} new; better for "
-            f"{numbers['keys_better']:,} keys, worse for {numbers['keys_worse']:,}"
+            f"{plural(numbers['keys_better'], 'key')}, worse for {numbers['keys_worse']:,}"
         )
         nis, outside = numbers["nis_a_component"], numbers["nis_outside"]
         if nis["old"] is not None and nis["new"] is not None:
@@ -139,7 +143,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
                 f"95 % bounds for {_share(outside['old'])} of the keys old, {_share(outside['new'])} new"
             )
     if "unequal_rows" in numbers:
-        lines.append(f"the same model: {numbers['unequal_rows']:,} rows differ")
+        lines.append(f"the same model: {_that_differ(numbers['unequal_rows'])}")
     return [
         *lines,
         gain_line(comparison),

@@ -69,12 +69,16 @@ def _cards(content: Content) -> str:
         if gain["low"] is None
         else f"from {gain['low']:+.4f} to {gain['high']:+.4f} (95 %); above 0 the new version predicts better"
     )
-    keys = numbers["keys"] or 1
+    keys = numbers["keys"]
     some = [
-        Card(f"{numbers['rows']:,}", "rows compared", f"of {plural(numbers['keys'], 'key')}"),
+        Card(
+            f"{numbers['rows']:,}",
+            "row compared" if numbers["rows"] == 1 else "rows compared",
+            f"of {plural(numbers['keys'], 'key')}",
+        ),
         Card(number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
-            f"{numbers['keys_better'] / keys:.0%}",
+            f"{numbers['keys_better'] / keys:.0%}" if keys else "–",
             "of the keys predicted better",
             f"{numbers['keys_worse']:,} worse",
         ),

@@ -50,7 +50,7 @@ def estimates(
 ) -> pd.DataFrame:
     """Return made-up estimates whose NIS is `scale` times a chi-square's; every 20th row is gated."""
     rng = np.random.default_rng(batch + rows)
-    flags = np.where(np.arange(rows) % 20 == 7, "gated", None)
+    flags = np.array([None, "gated"], object)[(np.arange(rows) % 20 == 7).astype(int)]
     return pd.DataFrame(
         {
             "key": [f"room-{n}" for n in rng.integers(0, keys, rows)],
@@ -118,7 +118,8 @@ def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) ->
     record = {"model": "rooms", "generation": "rooms-g0002", "started_at": "2024-03-05T00:00:00Z", "seconds": 2.0,
               "rows": 1, "lag_rows": 1, "batch_id": 2}  # fmt: skip
     (folder / "rooms-g0002.000001.000000.jsonl").write_text(json.dumps(record) + "\n" + '{"model": "roo')
-    return pd.concat([first[first["batch_id"] <= 1], second])
+    live: pd.DataFrame = pd.concat([first.query("batch_id <= 1"), second])
+    return live
 
 
 def test_the_numbers_are_those_of_the_live_rows(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_the_numbers_are_those_of_the_live_rows(tmp_path: Path) -> None:
     assert one.flags["gated"].sum() == live["flags"].notna().sum() == 75
     assert one.nis.sum() == pytest.approx(good["nis"].sum(), rel=1e-13) and one.degrees.sum() == len(good)
     assert one.inside.sum() == (good["nis"] <= chi2.ppf(0.95, 1)).sum() and one.scored.sum() == len(live)
-    by_key = good.groupby("key")["nis"].agg(["sum", "count"])
+    by_key: Any = good.groupby("key")["nis"].agg(["sum", "count"])
     assert health.keys.key == by_key.index.tolist()
     np.testing.assert_allclose(health.keys.nis, by_key["sum"], rtol=1e-13)
     np.testing.assert_array_equal(health.keys.degrees, by_key["count"])
@@ -152,7 +153,7 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
     live = warehouse(tmp_path)
     health = gather(str(tmp_path), "rooms", None, ["room-3"])
     assert [one.key for one in health.examples][0] == "room-3" and 2 <= len(health.examples) <= 4
-    rows = live[live["key"] == "room-3"].sort_values("event_time", kind="stable").tail(400)
+    rows = live.query("key == 'room-3'").sort_values("event_time", kind="stable").tail(400)
     shown = health.examples[0]
     assert sorted(shown.mean) == sorted(mean[0] for mean in rows["mean"])
     assert (shown.deviation == 1.0).all() and shown.quantity == "temperature"
@@ -217,7 +218,8 @@ def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
 def test_wilson_s_interval() -> None:
     # Roots of (p - share)^2 = z^2 p (1 - p) / n, solved here as a polynomial.
     z, inside, rows = norm.ppf(0.975), 19.0, 20.0
-    roots = np.sort(np.roots([1 + z * z / rows, -(2 * inside / rows + z * z / rows), (inside / rows) ** 2]))
+    square = float(z * z)
+    roots = np.sort(np.roots([1 + square / rows, -(2 * inside + square) / rows, (inside / rows) ** 2]))
     np.testing.assert_allclose(wilson(np.array([inside]), np.array([rows])), roots[:, None], rtol=1e-6)
 
 

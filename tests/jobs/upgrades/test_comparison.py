@@ -297,3 +297,18 @@ def test_the_measured_direction_is_a_constant_row_of_H_or_none(
 ) -> None:
     found = measured_direction(ModelSpec.model_validate(random_walk_spec(**changes)))
     assert (None if found is None else found.tolist()) == wanted
+
+
+def test_nothing_to_compare_is_neutral_and_one_is_singular(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    changes = {"nis_a_component": dict.fromkeys(("old", "new")), "bias": dict.fromkeys(("old", "new"))}
+    path.write_text(
+        page(content(rows=0, keys=0, gain=seen(None, rows=0, keys=0), **changes)), encoding="utf-8"
+    )
+    found = page_of(path)
+    assert ("p", {"class": "verdict neutral"}) in found.seen and "0% of the keys" not in found.text
+    path.write_text(page(content(rows=1, keys=1, gain=seen(0.1, rows=1, keys=1))), encoding="utf-8")
+    found = page_of(path)
+    assert (
+        "the same 1 row of 1 key;" in found.text and "1 keys" not in found.text and "1 rows" not in found.text
+    )

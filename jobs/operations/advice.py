@@ -1,0 +1,163 @@
+"""What would make a model's stream run better, from what was measured of it. No Spark.
+
+Advice is about the layout, never about the model: how many partitions, how small the files are, what retention has let
+become due. Each sentence has the number that it rests on and the command that follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jobs.core import clock
+from jobs.core.report import plural, span
+from jobs.core.roots import local_path
+from jobs.health.reading import progress
+from jobs.operations.retention_plan import plan
+from jobs.specs.retention import span_of
+from jobs.supervision.driver_status import LIVE
+from jobs.warehouse.tables import alerts, estimates, estimates_history, windows
+from jobs.warehouse.without_spark import file_sizes
+
+if TYPE_CHECKING:
+    from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+    from jobs.specs.model_spec import ModelSpec
+
+SMALL_FILE = 16 << 20
+"""Bytes: a table whose files are smaller on average is read more slowly than it could be."""
+MANY_FILES = 200
+LONG_BATCH = 60.0
+RECENT = 20
+"""Micro-batches that are looked at."""
+KEYS_A_PARTITION = 500_000
+
+
+class Files(NamedTuple):
+    """The files of a table: how many, their bytes."""
+
+    table: str
+    files: int
+    bytes: int
+
+
+class Measured(NamedTuple):
+    """What advice rests on.
+
+    records: of the live generation's last micro-batches, oldest first; partitions: its state partitions; cores: of the
+    machine that runs it, None: not known; due_generations, due_snapshots: what `maintain` would remove;
+    oldest_progress: of the records of micro-batches, which the spec keeps for `progress`.
+    """
+
+    model: str
+    records: Sequence[Mapping[str, Any]] = ()
+    partitions: int | None = None
+    keys: int | None = None
+    cores: int | None = None
+    files: Sequence[Files] = ()
+    due_generations: Sequence[str] = ()
+    due_snapshots: Sequence[str] = ()
+    oldest_progress: datetime | None = None
+    progress: timedelta | None = None
+
+
+def measured(
+    root: str,
+    model: str,
+    spec: ModelSpec | None,
+    known: Sequence[Generation],
+    snapshots: Sequence[Manifest],
+    cores: int | None,
+) -> Measured:
+    """Return what advice on a model rests on, without Spark; of a remote warehouse, only what is due.
+
+    known: the model's generations; snapshots: its manifests; spec: None if it cannot be read.
+    """
+    now = clock.now()
+    live = next((one for one in known if one.status == LIVE), None)
+    found = Measured(model, partitions=None if live is None else live.partitions, cores=cores)
+    if spec is not None and known:
+        planned = plan(known, snapshots, spec.retention, now, spec.fingerprint())
+        found = found._replace(due_generations=planned.generations, due_snapshots=planned.snapshots)
+    if local_path(root) is None:
+        return found
+    records = progress(root, model)
+    mine = [one for one in records if live is not None and one["generation"] == live.generation]
+    tables = (estimates(model), estimates_history(model), windows(model), alerts(model), "quarantine")
+    return found._replace(
+        records=mine[-RECENT:],
+        keys=max(
+            (one.key_count for one in snapshots if live and one.snapshot_id == live.snapshot_id), default=None
+        ),
+        files=[Files(name, *sizes) for name in tables if (sizes := file_sizes(root, name)) is not None],
+        oldest_progress=records[0]["started_at"] if records else None,
+        progress=None if spec is None else span_of(spec.retention.progress),
+    )
+
+
+def advise(seen: Measured, now: datetime) -> list[str]:
+    """Return sentences of advice, the most urgent first; none if there is nothing to say."""
+    return [*_partitions(seen), *_files(seen), *_retention(seen, now)]
+
+
+def _partitions(seen: Measured) -> list[str]:
+    """Return advice on partitions: more of them where micro-batches are long and cores are idle."""
+    timed = [one for one in seen.records if one.get("seconds") and one.get("rows")]
+    if seen.partitions is None or len(timed) < 3:
+        return []
+    cores = seen.cores or 0
+    seconds = sum(float(one["seconds"]) for one in timed) / len(timed)
+    waiting = [one["lag_rows"] for one in timed if one.get("lag_rows") is not None]
+    behind = len(waiting) >= 3 and waiting[-1] > waiting[0] > 0
+    change = f"`kalman-pipeline upgrade --model {seen.model} --mode repartition --partitions"
+    if seen.partitions < cores and (seconds > LONG_BATCH or behind):
+        why = "falls further behind" if behind else f"takes {span(seconds)} a micro-batch"
+        return [
+            f"{seen.model} {why} with {plural(seen.partitions, 'partition')} on {plural(cores, 'core')}: "
+            f"{change} {cores}`"
+        ]
+    if seen.keys is not None and seen.keys > KEYS_A_PARTITION * seen.partitions:
+        wanted = -(-seen.keys // KEYS_A_PARTITION)
+        return [
+            f"{seen.model} has {seen.keys:,} keys in {plural(seen.partitions, 'partition')}, and more than "
+            f"{KEYS_A_PARTITION:,} a partition make commits of the state long: {change} {wanted}`"
+        ]
+    return []
+
+
+def _files(seen: Measured) -> list[str]:
+    """Return advice on tables of many small files, the worst first."""
+    small = [one for one in seen.files if one.files > MANY_FILES and one.bytes < SMALL_FILE * one.files]
+    return [
+        f"{one.table} has {one.files:,} files of {_size(one.bytes / one.files)} on average, so readers open many: "
+        f"`kalman-pipeline maintain --model {seen.model}`"
+        for one in sorted(small, key=lambda one: -one.files)
+    ]
+
+
+def _retention(seen: Measured, now: datetime) -> list[str]:
+    """Return advice on what the spec's retention has let become due."""
+    found = []
+    for noun, due in (("generation", seen.due_generations), ("snapshot", seen.due_snapshots)):
+        if due:
+            more = ", ..." if len(due) > 3 else ""
+            found.append(
+                f"{plural(len(due), noun)} of {seen.model} may be removed ({', '.join(due[:3])}{more}): "
+                f"`kalman-pipeline maintain --model {seen.model}`"
+            )
+    if seen.oldest_progress is not None and seen.progress is not None:
+        age = now - seen.oldest_progress
+        if age > seen.progress + timedelta(days=1):
+            found.append(
+                f"the progress of {seen.model} goes back {span(age.total_seconds())}, and retention.progress keeps "
+                f"{span(seen.progress.total_seconds())}: `kalman-pipeline maintain --model {seen.model}`"
+            )
+    return found
+
+
+def _size(number: float) -> str:
+    for unit, size in (("MB", 1 << 20), ("kB", 1 << 10)):
+        if number >= size:
+            return f"{number / size:,.1f} {unit}"
+    return f"{number:,.0f} bytes"
