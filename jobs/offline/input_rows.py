@@ -31,5 +31,5 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
         sources.append(with_key(spec, written, path))
         check_types(path, sources, spec.columns)
     if not sum(source.rows for source in sources):
-        raise UserError(f"{input}: has no rows")
+        raise UserError(f"{input}: has no rows; give a file with rows below its header")
     return sources[0] if len(sources) == 1 else joined(sources, spec.columns)
