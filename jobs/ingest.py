@@ -77,7 +77,7 @@ def run(
         prepare,
     )
     from jobs.ingestion.small_files import land_all
-    from jobs.ingestion.whole_files import dialects
+    from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session

@@ -31,9 +31,9 @@ from jobs.encoding import arrow
 from jobs.ingestion.key_from_name import name_of
 from jobs.ingestion.parsing import ParsedRows, parse
 from jobs.ingestion.raw_rows import Source
-from jobs.ingestion.whole_files import files_of
 from jobs.offline.filtering import Fit, in_order, watch
 from jobs.offline.filtering import fit as fit_of
+from jobs.offline.whole_files import files_of
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 
 Floats = NDArray[np.float64]
