@@ -170,7 +170,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "commits": len(versions),
             "version": versions[-1] if versions else None,
         },
-        [_all_rejected(spec, one, explained) for one in lost],
+        errors=[_all_rejected(spec, one, explained) for one in lost],
         error_code=INPUT_ERROR,
     )
 

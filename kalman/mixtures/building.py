@@ -143,9 +143,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
                 raise ModelError(f"mixture.{name}", "is missing", remedy)
     floor = checks.positive("mixture.floor", options.get("floor", FLOORS[kind]))
     if family.mean == "probabilities" and floor >= 1.0 / max(getattr(family, "categories", (2,))):
-        raise ModelError(
-            "mixture.floor", f"{floor!r} is too large for the least probability", "write less than 0.5"
-        )
+        raise ModelError("mixture.floor", f"{floor!r} is too large a floor", "write less than 0.5")
     starts = checks.whole("mixture.starts", options.get("starts", 5), 1, 100)
     holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
     if holdout > 0.5:
