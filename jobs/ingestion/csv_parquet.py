@@ -277,9 +277,9 @@ def _readable(path: Path) -> Iterator[None]:
             raise UserError(
                 f"{path}: may not be read; give this user the right to ({error.strerror})"
             ) from None
-        kind = {".orc": "ORC", ".parquet": "Parquet"}.get(check_format(path), "CSV")
+        kind = {".orc": "an ORC", ".parquet": "a Parquet"}.get(check_format(path), "a CSV")
         raise UserError(
-            f"{path}: cannot be read: it is no {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            f"{path}: cannot be read: it is not {kind} file, or is damaged ({first_line(error)}); copy it again, or "
             "write it anew"
         ) from error
 
