@@ -58,12 +58,12 @@ def run(
     """
     from jobs.encoding import arrow
     from jobs.ingestion.parsing import parse
-    from jobs.ingestion.whole_files import dialects, files_of
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
+    from jobs.offline.whole_files import dialects, files_of
     from jobs.snapshots.learned import learned_parameters
     from jobs.state.kernel import load_checked_spec
 

@@ -77,7 +77,7 @@ def run(
         prepare,
     )
     from jobs.ingestion.small_files import land_all
-    from jobs.ingestion.whole_files import dialects
+    from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -170,7 +170,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "commits": len(versions),
             "version": versions[-1] if versions else None,
         },
-        [_all_rejected(spec, one, explained) for one in lost],
+        errors=[_all_rejected(spec, one, explained) for one in lost],
         error_code=INPUT_ERROR,
     )
 

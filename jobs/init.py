@@ -154,6 +154,7 @@ def _columns(found: Found) -> list[str]:
     repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
     waves = "none found" if season is None else f"{season.name}, {plural(season.harmonics, 'harmonic')}"
     return [
+        *_written(found),
         f"time         {found.roles.time.name} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
         f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})",
         f"measurement  {', '.join(one.name for one in found.measurements)}",
@@ -163,6 +164,20 @@ def _columns(found: Found) -> list[str]:
         f"season       {waves}",
         *([f"rejected     {plural(found.rejected, 'row')}"] if found.rejected else []),
     ]
+
+
+def _written(found: Found) -> list[str]:
+    """Return how CSV files are written, where it is not as most are."""
+    from jobs.ingestion.csv_parquet import FORMATS, found_dialect
+    from jobs.ingestion.dialects import NAMES
+
+    files, first = found.table.written, found.table.files[0]
+    is_csv = first.name.lower().endswith(FORMATS[:2])
+    separator = found_dialect(first, (), files).separator if is_csv else ","
+    words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
+    words += ["a comma before fractions"] if files.decimal == "," else []
+    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
+    return [f"files        {'; '.join(words)}"] if words else []
 
 
 def _structures(found: Found) -> list[str]:

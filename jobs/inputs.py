@@ -82,7 +82,7 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) 
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.ingestion.checking import key_types_of
     from jobs.ingestion.csv_parquet import read_schema
-    from jobs.ingestion.whole_files import files_of
+    from jobs.offline.whole_files import files_of
     from jobs.warehouse.tables import measurements
 
     table = measurements(spec.name)

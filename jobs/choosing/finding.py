@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -31,9 +31,9 @@ from jobs.encoding import arrow
 from jobs.ingestion.key_from_name import name_of
 from jobs.ingestion.parsing import ParsedRows, parse
 from jobs.ingestion.raw_rows import Source
-from jobs.ingestion.whole_files import files_of
 from jobs.offline.filtering import Fit, in_order, watch
 from jobs.offline.filtering import fit as fit_of
+from jobs.offline.whole_files import files_of
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 
 Floats = NDArray[np.float64]
@@ -134,7 +134,7 @@ def find(input: str, wishes: Wishes) -> Found:
         keys = _keys(table, roles, wishes)
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
-        spec = skeleton(roles, keys, rhythm, wishes)
+        spec = skeleton(roles, keys, rhythm, wishes, table.written.decimal)
         source = _with_name(table, keys)
         parsed = parse(spec, source, input)
         _, rows = in_order(parsed)
@@ -201,7 +201,9 @@ def _check_free(table: Table, name: str) -> None:
         raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
 
 
-def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes) -> ModelSpec:
+def skeleton(
+    roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, decimal: Literal[".", ","] = "."
+) -> ModelSpec:
     """Return a spec with the columns that were found, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
@@ -218,6 +220,7 @@ def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes) -> ModelS
             "time_zone": wishes.time_zone,
             "time_format": roles.time.time_format,
             "missing_values": missing_values(roles),
+            "files": {"decimal": decimal},
             "measurement": names,
             "states": [f"level_{i}" for i in size],
             "process": process,

@@ -39,7 +39,10 @@ def landed_rows(
     landed = warehouse.read(table)
     absent = [name for name in columns if name not in landed.columns]
     if absent:
-        raise UserError(f"the measurements of {spec.name} have no column '{absent[0]}'; give --input")
+        raise UserError(
+            f"the measurements of {spec.name} have no column '{absent[0]}'; give the files with "
+            "--input, or name the columns that have landed"
+        )
     key = [F.col(f"`{name}`") for name in spec.key]
     if not key:
         landed, key = landed.withColumn(_ONLY, F.lit(0)), [F.col(_ONLY)]

@@ -101,7 +101,7 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
     missing = (~np.isfinite(table) & measured).sum(axis=1)
     table, key = table[:, good], key[good]
     if not len(key):
-        raise ValueError("no held-out row has a likelihood under every model")
+        raise ValueError("no held-out row has a likelihood under every model; give more rows of each key")
     code = np.unique(key, return_inverse=True)[1]
     counts = np.bincount(code)
     means = np.array([np.bincount(code, row) / counts for row in table])

@@ -30,6 +30,7 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
     ]
     if keys.from_name is not None:
         lines.append(f"key_from_name: {_word(keys.from_name)}{_pad('the value is the name of the file')}")
+    lines += _written(found)
     lines.append(f"time: {_word(time.name)}")
     if time.time_format is not None:
         lines.append(f"time_format: {json.dumps(time.time_format)}")
@@ -50,6 +51,20 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
             "# duplicates: {action: drop}",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _written(found: Found) -> list[str]:
+    """Return how the files are written, where a reader has to be told."""
+    files = found.table.written
+    said = {"decimal": '","'} if files.decimal == "," else {}
+    said |= {"columns": _list(files.columns)} if files.columns else {}
+    if not said:
+        return []
+    text = ", ".join(f"{name}: {value}" for name, value in said.items())
+    return [
+        f"files: {{{text}}}"
+        + (_pad("the files have no header; rename the columns here") if files.columns else "")
+    ]
 
 
 def _rhythm_words(found: Found) -> str:

@@ -10,8 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import check_format, parts, read_part, read_schema
+from jobs.ingestion.csv_parquet import check_format, parts, read_part, read_schema, without_header
+from jobs.ingestion.dialects import ANY, decimal_of
 from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source, joined
+from jobs.specs.files import Files
 
 MOST_FILES = 1_000
 MOST_ROWS = 1_000_000
@@ -27,6 +29,7 @@ class Table(NamedTuple):
     file    (N,) which of the files a row is from
     partial column name: why it is left out, of columns that not all files have in one type
     cut     whether a file has more rows than were read
+    written what a spec has to say of how the files are written
     """
 
     files: list[Path]
@@ -35,6 +38,7 @@ class Table(NamedTuple):
     file: NDArray[np.int64]
     partial: dict[str, str]
     cut: bool
+    written: Files = ANY
 
 
 def read_table(paths: list[Path]) -> Table:
@@ -47,23 +51,33 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    names, partial = _common_columns(chosen)
+    headless = without_header(chosen[0])
+    written = ANY if headless is None else Files(columns=list(headless.names))
+    names, partial = _common_columns(chosen, written)
     if not names:
         raise UserError(f"{chosen[0]}: no column is in every file; give files of one kind")
-    read = [_beginning(path, names, most) for path in chosen]
+    read = [_beginning(path, names, most, written) for path in chosen]
     sources = [source for source, _ in read]
     if not sum(source.rows for source in sources):
-        raise UserError(f"{paths[0]}: has no rows" + (", nor have the others" if len(paths) > 1 else ""))
+        raise UserError(
+            f"{paths[0]}: has no rows"
+            + (", nor have the others" if len(paths) > 1 else "")
+            + "; give a file with rows"
+        )
     file = np.repeat(np.arange(len(chosen)), [source.rows for source in sources])
-    return Table(chosen, len(paths), joined(sources, names), file, partial, any(cut for _, cut in read))
+    source = joined(sources, names)
+    decimal = decimal_of([column for column in source.columns.values() if pa.types.is_string(column.type)])
+    written = written.model_copy(update={"decimal": decimal})
+    some = any(cut for _, cut in read)
+    return Table(chosen, len(paths), source._replace(decimal=decimal), file, partial, some, written)
 
 
-def _common_columns(paths: list[Path]) -> tuple[list[str], dict[str, str]]:
+def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
     """Return the columns that all files have in one type, and why the others are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
         check_format(path)
-        schemas.append(read_schema(path, []))
+        schemas.append(read_schema(path, [], written))
     partial: dict[str, str] = {}
     for schema, path in zip(schemas, paths, strict=True):
         for other, at in ((schemas[0], path), (schema, paths[0])):
@@ -78,11 +92,11 @@ def _common_columns(paths: list[Path]) -> tuple[list[str], dict[str, str]]:
     return [name for name in dict.fromkeys(schemas[0].names) if name not in partial], partial
 
 
-def _beginning(path: Path, names: list[str], most: int) -> tuple[Source, bool]:
+def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[Source, bool]:
     """Return the first rows of a file, and whether there are more."""
     found: list[Source] = []
     rows = 0
-    for part in parts(path):
+    for part in parts(path, named=written):
         for source in read_part(part, names):
             left = most - rows
             if left <= 0:

@@ -26,6 +26,7 @@ from jobs.ingestion.csv_records import (
     read_header,
 )
 from jobs.ingestion.dialects import ANY, BEGINNING, Dialect, find_dialect, hint
+from jobs.ingestion.dialects import without_header as made_up
 from jobs.ingestion.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.ingestion.raw_rows import Source, joined
 from jobs.specs.files import Files
@@ -218,6 +219,18 @@ def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dia
     return find_dialect(_beginning(path), columns, named)
 
 
+def without_header(path: Path) -> Dialect | None:
+    """Return the dialect of a CSV file without a header, with names made up; None of any other file.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if check_format(path) not in (".csv", ".csv.gz"):
+        return None
+    with _readable(path):
+        return made_up(_beginning(path))
+
+
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
     """Check if a CSV file whose header lacks columns does so because of its dialect.
 
@@ -266,19 +279,15 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(damaged(path, str(error))) from error
     except (EOFError, zlib.error) as error:
         raise UserError(damaged(path, str(error))) from error
-    except pa.ArrowException as error:
-        kind = "ORC" if _is_orc(path) else "Parquet"
-        raise UserError(
-            f"{path}: cannot be read: it is no {kind} file, or is damaged ({first_line(error)}); copy it again, or "
-            "write it anew"
-        ) from error
-    except OSError as error:
+    except (pa.ArrowException, OSError) as error:
         if isinstance(error, PermissionError):
             raise UserError(
                 f"{path}: may not be read; give this user the right to ({error.strerror})"
             ) from None
+        kind = {".orc": "an ORC", ".parquet": "a Parquet"}.get(check_format(path), "a CSV")
         raise UserError(
-            f"{path}: cannot be read ({first_line(error)}); it may be damaged: copy it again"
+            f"{path}: cannot be read: it is not {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            "write it anew"
         ) from error
 
 
@@ -303,7 +312,7 @@ def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tu
     """Return the header of a CSV file, and the pieces after it."""
     found = read_header(stream, PIECE_BYTES, *dialect)
     if found is None:
-        raise UserError(f"{path}: is empty")
+        raise UserError(f"{path}: is empty; give a file with a header and rows")
     return found
 
 

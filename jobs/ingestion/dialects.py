@@ -6,7 +6,9 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
 
 from jobs.ingestion.csv_records import BOM, COMMA
 from jobs.specs.files import SEPARATORS, Files
@@ -17,7 +19,8 @@ ANY = Files()
 BEGINNING = 1 << 16
 """Bytes at a file's beginning by which its dialect is found."""
 _RECORDS = 50
-_NUMBER_OR_TIME = re.compile(r"\s*[+-]?[.]?[0-9][0-9.,:/\sTZ+eE-]*")
+_DECIMAL = re.compile(r"[+-]?[0-9]*(?:([.,])([0-9]+))?(?:[eE][+-]?[0-9]+)?")
+_NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
 NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)"}
 """The separators in words."""
 
@@ -33,8 +36,8 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     """Return the dialect of a CSV file.
 
     With columns it is the separator with which the header has them. If the spec names the columns of files without a
-    header, it is the one with which the first record has as many fields. Else it is the separator that cuts the first
-    records into most fields, as many in each; a comma where none does.
+    header, it is one with which the records have as many fields. Else it is the separator that cuts the first records
+    best (`_best`); a comma where none does.
 
     Args:
         beginning: bytes of the file.
@@ -49,8 +52,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
             if set(columns) <= set(first[separator]):
                 return Dialect(separator)
     if named.columns:
-        fitting = [one for one in possible if len(first[one]) == len(named.columns)]
-        return Dialect(fitting[0] if fitting else _best(records), tuple(named.columns))
+        return Dialect(_best(records, len(named.columns)), tuple(named.columns))
     return Dialect(_best(records))
 
 
@@ -87,24 +89,58 @@ def without_header(beginning: bytes) -> Dialect | None:
     return Dialect(found.separator, tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
 
 
+def decimal_of(columns: Sequence[pa.Array]) -> Literal[".", ","]:
+    """Return what precedes the fraction of the numbers in columns of text: a comma only where that is sure.
+
+    It is, if a column of numbers has commas, not three digits after each, as between thousands, and none has points.
+    """
+    comma = False
+    for column in columns:
+        texts = [text.strip() for text in column.drop_null().unique().to_pylist() if text.strip()]
+        numbers = [match for text in texts if (match := _DECIMAL.fullmatch(text))]
+        if len(numbers) < 0.9 * len(texts) or not texts:
+            continue
+        fractions = [match for match in numbers if match[1] is not None]
+        if any(match[1] == "." for match in fractions):
+            return "."
+        comma |= any(len(match[2]) != 3 for match in fractions)
+    return "," if comma else "."
+
+
 def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if the first of some records is a row as the second is: a number or time in the same fields, and in one."""
+    """Tell if the first of some records is a row.
+
+    It is, if it has a number or a time in each field in which the second has one, and in one at least, and every
+    text in it is in its column again: the name of a column is not.
+    """
     if len(rows) < 2 or len(rows[0]) != len(rows[1]):
         return False
-    kinds = [[_NUMBER_OR_TIME.fullmatch(text) is not None for text in row] for row in rows[:2]]
-    named = any(below and not above for above, below in zip(*kinds, strict=True))
-    return any(kinds[0]) and not named
+    values = [[_NUMBER_OR_TIME.fullmatch(text) is not None for text in row] for row in rows[:2]]
+    named = any(below and not above for above, below in zip(*values, strict=True))
+    if named or not any(values[0]):
+        return False
+    texts = [place for place, is_value in enumerate(values[0]) if not is_value and rows[0][place]]
+    return all(any(row[place : place + 1] == [rows[0][place]] for row in rows[1:]) for place in texts)
 
 
-def _best(records: dict[str, list[list[str]]]) -> str:
-    """Return the separator that cuts records into most fields, as many in each; the first of several."""
+def _best(records: dict[str, list[list[str]]], fields: int | None = None) -> str:
+    """Return the separator that cuts records best, the first of several.
 
-    def fields(separator: str) -> int:
+    It cuts them into as many fields each (`fields` of them, if that is known), of which most are numbers or times; then
+    into most fields. A comma before fractions cuts as evenly as a semicolon between fields, but not into numbers.
+    """
+
+    def merit(separator: str) -> tuple[float, int]:
         rows = records[separator]
-        even = sum(len(row) == len(rows[0]) for row in rows) if rows else 0
-        return len(rows[0]) if rows and len(rows[0]) > 1 and even >= 0.9 * len(rows) else 0
+        width = len(rows[0]) if rows else 0
+        even = [row for row in rows if len(row) == width]
+        if width < 2 or len(even) < 0.9 * len(rows) or fields not in (None, width):
+            return 0.0, 0
+        cells = [text for row in even for text in row if text]
+        values = sum(_NUMBER_OR_TIME.fullmatch(text) is not None for text in cells)
+        return 1.0 + values / max(len(cells), 1), width
 
-    return max(records, key=fields)
+    return max(records, key=merit)
 
 
 def _records(beginning: bytes, separator: str) -> list[list[str]]:

@@ -172,8 +172,9 @@ class FolderLanding:
         for path, stamp in arrived:
             try:
                 schema = file_schema(self.spec, path)
-                ready.append(self._files.check(path, numbers))
+                file = self._files.check(path, numbers)
                 self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
+                ready.append(file)
             except UserError as error:
                 self._refuse_complete(path, stamp, error)
         if not ready:

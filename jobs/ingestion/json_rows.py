@@ -316,7 +316,7 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     """
     rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
     if not rows:
-        raise UserError(f"{path}: is empty")
+        raise UserError(f"{path}: is empty; give a file with an object on each line")
     have = {name: None for row in rows for name in row}
     check_columns(path, list(have), spec.file_columns)
     kinds = {}

@@ -36,6 +36,7 @@ PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9
 ARROW_FROM = 5_000
 """From so many rows on, Arrow parses times faster than Python."""
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_DIGITS = {"epoch_seconds": 10, "epoch_milliseconds": 13, "epoch_microseconds": 16, "epoch_nanoseconds": 19}
 _OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
 _REASONS = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
 
@@ -161,7 +162,8 @@ def read_times(
     elif _is_number(kind):
         epoch = EPOCH_FORMATS.get(time_format or "")
         if epoch is None:
-            remedy = f"set time_format in the spec to one of {', '.join(EPOCH_FORMATS)}"
+            digits = ", ".join(f"{name} ({count} digits today)" for name, count in _DIGITS.items())
+            remedy = f"set time_format in the spec to one of {digits}, or spreadsheet_days (5 digits)"
             raise UserError(f"{what} holds numbers ({kind}); {remedy}")
         micros, known = _from_epoch(column, epoch)
         is_local = epoch.is_spreadsheet

@@ -107,8 +107,8 @@ def checked_in_driver(
     warehouse: Warehouse, spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, path: str
 ) -> CheckedRows:
     """Read and check rows in this process, as frames of Spark."""
-    good, bad, *told = checked_tables(spec, chosen, key_types, path)
-    return CheckedRows(lambda: frame_of(warehouse, good), lambda: frame_of(warehouse, bad), *told)
+    good, bad, counts, remarks = checked_tables(spec, chosen, key_types, path)
+    return CheckedRows(lambda: frame_of(warehouse, good), lambda: frame_of(warehouse, bad), counts, remarks)
 
 
 def frame_of(warehouse: Warehouse, rows: pa.Table) -> DataFrame:

@@ -24,6 +24,7 @@ _WITH_UNIT = re.compile(
     r"[^0-9+.,-]{0,3}[+-]?[0-9][0-9.,]*\s*[^0-9\s]{1,8}|[^0-9\s+.,-]{1,3}\s?[+-]?[0-9][0-9.,]*"
 )
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
+_COMPACT = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _TRUTH = ("true", "false", "yes", "no")
 
 
@@ -150,7 +151,8 @@ def format_of(value: str) -> str | None:
     """Return the `time_format` that a text is written in, other than ISO 8601; None if it is none of the usual ones."""
     if re.fullmatch(r"[0-9]{4}", value):
         return None
-    for form in USUAL_FORMATS:
+    compact = _COMPACT.get(len(value)) if value.isdigit() else None
+    for form in ([] if compact is None else [compact]) if value.isdigit() else USUAL_FORMATS:
         if TimeParser(form, UTC)(value) is not None:
             return form
     if _PLAIN.fullmatch(value):

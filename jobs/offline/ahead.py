@@ -156,7 +156,9 @@ def _at_horizons(last: Ints, horizon: Horizon) -> _Plan:
 
 def _check_size(forecasts: int, newest: int) -> None:
     if forecasts > MAX_FORECASTS:
-        raise UserError(f"these are {forecasts:,} forecasts; take fewer or longer steps")
+        raise UserError(
+            f"these are {forecasts:,} forecasts, and {MAX_FORECASTS:,} are the most; take fewer or longer steps"
+        )
     if newest > MAX_US:
         raise UserError("the last step is after the year 9999; take fewer or shorter steps")
 

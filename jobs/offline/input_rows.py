@@ -7,7 +7,7 @@ from jobs.ingestion.csv_parquet import check_format, read, read_schema
 from jobs.ingestion.key_from_name import schema_with_key, with_key
 from jobs.ingestion.raw_rows import Source, joined
 from jobs.ingestion.text_lines import is_text, read_text
-from jobs.ingestion.whole_files import check_types, files_of
+from jobs.offline.whole_files import check_types, files_of
 from jobs.specs.model_spec import ModelSpec
 
 
@@ -31,5 +31,5 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
         sources.append(with_key(spec, written, path))
         check_types(path, sources, spec.columns)
     if not sum(source.rows for source in sources):
-        raise UserError(f"{input}: has no rows")
+        raise UserError(f"{input}: has no rows; give a file with rows below its header")
     return sources[0] if len(sources) == 1 else joined(sources, spec.columns)

@@ -143,7 +143,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
                 raise ModelError(f"mixture.{name}", "is missing", remedy)
     floor = checks.positive("mixture.floor", options.get("floor", FLOORS[kind]))
     if family.mean == "probabilities" and floor >= 1.0 / max(getattr(family, "categories", (2,))):
-        raise ModelError("mixture.floor", f"{floor!r} is no bound of a probability", "write less than 0.5")
+        raise ModelError("mixture.floor", f"{floor!r} is too large a floor", "write less than 0.5")
     starts = checks.whole("mixture.starts", options.get("starts", 5), 1, 100)
     holdout = checks.positive("mixture.holdout", options.get("holdout", 0.1), zero=True)
     if holdout > 0.5:
@@ -222,7 +222,9 @@ def _family(
     counts = tuple(checks.whole("mixture.categories", count, 2, MOST_CATEGORIES) for count in each)
     if sum(counts) > MOST_CATEGORIES:
         remedy = f"keep to {MOST_CATEGORIES}: put rare categories together"
-        raise ModelError("mixture.categories", f"they are {sum(counts)} in all", remedy)
+        raise ModelError(
+            "mixture.categories", f"all measurements together have {sum(counts)} categories", remedy
+        )
     pairs = zip(measurement, counts, strict=True)
     return Categorical(counts), tuple(f"{name}_{code}" for name, count in pairs for code in range(count))
 

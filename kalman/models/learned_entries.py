@@ -159,7 +159,11 @@ def _request(field: str, item: Any) -> LearnRequest:
         None if a is None else checks.number(f"{field}.bounds[{i}]", a) for i, a in enumerate(bounds)
     )
     if (low is None and high is None) or (low is not None and high is not None and low >= high):
-        raise ModelError(f"{field}.bounds", "nothing or all is between them", "write [lowest, highest]")
+        raise ModelError(
+            f"{field}.bounds",
+            f"[{low}, {high}] leaves nothing out, or nothing in",
+            "write two numbers, the lowest first; null is no bound",
+        )
     return LearnRequest(field, name, form, (low, high))
 
 

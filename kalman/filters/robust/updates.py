@@ -128,7 +128,7 @@ def _gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | No
         raise ModelError(
             "robust.gate",
             "needs a probability or a threshold, one of them",
-            "write such as probability: 0.99",
+            "write one, such as probability: 0.99",
         )
     limit = section.get("limit")
     if limit is not None:
@@ -143,7 +143,9 @@ def _gate(section: Any, measurements: int, controls: Sequence[str]) -> Gate | No
         return Gate((checks.positive("robust.gate.threshold", section["threshold"]),) * measurements, limit)
     probability = checks.positive("robust.gate.probability", section["probability"])
     if probability >= 1.0:
-        raise ModelError("robust.gate.probability", f"{probability!r} is not below 1", "write such as 0.99")
+        raise ModelError(
+            "robust.gate.probability", f"{probability!r} is not below 1", "write one such as 0.99"
+        )
     return Gate(tuple(float(a) for a in _quantiles(measurements, probability)), limit)
 
 

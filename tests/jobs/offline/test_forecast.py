@@ -110,7 +110,7 @@ def test_until_a_time(walk: tuple[Path, Path], tmp_path: Path) -> None:
         ({"until": "soon"}, "--until: 'soon' is not a time; write one such as"),
         ({"steps": 1, "every": "1 fortnight"}, "--every: '1 fortnight' is not a duration; write a number"),
         ({"steps": 1, "probability": 95.0}, "--probability: 95 is not between 0 and 1"),
-        ({"until": "2200-01-01", "every": "1ms"}, "forecasts; take fewer or longer steps"),
+        ({"until": "2200-01-01", "every": "1ms"}, "are the most; take fewer or longer steps"),
         ({"steps": 9000, "every": "400d"}, "is after the year 9999"),
     ],
 )
