@@ -32,7 +32,7 @@ from jobs.ingestion.text_lines import is_text, text_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, refusal, too_many
+from jobs.warehouse.quarantine import keep, refusal, rejected_rows, too_many
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -217,16 +217,8 @@ class FileLanding:
 
 def quarantined(rejected: DataFrame, model: str, path: str, digest: str) -> DataFrame:
     """Return rejected rows of a file (`_reason`, `_payload`) as rows of the quarantine table."""
-    return rejected.select(
-        F.lit(model).alias("model"),
-        F.col(PAYLOAD).alias("payload"),
-        F.col(REASON).alias("reason"),
-        F.lit(path).alias("source"),
-        F.lit(json.dumps({"file": path, "sha256": digest})).alias("position"),
-        F.lit(None).cast("bigint").alias("batch_id"),
-        F.lit(None).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
-    )
+    position = F.lit(json.dumps({"file": path, "sha256": digest}))
+    return rejected_rows(rejected, model, F.lit(path), position)
 
 
 def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
