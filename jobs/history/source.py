@@ -33,7 +33,7 @@ class Interval(NamedTuple):
     first: int | None
     last: int | None
 
-    def of(self, time: Column) -> Column:
+    def before_end(self, time: Column) -> Column:
         """Return the condition that a time in microseconds is before the end."""
         return F.lit(True) if self.last is None else time < self.last
 
