@@ -32,6 +32,12 @@ def build(spec: ModelSpec) -> DAG:
                 title="Batch",
                 description="A committed micro-batch whose state is still kept (empty: the last).",
             ),
+            monitor=Param(
+                False,
+                type="boolean",
+                title="Rules of the monitor",
+                description="Export the states of the monitor's rules, not the stream's; the log names the export.",
+            ),
         ),
     ) as dag:
         KalmanOperator(
@@ -41,7 +47,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--model": spec.name,
                 "--batch": "{{ params.batch if params.batch is not none else '' }}",
             },
-            flags=["--needed"],
+            flags=["--needed", "{{ '--monitor' if params.monitor else '' }}"],
         )
     return dag
 

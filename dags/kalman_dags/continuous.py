@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from airflow.sdk import DAG, Asset
+from airflow.sdk import DAG, Asset, Param
 
 from jobs.specs.airflow import CONTINUOUS
 from jobs.specs.model_spec import ModelSpec
@@ -25,6 +25,13 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
         does: what it does with the estimates that are there, for the form.
     """
     cron = specs.section(spec, verb).schedule
+    adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)
+    adopt = Param(
+        None,
+        type=["null", "string"],
+        title="Adopt",
+        description="Rules that have changed begin with this export of the former ones' states (empty: as they were).",
+    )
     with DAG(
         schedule=dag_defaults.at_times(cron) if cron else [dag_defaults.estimates(spec.name)],
         **dag_defaults.arguments(
@@ -35,13 +42,18 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
             timeout=timedelta(days=1),
             retries=5,
             trigger=dag_defaults.trigger(does),
+            **({"adopt": adopt} if adopts else {}),
         ),
     ) as dag:
         KalmanOperator(
             task_id=verb,
             verb=verb,
             kafka=spec.speaks_to_kafka,
-            options={"--model": spec.name, "--trigger": "{{ params.trigger }}"},
+            options={
+                "--model": spec.name,
+                "--trigger": "{{ params.trigger }}",
+                **({"--adopt": "{{ params.adopt or '' }}"} if adopts else {}),
+            },
             finish_on_kill=True,
             pool=dag_defaults.pool(verb, spec.name),
         )

@@ -72,11 +72,6 @@ class ScoringPlan(NamedTuple):
     controls: int = 0
     inputs: int = 0
 
-    @property
-    def has_key_parameters(self) -> bool:
-        """Tell if keys have parameters of their own."""
-        return any(has_key_parameters(kernel) for kernel in self.kernels.values())
-
 
 def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
     """Return the definition of the filter that forecasts."""

@@ -144,7 +144,10 @@ class RuleProcessor(StatefulProcessor):
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Begin with states; each value of `payload` is a packet of some keys of this bucket."""
         layout = self.plan.layout
-        records = concat([layout.decode(bytes(payload)) for payload in initialState["payload"]])
+        packets = [bytes(payload) for payload in initialState["payload"]]
+        if self.states.exists():  # from an earlier part of the bucket's rows
+            packets.append(bytes(self.states.get()[0]))
+        records = concat([layout.decode(packet) for packet in packets])
         records = records.take(np.argsort(records.arrays["route"], kind="stable"))
         self.states.update((layout.encode(records),))
 

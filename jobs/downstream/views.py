@@ -57,10 +57,14 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """What a query counts, and the lineage that was live when this was decided."""
+    """What a query counts, and the lineage that was live when this was decided.
+
+    earlier: what a former query has counted, with whose states this one began
+    """
 
     lineage: tuple[LineageSegment, ...]
     parts: tuple[Part, ...]
+    earlier: tuple[Part, ...] = ()
 
     @property
     def generations(self) -> list[str]:
@@ -85,7 +89,7 @@ class View:
             return counted
         split = any_of(one.rows & ~F.coalesce(starts_from(one.since or {}), F.lit(True)) for one in marks)
         live = any_of(Part(one.generation, -1, one.last_batch).rows for one in self.lineage)
-        before = table.filter(any_of(one.rows for one in self.parts) & ~live)
+        before = table.filter(any_of(one.rows for one in (*self.parts, *self.earlier)) & ~live)
         before = before.select(F.col("key").alias("_key"), F.col("event_time").alias("_at")).distinct()
         again = split & (F.col("key") == F.col("_key")) & (F.col("event_time") == F.col("_at"))
         return counted.join(before, again, "left_anti")
@@ -136,26 +140,34 @@ def view_of(
 
 def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
     """Return the view after another lineage has become live; `seen` by generation."""
-    last = {name: one.last for name, one in seen.items()}
-    old = [
-        replace(one, last=min(last[one.generation], last[one.generation] if one.last is None else one.last))
-        for one in view.parts
-        if last.get(one.generation, -1) > one.after
-    ]
-    return View(lineage, (*old, *following(view, lineage, seen).parts))
+    return View(lineage, (*_counted(view, seen), *_next(view, lineage, seen)), view.earlier)
 
 
 def following(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
     """Return the view of a query that begins where one with this view has read up to; `seen` by generation."""
+    return View(lineage, _next(view, lineage, seen), (*view.earlier, *_counted(view, seen)))
+
+
+def _counted(view: View, seen: Mapping[str, Seen]) -> tuple[Part, ...]:
+    """Return what a query has counted that has read up to there."""
+    last = {name: one.last for name, one in seen.items()}
+    return tuple(
+        replace(one, last=min(last[one.generation], last[one.generation] if one.last is None else one.last))
+        for one in view.parts
+        if last.get(one.generation, -1) > one.after
+    )
+
+
+def _next(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> tuple[Part, ...]:
+    """Return what counts of a lineage after what a query has read."""
     last = {name: one.last for name, one in seen.items()}
     places = [one.counted["to"] for one in seen.values() if one.counted is not None]
     since = furthest([*places, *(one.since for one in view.parts if one.since is not None)])
-    new = [
+    return tuple(
         Part(one.generation, last.get(one.generation, -1), one.last_batch, since)
         for one in lineage
         if one.last_batch is None or one.last_batch > last.get(one.generation, -1)
-    ]
-    return View(lineage, tuple(new))
+    )
 
 
 def settled(view: View, seen: Mapping[str, Seen]) -> View:
@@ -182,7 +194,8 @@ def kept_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dic
 def parsed_view(kept: dict[str, Any]) -> View:
     """Return a view from `asdict` of it."""
     lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
-    return View(lineage, tuple(Part(**one) for one in kept["parts"]))
+    parts, earlier = (tuple(Part(**one) for one in kept.get(name, [])) for name in ("parts", "earlier"))
+    return View(lineage, parts, earlier)
 
 
 def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[str, Seen] | None:

@@ -308,7 +308,7 @@ class _Run:
         question, spec = self.question, runtime.spec
         frame = question.rows.frame
         time = F.unix_micros(F.col(f"`{spec.time}`"))
-        read = F.coalesce(question.request.interval.of(time), F.lit(True))
+        read = F.coalesce(question.request.interval.before_end(time), F.lit(True))
         if question.start.before is not None:
             read = read & (time >= question.start.before)
         frame = frame.filter(read)

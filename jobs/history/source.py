@@ -18,6 +18,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.training.table_source import Source
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import need_columns
+from jobs.warehouse.positions import check_version
 from jobs.warehouse.tables import need_measurements
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Interval(NamedTuple):
     first: int | None
     last: int | None
 
-    def of(self, time: Column) -> Column:
+    def before_end(self, time: Column) -> Column:
         """Return the condition that a time in microseconds is before the end."""
         return F.lit(True) if self.last is None else time < self.last
 
@@ -69,7 +70,7 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
         return _given(warehouse, spec, given, version)
     table = need_measurements(warehouse, spec.name)
     need_columns(warehouse.read(table), spec)
-    number = _checked(warehouse, table, version)
+    number = check_version(warehouse, table, version)
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*spec.columns)
     return Rows(rows, table, number, [table, number, *Source.of(warehouse, table, number).ids], True)
 
@@ -77,7 +78,7 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
 def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | None) -> Rows:
     home, table = home_of(warehouse, given)
     if home.exists(table):
-        number = _checked(home, table, version)
+        number = check_version(home, table, version)
         rows = home.read(table, number)
         identity: list[Any] = [given, number, *Source.of(home, table, number).ids]
     else:
@@ -90,13 +91,6 @@ def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | Non
         listed = sorted("|".join(row) for row in found)
         identity = [given, hashlib.sha256("\n".join(listed).encode()).hexdigest()]
     return Rows(_typed(rows, spec, given), given, number, identity, False, _fits(spec))
-
-
-def _checked(warehouse: Warehouse, table: str, version: int | None) -> int:
-    latest = warehouse.latest_version(table)
-    if version is not None and not 0 <= version <= latest:
-        raise UserError(f"--to-version {version}: {table} has versions up to {latest}")
-    return latest if version is None else version
 
 
 def _files(warehouse: Warehouse, path: str, given: str) -> DataFrame:

@@ -39,7 +39,6 @@ from jobs.ingestion.landing import (
     file_schema,
     file_state,
     prepare,
-    quarantined,
 )
 from jobs.ingestion.rejected import advice
 from jobs.ingestion.small_files import land_all
@@ -50,7 +49,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON, keep
+from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, rejected_rows
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is complete: a file that is still being written changes."""
@@ -219,7 +218,7 @@ class FolderLanding:
             F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
         )
         where = json.dumps({"file": path, "sha256": digest})
-        frame = quarantined(row, self.spec.name, F.lit(path), F.lit(where))
+        frame = rejected_rows(row, self.spec.name, F.lit(path), F.lit(where))
         keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1

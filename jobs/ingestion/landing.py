@@ -43,11 +43,11 @@ from jobs.ingestion.text_lines import is_text, text_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, refusal, too_many
+from jobs.warehouse.quarantine import keep, refusal, rejected_rows, too_many
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    pass
 
 IN_DRIVER_BYTES = 16 << 20
 """A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""
@@ -220,7 +220,7 @@ class FileLanding:
             new = {} if now.landed or now.kept else dict(sorted(reasons.items()))
             if new:
                 places = (F.lit(path), F.lit(position_of(file)))
-                keep(warehouse, quarantined(checked.rejected(), spec.name, *places), name)
+                keep(warehouse, rejected_rows(checked.rejected(), spec.name, *places), name)
             note = None if now.landed else self.note_of(path, known)
             if now.landed or not (rows or reasons):
                 return Landed(path, rows, new, None, note, checked.remarks)
@@ -282,20 +282,6 @@ def detail_of(file: FileState, rows: int) -> dict[str, Any]:
 def position_of(file: FileState) -> str:
     """Return the `position` of a file's rejected rows in the quarantine."""
     return json.dumps({"file": file.path, "sha256": file.digest})
-
-
-def quarantined(rejected: DataFrame, model: str, source: Column, position: Column) -> DataFrame:
-    """Return rejected rows of files (`_reason`, `_payload`) as rows of the quarantine table."""
-    return rejected.select(
-        F.lit(model).alias("model"),
-        F.col(PAYLOAD).alias("payload"),
-        F.col(REASON).alias("reason"),
-        source.alias("source"),
-        position.alias("position"),
-        F.lit(None).cast("bigint").alias("batch_id"),
-        F.lit(None).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
-    )
 
 
 def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:

@@ -103,7 +103,10 @@ class MessageChecker(NamedTuple):
         absent = arrow.to_numpy(values.is_null())
         problems[absent] = TOMBSTONE
         rows = check_rows(
-            self.spec, Columns(columns, np.zeros(len(values), bool), len(values)), self.types, self._where()
+            self.spec,
+            Columns(columns, np.zeros(len(values), bool), len(values)),
+            self.types,
+            self.source.title,
         )
         reasons, payloads = rows.column(REASON), rows.column(PAYLOAD)
         positions = pa.nulls(len(values), pa.string())
@@ -162,9 +165,6 @@ class MessageChecker(NamedTuple):
             return keys.cast(pa.string())
         except pa.ArrowInvalid:
             return pa.array([_text(key) for key in keys.to_pylist()], pa.string())
-
-    def _where(self) -> str:
-        return self.source.title
 
     def _payload(
         self,

@@ -23,11 +23,10 @@ from jobs.ingestion.landing import (
     ReadFile,
     detail_of,
     position_of,
-    quarantined,
 )
 from jobs.ingestion.reading import frame_of
 from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import TooMany, keep_for_all
+from jobs.warehouse.quarantine import TooMany, keep_for_all, rejected_rows
 from jobs.warehouse.tables import measurements
 from jobs.warehouse.transactions import append_for_all
 
@@ -135,7 +134,7 @@ def _commit(landing: FileLanding, read: list[ReadFile], refuse: Refuse | None) -
                 for one in rejected
             ]
             frame = frame_of(warehouse, pa.concat_tables(tables))
-            rows = quarantined(frame, model, F.col("source"), F.col("position"))
+            rows = rejected_rows(frame, model, F.col("source"), F.col("position"))
             keep_for_all(warehouse, rows, _transactions(model, rejected))
         notes = {
             one.file: None if now.landed else landing.note_of(one.file.path, one.known)

@@ -25,7 +25,7 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import measure, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
-from jobs.warehouse.quarantine import keep
+from jobs.warehouse.quarantine import keep, rejected_rows
 
 if TYPE_CHECKING:
     from typing import Any
@@ -239,16 +239,12 @@ def _identity(runtime: ModelRuntime, position: dict[str, Any], keys: int, checks
 
 def _quarantine(warehouse: Warehouse, model: str, identity: str, name: str, bad: DataFrame) -> None:
     """Put the refused rows into quarantine, once for a snapshot."""
-    rows = bad.select(
-        F.lit(model).alias("model"),
-        F.to_json(F.struct(F.struct("key", F.col("given").alias("state")).alias("left_out"))).alias(
-            "payload"
-        ),
-        F.concat(F.lit("state: "), "problem", F.lit("; left out of the import")).alias("reason"),
-        F.lit(f"import/{name}").alias("source"),
-        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")).alias("position"),
-        F.lit(None).cast("bigint").alias("batch_id"),
-        F.lit(None).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
+    rows = rejected_rows(
+        bad,
+        model,
+        F.lit(f"import/{name}"),
+        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")),
+        F.to_json(F.struct(F.struct("key", F.col("given").alias("state")).alias("left_out"))),
+        F.concat(F.lit("state: "), "problem", F.lit("; left out of the import")),
     )
     keep(warehouse, rows, (f"import-{identity}", 1))

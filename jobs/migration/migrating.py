@@ -25,7 +25,7 @@ from jobs.spark.job_labels import labelled
 from jobs.spark.user_functions import ship, ship_named
 from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.quarantine import keep
+from jobs.warehouse.quarantine import keep, rejected_rows
 from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
@@ -134,15 +134,13 @@ def _quarantine(
     warehouse: Warehouse, source: Manifest, identity: str, left_out: DataFrame, target: int
 ) -> None:
     """Put the keys that are left out into quarantine with their states, once for a migrated snapshot."""
-    rows = left_out.select(
-        F.lit(source.model).alias("model"),
-        F.to_json(F.struct(F.struct("key", "state").alias("left_out"))).alias("payload"),
-        F.lit(f"{NO_NUMBER}; left out of the migration to version {target}").alias("reason"),
-        F.lit(f"snapshots/{source.snapshot_id}").alias("source"),
-        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")).alias("position"),
-        F.lit(None).cast("bigint").alias("batch_id"),
-        F.lit(None).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
+    rows = rejected_rows(
+        left_out,
+        source.model,
+        F.lit(f"snapshots/{source.snapshot_id}"),
+        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")),
+        F.to_json(F.struct(F.struct("key", "state").alias("left_out"))),
+        F.lit(f"{NO_NUMBER}; left out of the migration to version {target}"),
     )
     keep(warehouse, rows, (f"migrate-{identity}", 1))
 

@@ -29,7 +29,7 @@ from jobs.ingestion.reading import count_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
-from jobs.spark.queries import await_end, cause_of, with_trigger
+from jobs.spark.queries import await_end, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.checkpoints import Checkpoint
@@ -149,11 +149,6 @@ def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) ->
         raise UserError(
             f"landing {spec.source.title} failed: {reader.explained(error)}", RUN_FAILED
         ) from error
-
-
-def plain_cause(error: PySparkException) -> str:
-    """Return the most informative line of an error."""
-    return cause_of(error)
 
 
 def land(

@@ -21,8 +21,9 @@ from jobs.ingestion.topic_start import (
     way_out,
 )
 from jobs.ingestion.topics import messages_after
-from jobs.sources.landing import Reader, SourceLanding, land, plain_cause, run
+from jobs.sources.landing import Reader, SourceLanding, land, run
 from jobs.spark.kafka import TopicWatch
+from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
@@ -96,7 +97,7 @@ class TopicReader:
 
     def explained(self, error: PySparkException) -> str:
         """Return what Spark says."""
-        return plain_cause(error)
+        return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return up to where the topic has landed."""

@@ -21,7 +21,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.ingestion.checking import measurement_columns
 from jobs.ingestion.messages import checked_messages, key_types
-from jobs.sources.landing import Reader, land, plain_cause
+from jobs.sources.landing import Reader, land
 from jobs.spark.kafka import (
     NoAnswer,
     Topic,
@@ -33,6 +33,7 @@ from jobs.spark.kafka import (
     topic_ids,
     topic_names,
 )
+from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.warehouse.checkpoints import Checkpoint
@@ -45,7 +46,7 @@ from jobs.warehouse.measurements_table import (
     KeyTypes,
     key_types_in,
 )
-from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
+from jobs.warehouse.quarantine import POSITION, rejected_rows
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -151,26 +152,17 @@ class TopicsReader:
         position = F.concat(
             F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.coalesce(known, F.lit("}"))
         )
-        return bad.select(
-            F.lit(self._spec.name).alias("model"),
-            F.col(PAYLOAD).alias("payload"),
-            F.col(REASON).alias("reason"),
-            F.concat(F.lit("kafka:"), TOPIC).alias("source"),
-            position.alias("position"),
-            F.lit(None).cast("bigint").alias("batch_id"),
-            F.lit(None).cast("string").alias("generation"),
-            F.current_timestamp().alias("quarantined_at"),
-        )
+        return rejected_rows(bad, self._spec.name, F.concat(F.lit("kafka:"), TOPIC), position)
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed: a topic that is gone, or has lost messages, or what Spark says."""
         try:
             _refuse_gaps(self._spec, self._start, found_topics(self._warehouse, self._source))
         except NoAnswer as silence:
-            return f"{plain_cause(error)}; and {silence.message}"
+            return f"{cause_of(error)}; and {silence.message}"
         except UserError as problem:
             return problem.message
-        return plain_cause(error)
+        return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return nothing: the report names the version of the measurements alone."""

@@ -20,7 +20,7 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.ingestion.checking import check_rows, key_types_of, measurement_columns, refuse_types, typed_columns
 from jobs.ingestion.raw_rows import Source as Columns
-from jobs.sources.landing import Reader, land, plain_cause
+from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (
     NOTHING,
     TableStart,
@@ -31,12 +31,13 @@ from jobs.sources.table_start import (
     start_of,
     way_out,
 )
+from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import closest
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.warehouse.quarantine import PAYLOAD, REASON, rejected_rows
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -113,16 +114,8 @@ class TableReader:
     def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
         """Return rejected rows with the columns of the quarantine; the position is that of their micro-batch."""
         place = {"table": self._table.path, "table_id": reached["table_id"], "version": reached["version"]}
-        return bad.select(
-            F.lit(self._spec.name).alias("model"),
-            F.col(PAYLOAD).alias("payload"),
-            F.col(REASON).alias("reason"),
-            F.lit(f"delta:{self._table.path}").alias("source"),
-            F.lit(json.dumps(place)).alias("position"),
-            F.lit(None).cast("bigint").alias("batch_id"),
-            F.lit(None).cast("string").alias("generation"),
-            F.current_timestamp().alias("quarantined_at"),
-        )
+        source = F.lit(f"delta:{self._table.path}")
+        return rejected_rows(bad, self._spec.name, source, F.lit(json.dumps(place)))
 
     def explained(self, error: PySparkException) -> str:
         """Return what is wrong with the table, in words, as far as Delta's error is known."""
@@ -130,7 +123,7 @@ class TableReader:
         for names, meaning in _FAILURES:
             if any(name in text for name in names):
                 return f"{meaning}. {way_out(self._spec)}"
-        return plain_cause(error)
+        return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return nothing: the report names the version of the measurements alone."""

@@ -79,7 +79,7 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
 
     Args:
         warehouse: of the table.
-        rows: model, payload, reason, source, position, batch_id, generation, quarantined_at.
+        rows: of `rejected_rows`.
         transaction: application and number, as in `Warehouse.append`.
     """
     warehouse.append(identified(warehouse, rows), TABLE, transaction, OPTIONS)
@@ -90,6 +90,37 @@ def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[t
     found = identified(warehouse, rows)
     _add_columns(warehouse)
     append_for_all(warehouse, found, TABLE, transactions)
+
+
+def rejected_rows(
+    rows: DataFrame,
+    model: str,
+    source: Column,
+    position: Column,
+    payload: Column | None = None,
+    reason: Column | None = None,
+    generation: str | None = None,
+    batch_id: int | None = None,
+) -> DataFrame:
+    """Return rejected rows with the columns of the quarantine.
+
+    Args:
+        rows: the rejected ones.
+        model: its name.
+        source, position: where a row came from, and its place there as JSON.
+        payload, reason: the row, and what is wrong with it; by default its columns `_payload` and `_reason`.
+        generation, batch_id: of the stream that rejected it, if one did.
+    """
+    return rows.select(
+        F.lit(model).alias("model"),
+        (F.col(PAYLOAD) if payload is None else payload).alias("payload"),
+        (F.col(REASON) if reason is None else reason).alias("reason"),
+        source.alias("source"),
+        position.alias("position"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(generation).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )
 
 
 def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
@@ -194,13 +225,5 @@ def topic_quarantine(
     position = F.col(POSITION)
     if generation is not None:
         position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
-    return rejected.select(
-        F.lit(model).alias("model"),
-        F.col(PAYLOAD).alias("payload"),
-        F.col(REASON).alias("reason"),
-        F.lit(f"kafka:{topic}").alias("source"),
-        position.alias("position"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
-        F.lit(generation).cast("string").alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
-    )
+    source = F.lit(f"kafka:{topic}")
+    return rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from airflow.sdk import AssetAll, CronTriggerTimetable
 
@@ -56,6 +57,21 @@ def test_it_runs_on_new_estimates_or_on_its_schedule(
     write(tmp_path, verb, **{verb: '{schedule: "@hourly"}'})
     timetable = load_bag().dags[f"kalman_{verb}__tiny"].timetable
     assert isinstance(timetable, CronTriggerTimetable) and timetable.expression == "0 * * * *"
+
+
+def test_rules_that_have_changed_adopt_what_the_form_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KALMAN_MODELS", str(tmp_path))
+    rules = "monitor: {rules: [{name: high, kind: nis, at_least: 9.0}]}\n"
+    (tmp_path / "tiny.yaml").write_text((MODELS / "tiny.yaml").read_text() + rules)
+    dags = load_bag().dags
+    task: Any = dags["kalman_monitor__tiny"].get_task("monitor")
+    given = [jinja2.Template(task.options["--adopt"]).render(params={"adopt": one}) for one in (None, "one")]
+    assert given == ["", "one"]
+    export: Any = dags["kalman_export__tiny"].get_task("export")
+    flags = [jinja2.Template(export.flags[-1]).render(params={"monitor": one}) for one in (False, True)]
+    assert flags == ["", "--monitor"]
 
 
 @BOTH

@@ -15,6 +15,7 @@ from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state import duplicates
 from jobs.streaming.sinks.published_batch import JSON_TIME
+from jobs.warehouse.quarantine import rejected_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -68,13 +69,6 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
         ),
         {"ignoreNullFields": "false", "timestampFormat": JSON_TIME},
     )
-    return rows.select(
-        F.lit(model).alias("model"),
-        payload.alias("payload"),
-        "reason",
-        F.lit(f"measurements/{model}").alias("source"),
-        F.lit(json.dumps({"generation": generation, "batch_id": batch_id})).alias("position"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
-        F.lit(generation).alias("generation"),
-        F.current_timestamp().alias("quarantined_at"),
-    )
+    position = F.lit(json.dumps({"generation": generation, "batch_id": batch_id}))
+    source, reason = F.lit(f"measurements/{model}"), F.col("reason")
+    return rejected_rows(rows, model, source, position, payload, reason, generation, batch_id)

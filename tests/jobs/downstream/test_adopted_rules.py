@@ -52,7 +52,7 @@ def test_changed_rules_continue_with_the_states_of_the_former_ones(tmp_path: Pat
     assert f"monitor --model rack --adopt {done.data['export']}" in done.lines[-1]
     assert not export.run(pipeline.settings, "rack", monitor=True).data["made"]
     held = {row["key"]: row for row in pipeline.warehouse.read(rule_states("rack")).collect()}
-    assert held["rack1"]["integers"]["climbing.run"] == [1]  # the first of three is before the export
+    assert held["rack1"]["integers"]["climbing.run"] == [2]  # the third one is after the export
     with pytest.raises(UserError, match="--adopt nix: there is no such export of rules of rack"):
         monitor.run(pipeline.settings, "rack", adopt="nix")
     report = monitor.run(pipeline.settings, "rack", adopt=done.data["export"])

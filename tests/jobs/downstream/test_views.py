@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from jobs import monitor, skill
-from jobs.downstream.views import Part, Seen, View, settled, switched
+from jobs.downstream.views import Part, Seen, View, following, settled, switched
 from jobs.lineage.live import LineageSegment
 from tests.jobs.downstream.test_forecast_skill import FORECAST, readings
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -102,8 +102,9 @@ def snapshots(pipeline: Pipeline) -> list[str]:
 # Without Spark
 
 
+@pytest.mark.parametrize("adopting", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(50))
-def test_a_view_counts_each_row_once_over_switches(seed: int) -> None:
+def test_a_view_counts_each_row_once_over_switches(seed: int, adopting: float) -> None:
     """Made-up histories: generations estimate rows 0, 1, 2, ... in micro-batches; a query reads after some of them."""
     rng = random.Random(seed)
     ends: dict[str, list[int]] = {"g1": []}  # of each generation the row after each micro-batch
@@ -130,6 +131,10 @@ def test_a_view_counts_each_row_once_over_switches(seed: int) -> None:
         else:
             seen = {one: Seen(last, range_of(view, starts, ends, one, last)) for one, last in read.items()}
             view = settled(view, seen)
+        if rng.random() < adopting:  # by a query of other rules, which reads the estimates from the first on
+            seen = {one: Seen(last, range_of(view, starts, ends, one, last)) for one, last in read.items()}
+            view, read = following(view, tuple(chain), seen), {}
+            take(view, starts, ends, read, counted)
     take(view, starts, ends, read, counted)
     newest = max((end for some in ends.values() for end in some), default=0)
     assert all(count == 1 for count in counted.values())

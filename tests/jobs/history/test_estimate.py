@@ -366,7 +366,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
         estimated(pipeline, since="2024-03-02", to="2024-03-01")
     with pytest.raises(UserError, match="has no such snapshot"):
         estimated(pipeline, snapshot="no-such")
-    with pytest.raises(UserError, match="has versions up to 1"):
+    with pytest.raises(UserError, match="has versions 0 to 1"):
         estimated(pipeline, to_version=9)
     report = estimated(pipeline, since="2025-01-01")
     assert "warning: there are no rows in the interval" in report.lines and report.data["rows"] == 0
