@@ -84,7 +84,9 @@ def run(
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import parse_time
+    from jobs.warehouse.local_tables import local_tables
+    from jobs.warehouse.positions import check_version, parse_time
+    from jobs.warehouse.tables import need_columns, need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -93,6 +95,10 @@ def run(
     )
     if interval.first is not None and interval.last is not None and interval.first >= interval.last:
         raise UserError("--from must be before --to")
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None and input is None:
+        check_version(before_spark, need_measurements(before_spark, spec.name), to_version)
+        need_columns(before_spark, spec.name, spec.columns)
     spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:

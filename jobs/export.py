@@ -20,6 +20,7 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
+    from jobs.warehouse.reading import Tables
 
 
 @command
@@ -45,14 +46,23 @@ def run(
     from jobs.specs.loading import load_spec
     from jobs.streaming.exporting import export
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
+
+    def check(tables: Tables) -> None:
+        if needed and generation is None and live(tables, name) is None:
+            raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+        named(tables, name, generation)
+
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        check(before_spark)
     spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    if needed and generation is None and live(warehouse, name) is None:
-        raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+    check(warehouse)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         manifest, made = export(
             warehouse, named(warehouse, name, generation), spec.folder, batch, progress.note

@@ -41,17 +41,22 @@ def run(
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.migration.migrating import migrate, source_snapshot
+    from jobs.migration.versions import path_from
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
+    target = spec.version if to is None else to
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        path_from(before_spark, spec, source_snapshot(before_spark, spec.name, snapshot, target), target)
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    target = spec.version if to is None else to
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
         manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)

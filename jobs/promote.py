@@ -43,9 +43,13 @@ def run(
     from jobs.upgrades.comparison.decision import comparison_lines, refusal
     from jobs.upgrades.comparison.report import compare
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     spec = load_spec(model, settings.models)
     name = spec.name
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        promotion.to_promote(before_spark, name, generation, behind)
     warehouse = Warehouse(
         spark_session(settings, f"promote {name}", short_command_conf()), settings.warehouse
     )

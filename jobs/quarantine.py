@@ -41,22 +41,35 @@ def act(
     from pyspark.sql import functions as F
 
     from jobs.ingestion import quarantine_rows
+    from jobs.ingestion import quarantine_without_spark as without_spark
     from jobs.ingestion.quarantine_replay import replay
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
     from jobs.warehouse import quarantine
     from jobs.warehouse.delta import Warehouse, utc
+    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.quarantine import TABLE, Choice
 
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
     payloads = None if edited is None else quarantine_rows.read_edited(edited)
+    nothing = Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        if not before_spark.exists(TABLE):
+            return nothing
+        if action == "list":
+            return _list(spec.name, without_spark.count_by_reason(before_spark, spec.name, choice))
+        if action == "show" and output is None:
+            held = without_spark.held_rows(before_spark, spec.name, choice, limit)
+            if held is not None:
+                return _show(spec.name, held, limit)
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
-        return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
+        return nothing
     chosen = (F.col("model") == spec.name) & choice.condition()
     rows = warehouse.read(TABLE).filter(chosen)
     if action == "list":

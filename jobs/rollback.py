@@ -42,16 +42,21 @@ def run(
     Raises:
         UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
+    from jobs.lineage.promotion import to_roll_back_to
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
     from jobs.state.kernel import load_checked_spec
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
     load = load_checked_spec if last_state else load_spec
     spec = load(model, settings.models)
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None and not last_state:
+        to_roll_back_to(before_spark, spec.name, to)
     warehouse = Warehouse(
         spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
     )

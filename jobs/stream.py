@@ -60,6 +60,7 @@ def run(
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock
+    from jobs.lineage.start_point import refuse_without_start
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
@@ -67,6 +68,7 @@ def run(
     from jobs.streaming.driver import Driver
     from jobs.streaming.profiler import profiling
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import need_measurements
 
     if len(model) > 1:
@@ -76,6 +78,10 @@ def run(
     spec = load_checked_spec(model[0], settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
+        before_spark = local_tables(settings.warehouse)
+        if before_spark is not None:
+            need_measurements(before_spark, spec.name)
+            refuse_without_start(before_spark, spec, adopt, generation)
         kafka = spec.speaks_to_kafka
         spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
         warehouse = Warehouse(spark, settings.warehouse)

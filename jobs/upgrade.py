@@ -63,12 +63,15 @@ def run(
             predicts worse, or whose comparison cannot tell.
     """
     from jobs.lineage import generations
+    from jobs.lineage.start_point import origin
+    from jobs.migration.versions import path_from
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
-    from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
+    from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, STOP_START, UpgradeContext
     from jobs.upgrades.modes import MODES
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import need_measurements
 
     started = time.monotonic()
@@ -85,6 +88,12 @@ def run(
             "--partitions is for --mode repartition: a new version takes stream.partitions from its spec"
         )
     spec = load_checked_spec(model, settings.models)
+    before_spark = local_tables(settings.warehouse)
+    if before_spark is not None:
+        need_measurements(before_spark, spec.name)
+        live = generations.named(before_spark, spec.name)
+        if mode in (BLUE_GREEN, STOP_START) and live.model_version < spec.version:
+            path_from(before_spark, spec, origin(before_spark, live), spec.version)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)

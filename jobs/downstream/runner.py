@@ -28,6 +28,8 @@ from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.local_tables import local_tables
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates
 
 if TYPE_CHECKING:
@@ -54,12 +56,29 @@ def exclusive_run(
     """
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
+        before_spark = local_tables(settings.warehouse)
+        if before_spark is not None:
+            need_live_estimates(before_spark, spec.name)
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
         with (
             registered_driver(warehouse, spec, verb, stop),
             Progress(title, None, quiet=settings.quiet) as progress,
         ):
             yield warehouse, stop, progress
+
+
+def need_live_estimates(warehouse: Tables, model: str) -> list[LineageSegment]:
+    """Return the lineage of a model's live estimates, which must exist.
+
+    Raises:
+        UserError: no generation is live, or none has written estimates.
+    """
+    segments = live_lineage(warehouse, model)
+    if not segments or not warehouse.exists(estimates(model)):
+        raise UserError(
+            f"model {model} has no live estimates: start its stream with `kalman-pipeline stream --model {model}`"
+        )
+    return segments
 
 
 @dataclass
@@ -91,12 +110,7 @@ class LiveQueries:
         while not self.stop.is_set():
             # Read before the generations, so that no later change is missed.
             version = self.warehouse.latest_version(GENERATIONS) if self.warehouse.exists(GENERATIONS) else -1
-            segments = live_lineage(self.warehouse, self.spec.name)
-            if not segments or not self.warehouse.exists(estimates(self.spec.name)):
-                raise UserError(
-                    f"model {self.spec.name} has no live estimates: start its stream with `kalman-pipeline stream "
-                    f"--model {self.spec.name}`"
-                )
+            segments = need_live_estimates(self.warehouse, self.spec.name)
             self.segments, self.generations = segments, []
             queries = self.start()
             try:

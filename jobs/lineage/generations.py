@@ -84,7 +84,7 @@ def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
     """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
-    rows = warehouse.rows("generations", **({} if model is None else {"model": model}))
+    rows = warehouse.rows("generations", None if model is None else {"model": model})
     return sorted((_generation(row) for row in rows), key=lambda one: (one.model, one.number))
 
 

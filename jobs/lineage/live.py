@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from jobs.lineage import generations
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates, latest
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class LineageSegment(NamedTuple):
     last_batch: int | None
 
 
-def live_lineage(warehouse: Warehouse, model: str) -> list[LineageSegment]:
+def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
     """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
     known = {one.generation: one for one in generations.all_of(warehouse, model)}
     at = next((one for one in known.values() if one.status == generations.LIVE), None)

@@ -9,6 +9,7 @@ from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reac
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
+from jobs.warehouse.reading import Tables
 
 
 class ShadowLags(UserError):
@@ -36,7 +37,7 @@ def promote(
 
 
 def to_promote(
-    warehouse: Warehouse, model: str, name: str | None = None, allow_lag: bool = False
+    warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
     """Return what `promote` would make live, and the live generation; change nothing.
 
@@ -48,7 +49,7 @@ def to_promote(
 
 
 def _promotable(
-    warehouse: Warehouse, model: str, name: str | None, allow_lag: bool
+    warehouse: Tables, model: str, name: str | None, allow_lag: bool
 ) -> tuple[Generation, Generation | None, list[Generation]]:
     """Return the generation to promote, the live one, and all."""
     known = generations.all_of(warehouse, model)
@@ -81,30 +82,39 @@ def roll_back(
     Raises:
         UserError: there is no retired generation to roll back to, or its checkpoint is damaged.
     """
+    found, live, known = to_roll_back_to(warehouse, model, name)
+    if found.status == LIVE:
+        return found, None
+    refuse_damaged(warehouse, found)
+    return generations.switch(warehouse, model, found, known), live
+
+
+def to_roll_back_to(
+    warehouse: Tables, model: str, name: str | None = None
+) -> tuple[Generation, Generation | None, list[Generation]]:
+    """Return what `roll_back` would make live, the live generation, and all; change nothing.
+
+    Raises:
+        UserError: there is no such generation.
+    """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
     to = name or (live and generations.predecessor(known, live))
     found = next((one for one in known if one.generation == to), None)
-    if found is not None and found.status == LIVE:
-        return found, None
-    if found is None or found.status != RETIRED:
+    if found is None or found.status not in (LIVE, RETIRED):
         retired = ", ".join(one.generation for one in known if one.status == RETIRED) or "none"
         raise UserError(
             f"model {model} has no {f'retired generation {name}' if name else 'generation to roll back to'} "
             f"(retired are {retired})"
         )
-    refuse_damaged(warehouse, found)
-    return generations.switch(warehouse, model, found, known), live
+    return found, live, known
 
 
-def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[Generation, bool]:
-    """Retire a shadow; return it, and whether this call did so.
-
-    Its driver, if one runs, loses the lease by that commit, and a request in the log of drivers asks it to stop after
-    its micro-batch. Until then it writes estimates of a generation that nobody reads.
+def to_retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, list[Generation]]:
+    """Return what `retire` would retire, or has retired, and all generations; change nothing.
 
     Raises:
-        UserError: the generation is live, there is no such shadow, or there are several and `name` is None.
+        UserError: as `retire`.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -120,6 +130,19 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
             f"{found.generation} is the live generation of {model}: to retire it, promote another one or roll "
             f"back; to stop its stream, run `kalman-pipeline stop --model {model}`"
         )
+    return found, known
+
+
+def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[Generation, bool]:
+    """Retire a shadow; return it, and whether this call did so.
+
+    Its driver, if one runs, loses the lease by that commit, and a request in the log of drivers asks it to stop after
+    its micro-batch. Until then it writes estimates of a generation that nobody reads.
+
+    Raises:
+        UserError: the generation is live, there is no such shadow, or there are several and `name` is None.
+    """
+    found, known = to_retire(warehouse, model, name)
     if found.status != SHADOW:
         return found, False
     generations.retire(warehouse, found, known)

@@ -13,6 +13,8 @@ from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
+from jobs.warehouse.reading import Tables
+from jobs.warehouse.tables import need_columns
 
 
 class StartPoint(NamedTuple):
@@ -69,6 +71,28 @@ def resolve(
         parent = hand_over.of_snapshot(warehouse, manifest).link
         return StartPoint(begin(warehouse, spec, manifest, parent, None), manifest, spec, True)
     return _again(warehouse, spec, live)
+
+
+def refuse_without_start(
+    warehouse: Tables, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
+) -> None:
+    """Refuse before Spark starts what `resolve` would refuse: no snapshot or generation, a generation that is driven.
+
+    Raises:
+        UserError: as `resolve`.
+    """
+    if generation is not None:
+        leases.refuse_if_driven(generations.named(warehouse, spec.name, generation))
+        return
+    live = generations.live(warehouse, spec.name)
+    if live is not None:
+        leases.refuse_if_driven(live)
+    if adopt is not None and (live is None or live.snapshot_id != adopt):
+        _adoptable_manifest(warehouse, spec, adopt)
+    elif live is None:
+        need_columns(warehouse, spec.name, spec.columns)
+        if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
+            raise UserError(_no_snapshot(warehouse, spec))
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
@@ -144,7 +168,7 @@ def begin(
     )
 
 
-def origin(warehouse: Warehouse, generation: Generation) -> Manifest:
+def origin(warehouse: Tables, generation: Generation) -> Manifest:
     """Return the manifest of the snapshot that a generation began from.
 
     Raises:
@@ -180,6 +204,15 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Sta
 
 
 def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
+    manifest = _adoptable_manifest(warehouse, spec, snapshot_id)
+    compatibility.check(
+        compatibility.snapshot_built_with(manifest), compatibility.deployment(warehouse, spec)
+    )
+    return manifest
+
+
+def _adoptable_manifest(warehouse: Tables, spec: ModelSpec, snapshot_id: str) -> Manifest:
+    """Return the manifest of a snapshot that a stream of this spec may start from, as far as the manifest tells."""
     manifest = manifests.find(warehouse, snapshot_id)
     if manifest is None or manifest.model != spec.name:
         known = [one.snapshot_id for one in manifests.all_of(warehouse, spec.name)]
@@ -195,9 +228,6 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
             f"--adopt {snapshot_id}: its position ({describe(manifest.position)}) is in another source than the "
             f"spec's: pretrain the spec as it is now"
         )
-    compatibility.check(
-        compatibility.snapshot_built_with(manifest), compatibility.deployment(warehouse, spec)
-    )
     if manifest.cut is not None:
         raise UserError(
             f"--adopt {snapshot_id}: it covers only rows before {manifest.cut:%Y-%m-%d %H:%M} UTC; later rows, up "
@@ -206,7 +236,7 @@ def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manif
     return manifest
 
 
-def _no_snapshot(warehouse: Warehouse, spec: ModelSpec) -> str:
+def _no_snapshot(warehouse: Tables, spec: ModelSpec) -> str:
     known = manifests.all_of(warehouse, spec.name)
     text = f"model {spec.name} has no snapshot that a stream can start from"
     if known:

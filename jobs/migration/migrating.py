@@ -16,7 +16,7 @@ from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_
 from jobs.migration.parameters import carried_over, changes_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.migration.state_map import Migration, build_migration, own_rows
-from jobs.migration.versions import known_versions, path_between
+from jobs.migration.versions import path_from
 from jobs.snapshots.manifests import GOOD, all_of, find
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.snapshots.waiting_rows import verified
@@ -26,6 +26,7 @@ from jobs.spark.user_functions import ship, ship_named
 from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.quarantine import keep
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -55,11 +56,7 @@ def migrate(
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
     """
-    # The states mean what the snapshot's own manifest says, not what the file of that version says today.
-    known = {**known_versions(warehouse, spec), source.model_version: source.model_spec(spec.folder)}
-    steps = path_between(known, source.model_version, target)
-    if not steps:
-        raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
+    steps = path_from(warehouse, spec, source, target)
     return migrate_along(warehouse, source, steps, None, dry_run, on_progress)
 
 
@@ -289,7 +286,7 @@ def snapshot_id(
     return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"
 
 
-def source_snapshot(warehouse: Warehouse, model: str, snapshot: str | None, target: int) -> Manifest:
+def source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
     """Return the named snapshot, or the newest one of an earlier version that a stream could start from now.
 
     Raises:

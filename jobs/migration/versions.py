@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.snapshots.manifests import all_of
+from jobs.snapshots.manifests import Manifest, all_of
 from jobs.specs.migration import Migrate, Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.state.kernel import load_checked_spec
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 
 
 class Step(NamedTuple):
@@ -50,7 +50,7 @@ class Step(NamedTuple):
         return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
-def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelSpec]:
+def known_versions(warehouse: Tables, current: ModelSpec) -> dict[int, ModelSpec]:
     """Return a model's specs by version: the current one, the files beside it, and those of manifests.
 
     Raises:
@@ -69,6 +69,20 @@ def known_versions(warehouse: Warehouse, current: ModelSpec) -> dict[int, ModelS
             raise UserError(f"{path}: it is version {spec.version} of {spec.name}; name the file accordingly")
         found[spec.version] = spec
     return {**found, current.version: current}
+
+
+def path_from(warehouse: Tables, current: ModelSpec, source: Manifest, target: int) -> list[Step]:
+    """Return the migrations that lead from a snapshot to a later version; `current` is the deployed spec.
+
+    Raises:
+        UserError: the snapshot is of that version, a version's spec is not known, or no path leads to it.
+    """
+    # The states mean what the snapshot's own manifest says, not what the file of that version says today.
+    known = {**known_versions(warehouse, current), source.model_version: source.model_spec(current.folder)}
+    steps = path_between(known, source.model_version, target)
+    if not steps:
+        raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")
+    return steps
 
 
 def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Step]:

@@ -90,7 +90,7 @@ def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
     """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
     if not warehouse.exists("manifests"):
         return None
-    rows = warehouse.rows("manifests", snapshot_id=snapshot_id)
+    rows = warehouse.rows("manifests", {"snapshot_id": snapshot_id})
     return _manifest(rows[0]) if rows else None
 
 
@@ -98,7 +98,7 @@ def all_of(warehouse: Tables, model: str | None = None) -> list[Manifest]:
     """Return the manifests, of one model or of all, in the order in which their state rows were committed."""
     if not warehouse.exists("manifests"):
         return []
-    rows = warehouse.rows("manifests", **({} if model is None else {"model": model}))
+    rows = warehouse.rows("manifests", None if model is None else {"model": model})
     return sorted((_manifest(row) for row in rows), key=lambda one: (one.snapshots_version, one.snapshot_id))
 
 

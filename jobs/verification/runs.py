@@ -91,7 +91,7 @@ def last_outcome(warehouse: Tables, model: str) -> dict[str, Any] | None:
 
 
 def _rows(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    return warehouse.rows(TABLE, model=model) if warehouse.exists(TABLE) else []
+    return warehouse.rows(TABLE, {"model": model}) if warehouse.exists(TABLE) else []
 
 
 def _write(

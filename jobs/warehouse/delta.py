@@ -83,10 +83,14 @@ class Warehouse:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
 
-    def rows(self, table: str, **where: Any) -> list[dict[str, Any]]:
-        """Return the rows of a small table whose columns have these values, with times in UTC."""
+    def column_names(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        return self.read(table).columns
+
+    def rows(self, table: str, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC."""
         frame = self.read(table)
-        for name, value in where.items():
+        for name, value in (where or {}).items():
             frame = frame.filter(F.col(name) == value)
         return [utc(row.asDict()) for row in frame.collect()]
 

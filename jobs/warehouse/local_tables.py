@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from jobs.core.errors import UserError
 from jobs.core.roots import local_path
 from jobs.warehouse.files import ChecksummedFiles, LocalFiles, WarehouseFiles
 from jobs.warehouse.without_spark import read_table
@@ -25,21 +24,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class LocalTables:
-    """The tables below a local root."""
+    """The tables below a root that is a local folder."""
 
     root: str
-
-    @property
-    def folder(self) -> Path:
-        """The root's folder.
-
-        Raises:
-            UserError: the warehouse is not local.
-        """
-        folder = local_path(self.root)
-        if folder is None:
-            raise UserError(f"{self.root}: the tables of a remote warehouse cannot be read without Spark")
-        return folder
 
     def path(self, table: str) -> str:
         """Return the location of a table or folder such as `measurements/nile`."""
@@ -53,15 +40,31 @@ class LocalTables:
         """Return the latest version of a table, from its log, which has one file per version."""
         return max(self._versions(table))
 
-    def rows(self, table: str, **where: Any) -> list[dict[str, Any]]:
-        """Return the rows of a small table whose columns have these values, with times in UTC."""
-        found = self.columns(table)
-        for name, value in where.items():
+    def table_id(self, table: str) -> str:
+        """Return the id that Delta gave a table when it was made."""
+        return str(DeltaTable(self.path(table)).metadata().id)
+
+    def column_names(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        return [field.name for field in DeltaTable(self.path(table)).schema().fields]
+
+    def rows(
+        self, table: str, where: Mapping[str, Any] | None = None, columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return rows of a small table, with times in UTC.
+
+        Args:
+            table: its name.
+            where: values that columns of the rows must have.
+            columns: of the rows; None: all.
+        """
+        found = self.columns(table, columns)
+        for name, value in (where or {}).items():
             found = found.filter(pc.field(name) == value)
         # Arrow imports pandas for its times, which takes longer than all else here.
         names = found.column_names
-        columns = [_values(column) for column in found.columns]
-        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+        lists = [_values(column) for column in found.columns]
+        return [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
 
     def row_count(self, table: str) -> int:
         """Return the number of rows of a table, from its log."""
@@ -94,11 +97,19 @@ class LocalTables:
 
     def spark_files(self, folder: str) -> WarehouseFiles:
         """Return the files of a folder that Spark writes, with the checksums that it keeps beside them."""
-        return ChecksummedFiles(self.folder / folder)
+        return ChecksummedFiles(Path(self.root) / folder)
 
     def _versions(self, table: str) -> list[int]:
-        names = LocalFiles(self.folder / table / "_delta_log").names("")
+        names = LocalFiles(Path(self.root) / table / "_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
+
+
+def local_tables(root: str) -> LocalTables | None:
+    """Return the tables of a local warehouse, None for a remote one, of which nothing can be told before Spark starts.
+
+    With them a command refuses before it starts Spark what it would refuse afterwards, by the same functions.
+    """
+    return None if local_path(root) is None else LocalTables(root)
 
 
 def _as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -19,6 +19,7 @@ from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
 from jobs.spark.kafka import same_if_known
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -62,7 +63,7 @@ def parse_time(text: str, option: str) -> int:
     return value
 
 
-def check_version(warehouse: Warehouse, table: str, version: int | None) -> int:
+def check_version(warehouse: Tables, table: str, version: int | None) -> int:
     """Return `version`, or the latest one if it is None.
 
     Raises:

@@ -52,13 +52,18 @@ class Choice:
         """Tell if no condition is given, so that all held rows are selected."""
         return self.reason is None and self.since is None and not self.ids
 
+    def earliest(self) -> datetime | None:
+        """Return the time from which on rows are selected; None: from the first."""
+        return None if self.since is None else _since(self.since)
+
     def condition(self) -> Column:
         """Return the condition on rows of the table."""
         result = F.lit(True)
         if self.reason is not None:
             result = result & F.col("reason").startswith(self.reason)
-        if self.since is not None:
-            result = result & (F.col("quarantined_at") >= F.lit(_since(self.since)))
+        since = self.earliest()
+        if since is not None:
+            result = result & (F.col("quarantined_at") >= F.lit(since))
         if self.ids:
             result = result & F.col("id").isin(*self.ids)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -29,8 +29,16 @@ class Tables(Protocol):
         """Return the latest version of a table."""
         ...
 
-    def rows(self, table: str, **where: Any) -> list[dict[str, Any]]:
-        """Return the rows of a small table whose columns have these values, with times in UTC."""
+    def table_id(self, table: str) -> str:
+        """Return the id that Delta gave a table when it was made."""
+        ...
+
+    def column_names(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        ...
+
+    def rows(self, table: str, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC."""
         ...
 
     def row_count(self, table: str) -> int:

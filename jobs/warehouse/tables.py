@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobs.core.errors import UserError
 from jobs.warehouse.reading import Tables
 
@@ -135,6 +137,23 @@ def need_measurements(warehouse: Tables, model: str) -> str:
             f"`kalman-pipeline ingest --model {model} --input FILE`"
         )
     return table
+
+
+def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
+    """Refuse measurements that lack columns of the spec, as they landed for a spec with others.
+
+    Raises:
+        UserError: a column is missing.
+    """
+    have = warehouse.column_names(measurements(model))
+    known = {name.casefold() for name in have}
+    absent = [name for name in columns if name.casefold() not in known]
+    if absent:
+        raise UserError(
+            f"the measurements of {model} have no column {', '.join(absent)} (they have {', '.join(have)}): they "
+            f"landed for a spec with other columns; put the former names back in the spec, or give the model that has "
+            f"the new ones a name of its own and land its rows with `kalman-pipeline ingest`"
+        )
 
 
 def archive(model: str) -> str:

@@ -1,0 +1,52 @@
+"""Progress says of how much, at which rate and in which time the rest will be; in a log only what has changed."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jobs.core.progress import Progress
+from jobs.core.report import rate
+
+
+def begun(progress: Progress, seconds: float) -> Progress:
+    progress._started = time.monotonic() - seconds
+    return progress
+
+
+def test_of_how_much_at_which_rate_and_how_long_still():
+    progress = begun(Progress("ingest nile", 24, noun="file"), 10.0)
+    progress.advance(6, "600 rows")
+    assert progress.text() == "6 of 24 files · 0.6 files/s · 30 s left · 600 rows"
+    progress.advance(18, "2,400 rows")
+    assert progress.text() == "24 of 24 files · 2,400 rows"
+
+
+def test_without_a_total_nothing_is_counted_before_the_first_step():
+    progress = Progress("stream nile", None, noun="micro-batch", ending="es")
+    assert progress.text() == ""
+    progress.note("waiting")
+    assert progress.text() == "waiting"
+    progress.advance(1, "100 rows")
+    assert progress.text() == "1 micro-batch · 100 rows"
+
+
+def test_a_log_has_a_line_only_where_something_has_changed(capsys: pytest.CaptureFixture[str]):
+    progress = Progress("pretrain nile", None)
+    progress._line()  # there is nothing to tell yet
+    progress.note("filtering 100 rows")
+    for seconds in (3, 6, 9):
+        begun(progress, seconds)._line()
+    progress.note("writing")
+    begun(progress, 12)._line()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["pretrain nile: filtering 100 rows · 3 s", "pretrain nile: writing · 12 s"]
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds", "said"),
+    [(26_000, 2.0, "13,000 rows/s"), (100, 60.0, "1.7 rows/s"), (100, 300.0, "0.33 rows/s")],
+)
+def test_a_rate_is_never_rounded_to_nothing(number: int, seconds: float, said: str):
+    assert rate(number, seconds) == said
