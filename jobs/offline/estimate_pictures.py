@@ -1,0 +1,143 @@
+"""Draw the estimates of some keys as one picture, a PNG or a page of HTML that contains it. Needs matplotlib."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.report import plural
+from jobs.offline.estimate_series import Measuring, Series
+from jobs.offline.plots import BOUND, ESTIMATE, INK, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from jobs.specs.model_spec import ModelSpec
+
+Floats = NDArray[np.float64]
+PANELS = 3
+"""Measurements, or states where the model does not say by numbers what is measured, that are drawn of each key."""
+FORMATS = (".png", ".html")
+_NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: {ink} }}
+img {{ max-width: 100%; height: auto }} .wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
+th, td {{ padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d9dee6 }} th:first-child, td:first-child
+{{ text-align: left }}</style>
+<h1>{title}</h1>
+<p>{subtitle}</p>
+<img alt="Measurements, estimates with their 95 % bands, and NIS of each key" src="{picture}">
+<h2>The last estimate of each key</h2>
+<div class="wide"><table><tr>{head}</tr>
+{rows}
+</table></div>
+</html>
+"""
+
+
+@styled
+def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> None:
+    """Save the picture of keys: measurements and estimates on the left, NIS and its distribution on the right.
+
+    An HTML page also has a table of the last estimates.
+    """
+    picture = _figure(spec, series, measuring, title)
+    try:
+        if path.suffix.lower() == ".html":
+            path.write_text(_page(spec, series, title, inlined(picture)), encoding="utf-8")
+        else:
+            picture.savefig(path, facecolor="white")
+    finally:
+        plt.close(picture)
+
+
+def _figure(spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> Figure:
+    panels = (spec.states if measuring is None else spec.measurement)[:PANELS]
+    picture = plt.figure(
+        figsize=(12.0, 0.5 + max(2.0 * len(panels), 3.6) * len(series)), layout="constrained"
+    )
+    bands: Any = np.atleast_1d(np.array(picture.subfigures(len(series), 1), dtype=object))
+    for band, one in zip(bands, series, strict=True):
+        left, right = band.subfigures(1, 2, width_ratios=[3, 2])
+        for number, (ax, name) in enumerate(
+            zip(np.atleast_1d(left.subplots(len(panels), 1)), panels, strict=True)
+        ):
+            _draw_panel(ax, one, number, measuring)
+            ax.set_title(f"{one.key}: {name}")
+        over_time, spread = right.subplots(2, 1)
+        _draw_nis_over_time(over_time, one)
+        draw_nis(spread, one.nis, max(len(spec.measurement), 1))
+    picture.suptitle(title)
+    return picture
+
+
+def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None) -> None:
+    """Draw one measurement, or one state if it is not known how the states give the measurements."""
+    measured = one.measured[number] if measuring is not None else np.full(len(one.time), np.nan)
+    lines = []
+    for line, (label, colour) in zip(one.lines, _NAMES, strict=False):
+        if measuring is None:
+            mean, variance = line.mean[:, number], line.covariance[:, number, number]
+        else:
+            mean, variance = _seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
+        lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
+    draw_estimate(ax, one.time, measured, lines)
+    known = np.concatenate(
+        [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
+    )
+    if len(known):  # a diffuse start has a band without end
+        pad = 0.1 * float(np.ptp(known)) or 1.0
+        ax.set_ylim(known.min() - pad, known.max() + pad)
+
+
+def _seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
+    """Return mean and variance (N,) of h x + offset, without the noise of measuring, of the states that h uses."""
+    used = np.flatnonzero(h)
+    part = covariance[:, used[:, None], used]
+    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
+        return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])
+
+
+def _draw_nis_over_time(ax: Axes, one: Series) -> None:
+    ax.plot(one.time, one.nis, ".", color=ESTIMATE, markersize=3, alpha=0.7)
+    if one.flagged.any():
+        ax.plot(one.time[one.flagged], one.nis[one.flagged], "x", color=BOUND, label="flagged")
+        ax.legend(loc="best", fontsize=8.5)
+    ax.set_ylabel("NIS")
+    ax.set_title("NIS over time: large where a row surprised the model", fontweight="normal")
+
+
+def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> str:
+    head = [
+        "key",
+        "rows",
+        "last time",
+        *(f"{state} ± standard deviation" for state in spec.states),
+        "mean NIS",
+    ]
+    rows = []
+    for one in series:
+        line, at = one.lines[0], len(one.time) - 1
+        deviations = np.sqrt(np.diagonal(line.covariance[at]))
+        known = one.nis[np.isfinite(one.nis)]
+        cells = [one.key, f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
+        cells += [f"{m:.6g} ± {s:.3g}" for m, s in zip(line.mean[at], deviations, strict=True)]
+        rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
+    return _PAGE.format(
+        title=html.escape(title),
+        ink=INK,
+        subtitle=f"{plural(len(series), 'key')} of {html.escape(spec.name)}, version {spec.version}. Times are in UTC. "
+        f"Where the model fits, the mean NIS is {len(spec.measurement)}.",
+        picture=picture,
+        head="".join(f"<th>{html.escape(one)}</th>" for one in head),
+        rows="\n".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows),
+    )
