@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import kalman  # noqa: E402
+from jobs import filter  # noqa: E402
+from jobs.core.settings import Settings  # noqa: E402
+from jobs.offline.estimate_pictures import figure_of  # noqa: E402
+from jobs.offline.estimate_series import measuring, of_files  # noqa: E402
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
+from jobs.state.kernel import load_checked_spec  # noqa: E402
 from kalman.evaluation.forecast import forecast  # noqa: E402
 from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402
 
@@ -349,7 +355,21 @@ def soak() -> Drawing:
     return made, axes
 
 
+def estimates() -> Drawing:
+    """Draw the estimates of the Nile as `kalman-pipeline plot` does, filtered and smoothed."""
+    spec = load_checked_spec("nile", ROOT / "models")
+    settings = Settings.load(models=ROOT / "models", quiet=True)
+    with tempfile.TemporaryDirectory() as folder:
+        out, source = f"{folder}/out.csv", str(FIXTURES / "nile.csv")
+        filter.run(settings, "nile", source, out, smooth=True, snapshot="none")
+        series = of_files(spec, Path(out), source, [], 1)
+    return figure_of(
+        spec, series, measuring(spec), "The annual flow of the Nile at Aswan, in 10^8 cubic metres"
+    ), None
+
+
 PICTURE: dict[str, Callable[[], Drawing]] = {
+    "estimates": estimates,
     "linear": linear,
     "structures": structures,
     "non_linear": non_linear,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
 from jobs.core.report import plural
@@ -50,7 +51,7 @@ def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring
 
     An HTML page also has a table of the last estimates.
     """
-    picture = _figure(spec, series, measuring, title)
+    picture = figure_of(spec, series, measuring, title)
     try:
         if path.suffix.lower() == ".html":
             path.write_text(_page(spec, series, title, inlined(picture)), encoding="utf-8")
@@ -60,7 +61,8 @@ def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring
         plt.close(picture)
 
 
-def _figure(spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> Figure:
+def figure_of(spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> Figure:
+    """Return the picture of keys."""
     panels = (spec.states if measuring is None else spec.measurement)[:PANELS]
     picture = plt.figure(
         figsize=(12.0, 0.5 + max(2.0 * len(panels), 3.6) * len(series)), layout="constrained"
@@ -91,12 +93,30 @@ def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None)
             mean, variance = _seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
         lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
     draw_estimate(ax, one.time, measured, lines)
+    _fit_axes(ax, one, measured, lines)
+
+
+def _fit_axes(ax: Axes, one: Series, measured: Floats, lines: list[Line]) -> None:
+    """Show all measurements and means, and bands as wide as most: a diffuse start has a band without end."""
     known = np.concatenate(
         [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
     )
-    if len(known):  # a diffuse start has a band without end
-        pad = 0.1 * float(np.ptp(known)) or 1.0
+    usual = [
+        float(np.median(line.deviation[np.isfinite(line.deviation)])) for line in lines if len(line.deviation)
+    ]
+    if len(known):
+        pad = max([0.1 * float(np.ptp(known)), *(2.2 * one for one in usual if np.isfinite(one))]) or 1.0
         ax.set_ylim(known.min() - pad, known.max() + pad)
+    _date_axis(ax, one)
+
+
+def _date_axis(ax: Axes, one: Series) -> None:
+    locator = AutoDateLocator(minticks=3, maxticks=7)
+    ax.xaxis.set_major_locator(locator)
+    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    margin = (one.time[-1] - one.time[0]) / 50
+    if margin:
+        ax.set_xlim(one.time[0] - margin, one.time[-1] + margin)
 
 
 def _seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
@@ -112,6 +132,7 @@ def _draw_nis_over_time(ax: Axes, one: Series) -> None:
     if one.flagged.any():
         ax.plot(one.time[one.flagged], one.nis[one.flagged], "x", color=BOUND, label="flagged")
         ax.legend(loc="best", fontsize=8.5)
+    _date_axis(ax, one)
     ax.set_ylabel("NIS")
     ax.set_title("NIS over time: large where a row surprised the model", fontweight="normal")
 

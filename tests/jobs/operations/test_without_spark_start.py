@@ -34,7 +34,7 @@ SPEC: dict[str, Any] = {
     "process": {"kind": "random_walk", "variance": 1.0},
     "observation": {"R": [[0.25]]},
     "initial": {"diffuse": True},
-    "monitor": {"rules": {"hot": "nis > 9"}},
+    "monitor": {"rules": [{"name": "unfit", "kind": "nis", "at_least": 9}]},
 }
 
 

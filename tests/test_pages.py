@@ -1,0 +1,145 @@
+"""The commands of the pages: each parses as it stands, and those that can run here are run, block by block."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from deltalake import DeltaTable
+
+from jobs.cli import app
+from jobs.core.command import PROGRAM, hoist
+from tests.conftest import MASTER
+
+ROOT = Path(__file__).resolve().parent.parent
+DECISIONS = ROOT / "docs" / "decisions"
+PAGES = [
+    ROOT / "README.md",
+    *sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent != DECISIONS),
+]
+BLOCK = re.compile(r"^```sh\n(.*?)^```", re.M | re.S)
+HERE_DOCUMENT = re.compile(r"<<-?'?(\w+)'?([^\n]*)\n.*?^\1$", re.M | re.S)
+
+
+def blocks(page: Path) -> list[str]:
+    """Return the blocks of commands of a page, in order."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def commands(block: str) -> list[list[str]]:
+    """Return the arguments of each `kalman-pipeline` command of a block."""
+    text = HERE_DOCUMENT.sub(r"\2", block).replace("\\\n", " ")
+    found = []
+    for line in text.splitlines():
+        at = re.search(rf"(?:^|[\s(]){PROGRAM} ", line)
+        if at is None or line.lstrip().startswith("#"):
+            continue
+        words = shlex.split(line[at.end() :].rstrip(" )"), comments=True)
+        found.append([word for word in words if word not in ("|", "&")])
+    return found
+
+
+ALL = [
+    pytest.param(words, id=f"{page.stem}-{' '.join(words)[:60]}")
+    for page in PAGES
+    for block in blocks(page)
+    for words in commands(block)
+]
+
+
+@pytest.mark.parametrize("words", ALL)
+def test_a_command_of_a_page_has_the_options_that_it_names(words: list[str]):
+    group = typer.main.get_command(app)
+    context = group.make_context(PROGRAM, hoist(words))
+    while getattr(group, "commands", None):
+        name, *rest = [*context._protected_args, *context.args]
+        group = group.commands[name]
+        context = group.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_pasted_block_leaves_no_warehouse_behind(page: Path):
+    for block in blocks(page):
+        if re.search(r"\bexport KALMAN_(MODELS|WAREHOUSE)", block):
+            assert block.startswith("(") and block.endswith(")\n"), block
+
+
+def paste(block: str, folder: Path, home: Path) -> str:
+    """Run a block as a user who pastes it into a shell in `folder`; return what it printed.
+
+    `/tmp` and the folder from which the pages of the project's root name files are those of the test.
+    """
+    text = block.replace("/tmp/", f"{home}/")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "KALMAN_MASTER": MASTER,
+    }
+    done = subprocess.run(
+        ["bash", "-e", "-o", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def root_copy(folder: Path) -> Path:
+    """Return a folder with the specs and fixtures of the project's root, for pages that begin there."""
+    for name in ("models", "tests", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    return folder
+
+
+def test_the_first_result_of_the_readme(tmp_path: Path):
+    first = next(block for block in blocks(ROOT / "README.md") if "filter --model" in block)
+    out = paste(first, tmp_path, tmp_path)
+    assert "6 rows of 2 keys" in out
+    kitchen = (tmp_path / "estimates.csv").read_text().splitlines()
+    assert len(kitchen) == 7 and (tmp_path / "rooms.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_tour_of_the_readme_ends_with_estimates_and_a_picture(tmp_path: Path):
+    tour = next(block for block in blocks(ROOT / "README.md") if "stream --model nile" in block)
+    out = paste(tour, root_copy(tmp_path), tmp_path)
+    assert "estimated 20 rows" in out
+    assert DeltaTable(str(tmp_path / "warehouse" / "estimates" / "nile")).to_pandas().shape[0] == 20
+    assert (tmp_path / "nile.html").read_text().count("data:image/png") == 1
+
+
+@pytest.mark.slow
+def test_your_own_data(tmp_path: Path):
+    printed = [paste(block, tmp_path, tmp_path) for block in blocks(ROOT / "docs" / "your-own-data.md")]
+    data, first, live, alert, quarantine, upgrade = printed
+    assert data == "" and "structures by the log-likelihood" in first
+    assert (tmp_path / "weather.html").exists() and (tmp_path / "live.png").stat().st_size > 20_000
+    assert "estimated 2,228 rows" in live
+    assert "raised" in alert and " hot " in alert
+    assert "quarantined 1 row" in quarantine and "landed 1 row of weather" in quarantine
+    assert "estimated 3 rows" in quarantine
+    assert "of version 2 is live" in upgrade and "estimated 2,217 rows" in upgrade
+
+
+SELF_CONTAINED = [
+    pytest.param(block, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, block in enumerate(blocks(page))
+    if block.startswith("(export KALMAN_MODELS")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SELF_CONTAINED)
+def test_an_example_to_paste(block: str, tmp_path: Path):
+    paste(block, root_copy(tmp_path), tmp_path)
