@@ -83,10 +83,9 @@ def run(
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
-    from jobs.warehouse.positions import check_version, parse_time
-    from jobs.warehouse.tables import need_columns, need_measurements
+    from jobs.warehouse.positions import parse_time
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -95,10 +94,8 @@ def run(
     )
     if interval.first is not None and interval.last is not None and interval.first >= interval.last:
         raise UserError("--from must be before --to")
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None and input is None:
-        check_version(before_spark, need_measurements(before_spark, spec.name), to_version)
-        need_columns(before_spark, spec.name, spec.columns)
+    if input is None:
+        check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
     spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:

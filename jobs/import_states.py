@@ -55,16 +55,14 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.training.pretraining import position_at
     from jobs.training.table_source import Source
+    from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.positions import check_version
     from jobs.warehouse.tables import need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        check_version(before_spark, need_measurements(before_spark, spec.name), to_version)
+    check_measurements(settings.warehouse, spec.name, (), to_version)
     spark = spark_session(settings, f"import {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -15,6 +15,10 @@ from jobs.core.command import Model, answer
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.offline.estimate_series import Series
+    from jobs.specs.model_spec import ModelSpec
 
 
 @answer
@@ -41,7 +45,10 @@ def run(
     ] = False,
     key: Annotated[
         list[str] | None,
-        Option(help="Draw this key; may be repeated; by default the first ones.", show_default=False),
+        Option(
+            help="Draw this key, of several columns such as a,b; may be repeated; by default the first ones.",
+            show_default=False,
+        ),
     ] = None,
     keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
 ) -> Report:
@@ -54,11 +61,7 @@ def run(
 
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
-    path = Path(output or f"{spec.name}.png").expanduser()
-    if path.suffix.lower() not in (".png", ".html"):
-        raise UserError(f"--output {path}: the file's ending must be .png or .html")
-    if not path.parent.is_dir():
-        raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
+    path = _target(output or f"{spec.name}.png")
     if input is not None and history:
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
@@ -67,38 +70,51 @@ def run(
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
-    from jobs.offline.estimate_series import HISTORY, LIVE, measuring, of_files, of_warehouse
-    from jobs.warehouse.local_tables import local_tables
-    from jobs.warehouse.tables import estimates, estimates_history
+    from jobs.offline.estimate_series import measuring, of_files
 
     if input is not None:
         what, series = Path(input).name, of_files(spec, Path(input).expanduser(), measured, key or [], keys)
     else:
-        tables = local_tables(settings.warehouse)
-        if tables is None:
-            raise UserError(
-                f"{settings.warehouse}: the tables of a remote warehouse cannot be drawn: give --input"
-            )
-        none_live = not tables.exists(estimates(spec.name)) and tables.exists(estimates_history(spec.name))
-        which = HISTORY if history or none_live else LIVE
-        what = "live estimates" if which == LIVE else "estimates of history"
-        series = of_warehouse(settings.warehouse, spec, which, key or [], keys)
+        what, series = _of_warehouse(settings.warehouse, spec, history, key or [], keys)
     try:
         draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
     except OSError as error:
         raise UserError(f"--output {path}: cannot be written ({error.strerror or error})") from error
-    rows = sum(len(one.time) for one in series)
-    return Report(
-        [f"{what} of {plural(len(series), 'key')}, {plural(rows, 'row')} -> {path}"],
-        {
-            "model": spec.name,
-            "estimates": what,
-            "keys": [one.key for one in series],
-            "rows": rows,
-            "output": str(path),
-            "seconds": round(perf_counter() - start, 3),
-        },
-    )
+    rows, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
+    data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": rows}
+    line = f"{what} of {plural(len(series), 'key')}, {plural(rows, 'row')} -> {path}"
+    return Report([line], {**data, "output": str(path), "seconds": seconds})
+
+
+def _target(output: str) -> Path:
+    """Return where to draw.
+
+    Raises:
+        UserError: it is neither a PNG nor a page, or its folder does not exist.
+    """
+    path = Path(output).expanduser()
+    if path.suffix.lower() not in (".png", ".html"):
+        raise UserError(f"--output {path}: the file's ending must be .png or .html")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
+    return path
+
+
+def _of_warehouse(
+    root: str, spec: ModelSpec, history: bool, keys: list[str], count: int
+) -> tuple[str, list[Series]]:
+    """Return what is drawn of a warehouse, in words, and the series: live estimates where there are any."""
+    from jobs.offline.estimate_series import HISTORY, LIVE, of_warehouse
+    from jobs.warehouse.local_tables import local_tables
+    from jobs.warehouse.tables import estimates, estimates_history
+
+    tables = local_tables(root)
+    if tables is None:
+        raise UserError(f"{root}: the tables of a remote warehouse cannot be drawn: give --input")
+    none_live = not tables.exists(estimates(spec.name)) and tables.exists(estimates_history(spec.name))
+    which = HISTORY if history or none_live else LIVE
+    what = "live estimates" if which == LIVE else "estimates of history"
+    return what, of_warehouse(root, spec, which, keys, count)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ def run(
     from jobs.training.learning import Window
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
+    from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
-    from jobs.warehouse.tables import need_columns, need_measurements
+    from jobs.warehouse.tables import need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -94,10 +94,7 @@ def run(
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        check_version(before_spark, need_measurements(before_spark, spec.name), to_version)
-        need_columns(before_spark, spec.name, spec.columns)
+    check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)

@@ -41,35 +41,25 @@ def act(
     from pyspark.sql import functions as F
 
     from jobs.ingestion import quarantine_rows
-    from jobs.ingestion import quarantine_without_spark as without_spark
     from jobs.ingestion.quarantine_replay import replay
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
     from jobs.warehouse import quarantine
     from jobs.warehouse.delta import Warehouse, utc
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.quarantine import TABLE, Choice
 
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
     payloads = None if edited is None else quarantine_rows.read_edited(edited)
-    nothing = Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        if not before_spark.exists(TABLE):
-            return nothing
-        if action == "list":
-            return _list(spec.name, without_spark.count_by_reason(before_spark, spec.name, choice))
-        if action == "show" and output is None:
-            held = without_spark.held_rows(before_spark, spec.name, choice, limit)
-            if held is not None:
-                return _show(spec.name, held, limit)
+    seen = _without_spark(settings.warehouse, action, spec.name, choice, limit if output is None else 0)
+    if seen is not None:
+        return seen
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     if not quarantine.ready(warehouse):
-        return nothing
+        return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     chosen = (F.col("model") == spec.name) & choice.condition()
     rows = warehouse.read(TABLE).filter(chosen)
     if action == "list":
@@ -77,20 +67,35 @@ def act(
     held = rows.filter(F.col("status").isNull())
     if action == "show" and output is not None:
         path = Path(output).expanduser()
-        return _exported(
-            spec.name, quarantine_rows.export_rows(quarantine_rows.sorted_rows(held), path), path
-        )
+        count = quarantine_rows.export_rows(quarantine_rows.sorted_rows(held), path)
+        return _exported(spec.name, count, path)
     if action == "show":
-        return _show(
-            spec.name,
-            [utc(row.asDict()) for row in quarantine_rows.sorted_rows(held).limit(limit).collect()],
-            limit,
-        )
+        shown = quarantine_rows.sorted_rows(held).limit(limit).collect()
+        return _show(spec.name, [utc(row.asDict()) for row in shown], limit)
     if action == "discard":
         return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
     held, before = (held, 0) if payloads is None else quarantine_rows.with_payloads(warehouse, rows, payloads)
     columns = ("id", "payload", "source", "position", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
+
+
+def _without_spark(root: str, action: str, model: str, choice: Choice, limit: int) -> Report | None:
+    """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing, or it is remote."""
+    from jobs.ingestion import quarantine_without_spark
+    from jobs.warehouse.local_tables import local_tables
+    from jobs.warehouse.quarantine import TABLE
+
+    tables = local_tables(root)
+    if tables is None:
+        return None
+    if not tables.exists(TABLE):
+        return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0})
+    if action == "list":
+        return _list(model, quarantine_without_spark.count_by_reason(tables, model, choice))
+    held = None
+    if action == "show" and limit:
+        held = quarantine_without_spark.held_rows(tables, model, choice, limit)
+    return None if held is None else _show(model, held, limit)
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:

@@ -82,7 +82,7 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
         root: of the warehouse.
         spec: of the model.
         which: `live` or `history`.
-        keys: texts of the keys; none: the first ones.
+        keys: the keys; none: the first ones.
         count: how many keys, if none are named.
 
     Raises:
@@ -96,12 +96,13 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
         )
     have = tables.column_names(name)
     more = [one for one in (*_MARKS, f"{SMOOTHED}mean", f"{SMOOTHED}covariance") if one in have]
-    chosen = list(keys) or sorted(_distinct(tables.columns(name, ("key",))))[:count]
+    chosen = _texts(spec, keys) or sorted(_distinct(tables.columns(name, ("key",))))[:count]
     found = read_table(root, name, [*_TABLE, *more], among=("key", chosen))
     frame = pd.DataFrame() if found is None else found.to_pandas()
     if which == LIVE and len(frame):
         frame = frame[_is_live(tables, spec.name, frame)]
-    return _series(spec, frame, chosen, _landed(tables, spec, chosen), f"{name}")
+    _refuse_unknown(frame, chosen, name)
+    return _series(spec, frame, chosen, _landed(tables, spec, chosen))
 
 
 def of_files(
@@ -113,7 +114,7 @@ def of_files(
         spec: of the model.
         path: of the file.
         measured: the file, folder or glob that was filtered, for the measured values; None: they are not drawn.
-        keys: texts of the keys; none: the first ones.
+        keys: the keys; none: the first ones.
         count: how many keys, if none are named.
 
     Raises:
@@ -139,26 +140,41 @@ def of_files(
     frame["nis"] = _number_lists(columns, ["nis"], path)
     frame["nis"] = frame["nis"].str[0]
     frame["flags"] = columns["flag"].to_pylist() if "flag" in columns else None
-    chosen = list(keys) or list(dict.fromkeys(frame["key"]))[:count]
+    chosen = _texts(spec, keys) or list(dict.fromkeys(frame["key"]))[:count]
     values = pd.DataFrame(columns=["key", "event_time"])
     if measured is not None:
         rows = read_rows(spec, measured)
         parsed = parse(spec, rows, measured)
         values = _measured(spec, _key_texts(spec, rows), parsed.time.astype("datetime64[us]"), parsed.y)
         values = values[parsed.reason == None]  # noqa: E711 - elementwise
-    return _series(spec, frame, chosen, values, str(path))
+    _refuse_unknown(frame, chosen, str(path))
+    return _series(spec, frame, chosen, values)
+
+
+def _texts(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
+    """Return keys as the tables have them: of several key columns a JSON array, which may be given as `a,b`."""
+    if len(spec.key) < 2:
+        return list(keys)
+    return [key if key.startswith("[") else _json(key.split(",")) for key in keys]
+
+
+def _json(values: Sequence[Any]) -> str:
+    return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse_unknown(frame: pd.DataFrame, keys: Sequence[str], where: str) -> None:
+    absent = [key for key in keys if not len(frame) or not (frame["key"] == key).any()]
+    if absent or not keys:
+        raise UserError(f"{where}: has no estimates" + (f" of key {absent[0]}" if absent else ""))
 
 
 def _series(
-    spec: ModelSpec, frame: pd.DataFrame, keys: Sequence[str], measured: pd.DataFrame, where: str
+    spec: ModelSpec, frame: pd.DataFrame, keys: Sequence[str], measured: pd.DataFrame
 ) -> list[Series]:
     """Return the series of the keys; `measured` has columns key, event_time and one for each measurement."""
     n, found = len(spec.states), list[Series]()
-    by_key = dict(list(frame.groupby("key"))) if len(frame) else {}
+    by_key = dict(list(frame.groupby("key")))
     values = dict(list(measured.groupby("key"))) if len(measured) else {}
-    absent = [key for key in keys if key not in by_key]
-    if absent or not keys:
-        raise UserError(f"{where}: has no estimates" + (f" of key {absent[0]}" if absent else ""))
     for key in keys:
         rows = by_key[key].sort_values("event_time", kind="stable")
         rows = rows[rows["mean"].notna()]
@@ -237,7 +253,7 @@ def _key_texts(spec: ModelSpec, source: Source) -> list[str]:
     if len(texts) == 1:
         return texts[0]
     rows = zip(*texts, strict=True) if texts else [()] * source.rows
-    return [json.dumps(list(row), ensure_ascii=False, separators=(",", ":")) for row in rows]
+    return [_json(row) for row in rows]
 
 
 def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[Any]:

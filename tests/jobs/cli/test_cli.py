@@ -196,6 +196,18 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "run": None,
             },
         ),
+        (
+            "plot",
+            {
+                **one,
+                "output": "a.html",
+                "input": "out.csv",
+                "measured": "in.csv",
+                "history": True,
+                "key": ["a", "b"],
+                "keys": 2,
+            },
+        ),
         ("skill", {**one, "trigger": "available-now", "snapshot": "s1", "history": False}),
         ("status", {"model": None, "watch": False, "every": 5.0, "alarm_after": "10m"}),
         (
