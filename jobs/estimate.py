@@ -81,6 +81,7 @@ def run(
     from jobs.history.source import Interval
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
+    from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
     from jobs.warehouse.before_spark import check_measurements
@@ -99,6 +100,7 @@ def run(
     spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
+        progress.follow(running_tasks(spark))
         request = Request(interval, snapshot, smooth, input, output, to_version)
         result = estimate(warehouse, spec, request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))

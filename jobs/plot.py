@@ -76,10 +76,7 @@ def run(
         what, series = Path(input).name, of_files(spec, Path(input).expanduser(), measured, key or [], keys)
     else:
         what, series = _of_warehouse(settings.warehouse, spec, history, key or [], keys)
-    try:
-        draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
-    except OSError as error:
-        raise UserError(f"--output {path}: cannot be written ({error.strerror or error})") from error
+    draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
     rows, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
     data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": rows}
     line = f"{what} of {plural(len(series), 'key')}, {plural(rows, 'row')} -> {path}"

@@ -69,6 +69,7 @@ def run(
     from jobs.history.estimating import estimate_reflected
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
+    from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
@@ -105,6 +106,7 @@ def run(
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
+        progress.follow(running_tasks(spark))
         results: list[Result] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:

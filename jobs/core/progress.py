@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -16,8 +17,15 @@ from jobs.core.report import plural, rate, span
 
 LINE_SECONDS = 3.0
 """Without a terminal, at most one line in so many seconds."""
+BAR_SECONDS = 1.0
+"""On a terminal, how often rate and time left are brought up to date."""
 RATED_SECONDS = 1.0
 """A rate or a time left is told once steps have taken so long."""
+FEWEST_PARTS = 4
+"""The parts of an activity are told if it has so many."""
+
+Counts = Callable[[], tuple[int, int]]
+"""Returns how many parts of the current activity are done, and how many it has."""
 
 
 class Progress:
@@ -35,6 +43,8 @@ class Progress:
         self._detail = ""
         self._told = ""
         self._started = time.monotonic()
+        self._parts: Counts | None = None
+        self._activity_began = self._started
         self._finished = threading.Event()
         self._bar = None
         self._task = None
@@ -50,9 +60,8 @@ class Progress:
             self._bar = Bar(*columns, console=Console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(self.title, total=self.total, text=self.text())
-        else:
-            self._printer = threading.Thread(target=self._lines, daemon=True)
-            self._printer.start()
+        self._printer = threading.Thread(target=self._lines, daemon=True)
+        self._printer.start()
         return self
 
     def advance(self, steps: int = 1, detail: str = "") -> None:
@@ -62,7 +71,15 @@ class Progress:
 
     def note(self, detail: str) -> None:
         """Show the current activity."""
-        self._detail = detail
+        if detail != self._detail:
+            self._detail, self._activity_began = detail, time.monotonic()
+        self._show()
+
+    def follow(self, parts: Counts) -> None:
+        """From now on tell how many parts of the current activity are done, such as the tasks of Spark's stages."""
+        self._parts = parts
+
+    def _show(self) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self.done, text=self.text())
 
@@ -77,24 +94,39 @@ class Progress:
         if self.total is not None and 0 < self.done < self.total and seconds >= RATED_SECONDS:
             parts.append(rate(self.done, seconds, self.noun + self.ending))
             parts.append(f"{span(seconds * (self.total - self.done) / self.done)} left")
-        return " · ".join([*parts, *([self._detail] if self._detail else [])])
+        return " · ".join([*parts, *([self._detail] if self._detail else []), *self._part_texts()])
+
+    def _part_texts(self) -> list[str]:
+        """Return how much of the current activity is done, and in which time the rest will be."""
+        if self._parts is None or not self._detail:
+            return []
+        try:
+            done, total = self._parts()
+        except Exception:  # what shows progress must not end the work: Spark may be stopping
+            return []
+        if total < FEWEST_PARTS:
+            return []
+        seconds = time.monotonic() - self._activity_began
+        left = [f"{span(seconds * (total - done) / done)} left"] if done and seconds >= RATED_SECONDS else []
+        return [f"{done:,} of {total:,} tasks", *left]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._finished.set()
+        if self._printer is not None:
+            self._printer.join()
         if self._bar is not None:
             self._bar.stop()
-        elif self._printer is not None:
-            self._printer.join()
 
     def _lines(self) -> None:
-        while not self._finished.wait(LINE_SECONDS):
-            self._line()
+        while not self._finished.wait(LINE_SECONDS if self._bar is None else BAR_SECONDS):
+            self._line() if self._bar is None else self._show()
 
     def _line(self) -> None:
         """Print a line if there is something that the last line did not tell."""
-        state = f"{self.done} {self._detail}"
+        parts = self._part_texts()[:1]
+        state = f"{self.done} {self._detail} {parts}"
         if state == self._told or not (self.done or self._detail):
             return
         self._told = state

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
+from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.offline.estimate_series import Measuring, Series
 from jobs.offline.plots import BOUND, ESTIMATE, INK, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
@@ -50,6 +51,9 @@ def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring
     """Save the picture of keys: measurements and estimates on the left, NIS and its distribution on the right.
 
     An HTML page also has a table of the last estimates.
+
+    Raises:
+        UserError: the file cannot be written.
     """
     picture = figure_of(spec, series, measuring, title)
     try:
@@ -57,6 +61,8 @@ def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring
             path.write_text(_page(spec, series, title, inlined(picture)), encoding="utf-8")
         else:
             picture.savefig(path, facecolor="white")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         plt.close(picture)
 

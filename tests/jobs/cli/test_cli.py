@@ -89,6 +89,8 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     rows = ("--model", "m", "--input", "a.csv", "--output", "b.csv")
     assert call("filter", *rows, "--snapshot", "s1").exit_code == 0
     assert call("forecast", *rows, "--steps", "2", "--future", "f.csv", "--snapshot", "none").exit_code == 0
+    drawn = ("--output", "a.html", "--input", "out.csv", "--measured", "in.csv", "--history", "--keys", "2")
+    assert call("plot", "--model", "m", *drawn, "--key", "a", "--key", "b").exit_code == 0
     assert call("skill", "--model", "m", "--snapshot", "s1").exit_code == 0
     assert call("status", "--alarm-after", "10m").exit_code == 0
     assert call("stop", "--model", "m", "--skill", "--hold", "30min").exit_code == 0
@@ -498,7 +500,9 @@ def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
     os.close(pipe)
-    assert (process.returncode, stderr) == (143, "error: stopped by SIGTERM\n")
+    first, last = stderr.splitlines()
+    assert first.startswith("filter nile: try a model on a file")
+    assert (process.returncode, last) == (143, "error: stopped by SIGTERM")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 

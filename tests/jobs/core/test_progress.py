@@ -44,6 +44,28 @@ def test_a_log_has_a_line_only_where_something_has_changed(capsys: pytest.Captur
     assert lines == ["pretrain nile: filtering 100 rows · 3 s", "pretrain nile: writing · 12 s"]
 
 
+def test_the_parts_of_a_long_step_are_told_with_the_time_that_is_left(capsys: pytest.CaptureFixture[str]):
+    counts = [0, 0]
+    progress = Progress("pretrain nile", None)
+    progress.follow(lambda: (counts[0], counts[1]))
+    progress.note("filtering 100 rows")
+    progress._line()
+    counts[:] = [2, 8]
+    progress._activity_began -= 10.0
+    assert progress.text() == "filtering 100 rows · 2 of 8 tasks · 30 s left"
+    for done in (2, 2, 5):
+        counts[0] = done
+        progress._line()
+    lines = [line.rpartition(" · ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == [
+        "pretrain nile: filtering 100 rows",
+        "pretrain nile: filtering 100 rows · 2 of 8 tasks · 30 s left",
+        "pretrain nile: filtering 100 rows · 5 of 8 tasks · 6 s left",
+    ]
+    progress.follow(lambda: 1 // 0 and (0, 0))  # Spark is gone: the work goes on
+    assert progress.text() == "filtering 100 rows"
+
+
 @pytest.mark.parametrize(
     ("number", "seconds", "said"),
     [(26_000, 2.0, "13,000 rows/s"), (100, 60.0, "1.7 rows/s"), (100, 300.0, "0.33 rows/s")],
