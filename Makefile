@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters lint format airflow lock clean
+.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,9 @@ bench-quick: $(BENCH) ## The same in three minutes, for a look
 
 bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
 	$(BIN)/python -m benchmarks.suites.filters
+
+docs: setup ## Build the guide as a site in ./site, and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: setup ## Check style, format, layers and types
 	$(BIN)/ruff check .

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,17 @@ def test_the_map_names_functions_where_they_are(page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"
+
+
+def test_the_site_has_every_page_and_its_links(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'not included in the "nav"' not in done.stderr
+    assert (tmp_path / "decisions" / "index.html").exists()
+
+
+def test_every_decision_is_in_the_list():
+    folder = ROOT / "docs" / "decisions"
+    listed = re.findall(r"^- \[.+\]\((\d{4}-.+\.md)\)$", (folder / "README.md").read_text(), re.M)
+    assert listed == sorted(page.name for page in folder.glob("0*.md"))

@@ -158,11 +158,13 @@ def end_java() -> None:
 
 
 def unharmed(world: World, kill: Kill) -> None:
-    """Run a verb without a kill."""
+    """Run a verb without a kill, and let the stream catch up where it does so after a kill."""
     act = world.prepared(kill.verb)
     code, said = world.again(act)
     assert code == 0, said
     act.done()
+    if act.streams:
+        world.catch_up()
 
 
 def verified(world: World, number: int) -> dict[str, Any]:
