@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -55,7 +56,7 @@ ALL = [
 
 @pytest.mark.parametrize("words", ALL)
 def test_a_command_of_a_page_has_the_options_that_it_names(words: list[str]):
-    group = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     context = group.make_context(PROGRAM, hoist(words))
     while getattr(group, "commands", None):
         name, *rest = [*context._protected_args, *context.args]

@@ -114,7 +114,7 @@ class Command(Generic[P]):
 
         def callback(ctx: typer.Context, **options: Any) -> None:
             if self.announced and not ctx.obj.quiet:
-                name = ctx.command_path.removeprefix(PROGRAM).strip()
+                name = ctx.command_path.partition(" ")[2]
                 print(self.announcement(name, options), file=sys.stderr, flush=True)
             _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 

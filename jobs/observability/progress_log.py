@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.observability.progress import COLUMNS, SCHEMA
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import LocalFiles, hadoop_files
+from jobs.warehouse.files import Files, LocalFiles, hadoop_files
+from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,16 +53,11 @@ class ProgressLog:
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """Return the records of a file, without a last line that was cut short."""
-        text = (self.files.read(name) or b"").decode(errors="replace")
-        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+        return _records(self.files, name)
 
     def newest(self, generation: str) -> dict[str, Any] | None:
         """Return the newest record of a generation, None if there is none."""
-        for name in reversed([one for one in self.names() if _generation_of(one) == generation]):
-            records = self.read(name)
-            if records:
-                return records[-1]
-        return None
+        return newest_record(self.warehouse, self.model, generation)
 
     def closed(self) -> list[str]:
         """Return the files that no driver writes to: all but the last of each generation."""
@@ -87,6 +83,21 @@ class ProgressLog:
         rows = _typed(self.warehouse, [f"{self.path}/{folder}"]).coalesce(1)
         self.warehouse.append(rows, table_of(self.model), (folder, 1))
         self.files.remove_tree(folder)
+
+
+def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
+    """Return the newest record of a generation, None if there is none."""
+    files = hadoop_files(warehouse, f"_progress/{model}")
+    for name in reversed([one for one in files.names("") if _generation_of(one) == generation]):
+        records = _records(files, name)
+        if records:
+            return records[-1]
+    return None
+
+
+def _records(files: Files, name: str) -> list[dict[str, Any]]:
+    text = (files.read(name) or b"").decode(errors="replace")
+    return [json.loads(line) for line in text.split("\n")[:-1] if line]
 
 
 class Writer:

@@ -28,6 +28,8 @@ from jobs.warehouse.tables import estimates, estimates_history, measurements
 from jobs.warehouse.without_spark import read_table
 
 Floats = NDArray[np.float64]
+Frame = Any
+"""A data frame of pandas, whose methods no checker knows the types of."""
 
 LIVE, HISTORY = "live", "history"
 _TABLE = ("key", "event_time", "mean", "covariance", "nis", "flags")
@@ -98,7 +100,7 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
     more = [one for one in (*_MARKS, f"{SMOOTHED}mean", f"{SMOOTHED}covariance") if one in have]
     chosen = _texts(spec, keys) or sorted(_distinct(tables.columns(name, ("key",))))[:count]
     found = read_table(root, name, [*_TABLE, *more], among=("key", chosen))
-    frame = pd.DataFrame() if found is None else found.to_pandas()
+    frame: Any = pd.DataFrame() if found is None else found.to_pandas()
     if which == LIVE and len(frame):
         frame = frame[_is_live(tables, spec.name, frame)]
     _refuse_unknown(frame, chosen, name)
@@ -122,7 +124,9 @@ def of_files(
     """
     source = read(path)
     n, columns = len(spec.states), source.columns
-    frame = pd.DataFrame({"key": _key_texts(spec, source), "event_time": _times(spec, source, str(path))})
+    frame: Any = pd.DataFrame(
+        {"key": _key_texts(spec, source), "event_time": _times(spec, source, str(path))}
+    )
     for prefix in ("", SMOOTHED):
         names = [f"{prefix}mean", f"{prefix}covariance"]
         if names[0] in columns:  # Parquet
@@ -141,7 +145,7 @@ def of_files(
     frame["nis"] = frame["nis"].str[0]
     frame["flags"] = columns["flag"].to_pylist() if "flag" in columns else None
     chosen = _texts(spec, keys) or list(dict.fromkeys(frame["key"]))[:count]
-    values = pd.DataFrame(columns=["key", "event_time"])
+    values: Any = pd.DataFrame()
     if measured is not None:
         rows = read_rows(spec, measured)
         parsed = parse(spec, rows, measured)
@@ -162,15 +166,13 @@ def _json(values: Sequence[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
-def _refuse_unknown(frame: pd.DataFrame, keys: Sequence[str], where: str) -> None:
+def _refuse_unknown(frame: Frame, keys: Sequence[str], where: str) -> None:
     absent = [key for key in keys if not len(frame) or not (frame["key"] == key).any()]
     if absent or not keys:
         raise UserError(f"{where}: has no estimates" + (f" of key {absent[0]}" if absent else ""))
 
 
-def _series(
-    spec: ModelSpec, frame: pd.DataFrame, keys: Sequence[str], measured: pd.DataFrame
-) -> list[Series]:
+def _series(spec: ModelSpec, frame: Frame, keys: Sequence[str], measured: Frame) -> list[Series]:
     """Return the series of the keys; `measured` has columns key, event_time and one for each measurement."""
     n, found = len(spec.states), list[Series]()
     by_key = dict(list(frame.groupby("key")))
@@ -193,13 +195,13 @@ def _series(
     return found
 
 
-def _array(values: pd.Series, width: int) -> Floats:
+def _array(values: Any, width: int) -> Floats:
     return np.array([np.full(width, np.nan) if one is None else one for one in values], float).reshape(
         -1, width
     )
 
 
-def _covariances(values: pd.Series, n: int) -> Floats:
+def _covariances(values: Any, n: int) -> Floats:
     """Return matrices (N, n, n) from lists of n variances or n * n numbers."""
     width = next((len(one) for one in values if one is not None), n * n)
     numbers = _array(values, width)
@@ -210,9 +212,9 @@ def _covariances(values: pd.Series, n: int) -> Floats:
     return matrices
 
 
-def _is_live(tables: LocalTables, model: str, frame: pd.DataFrame) -> pd.Series:
+def _is_live(tables: LocalTables, model: str, frame: Frame) -> Any:
     """Return which rows are live, those that a later micro-batch has corrected left out."""
-    live = pd.Series(False, frame.index)
+    live: Any = pd.Series(False, frame.index)
     for generation, last in live_lineage(tables, model):
         mine = frame["generation"] == generation
         live |= mine if last is None else mine & (frame["batch_id"] <= last)
@@ -224,7 +226,7 @@ def _is_live(tables: LocalTables, model: str, frame: pd.DataFrame) -> pd.Series:
     return live
 
 
-def _landed(tables: LocalTables, spec: ModelSpec, keys: Sequence[str]) -> pd.DataFrame:
+def _landed(tables: LocalTables, spec: ModelSpec, keys: Sequence[str]) -> Frame:
     """Return the measured values of keys that have landed."""
     name = measurements(spec.name)
     columns = [*spec.key, spec.time, *spec.measurement]
@@ -243,7 +245,7 @@ def _landed(tables: LocalTables, spec: ModelSpec, keys: Sequence[str]) -> pd.Dat
     return _measured(spec, _key_texts(spec, source), time, y)
 
 
-def _measured(spec: ModelSpec, key: list[str], time: NDArray[Any], y: Floats) -> pd.DataFrame:
+def _measured(spec: ModelSpec, key: list[str], time: NDArray[Any], y: Floats) -> Frame:
     return pd.DataFrame({"key": key, "event_time": time, **dict(zip(spec.measurement, y, strict=True))})
 
 

@@ -9,7 +9,7 @@ from jobs.downstream.status import downstream_status, given_up
 from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
-from jobs.observability.progress_log import ProgressLog
+from jobs.observability.progress_log import newest_record
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.verification.runs import last_outcome
 from jobs.warehouse.checkpoints import Checkpoint
@@ -68,7 +68,7 @@ def _generation_status(warehouse: Tables, one: Generation, newest: int | None) -
     done = None if damage else checkpoint.progressed()
     version = one.start_version if done is None else done.version
     holder = DriverIdentity.parse(one.owner)
-    progress = None if one.status in ENDED else ProgressLog(warehouse, one.model).newest(one.generation)
+    progress = None if one.status in ENDED else newest_record(warehouse, one.model, one.generation)
     last_batch_at = None if done is None else checkpoint.committed_at(done.batch)
     if one.status in ENDED or newest is None and one.topic is None:
         lag = Lag()

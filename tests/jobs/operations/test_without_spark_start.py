@@ -3,111 +3,150 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tarfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+import pyarrow as pa
 import pytest
+import yaml
+from deltalake import write_deltalake
 
-from jobs import status
+from jobs import quarantine, status
 from jobs.core.report import plain
+from jobs.core.settings import Settings
 from jobs.rejected_rows import without_spark as quarantine_without_spark
 from jobs.rejected_rows.rows import count_by_reason, sorted_rows
-from jobs.warehouse.delta import utc
+from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.quarantine import TABLE, Choice
 from tests.conftest import RunCli, cli_environment
-from tests.jobs.support.pipeline import Pipeline
+from tests.fixtures.make_release import FOLDER
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 NO_JAVA = {"JAVA_HOME": "/nonexistent", "PATH": "/nonexistent"}
 
-SPEC: dict[str, Any] = {
-    "name": "rooms",
-    "version": 1,
-    "key": ["room"],
-    "time": "at",
-    "time_unit": "hour",
-    "measurement": ["temperature"],
-    "states": ["level"],
-    "process": {"kind": "random_walk", "variance": 1.0},
-    "observation": {"R": [[0.25]]},
-    "initial": {"diffuse": True},
-    "monitor": {"rules": [{"name": "unfit", "kind": "nis", "at_least": 9}]},
-}
-
-
-def rows(count: int, day: int) -> pd.DataFrame:
-    at = pd.date_range(f"2024-05-{day:02d}", periods=count, freq="h", tz="UTC")
-    return pd.DataFrame({"at": at, "room": ["kitchen", "cellar"] * (count // 2), "temperature": 20.0})
+WALK: dict[str, Any] = yaml.safe_load(
+    """
+    name: other
+    version: 1
+    key: [id]
+    time: at
+    measurement: [a]
+    states: [level]
+    process: {kind: random_walk, variance: 1.0}
+    observation: {R: [[0.25]]}
+    initial: {diffuse: true}
+    monitor: {rules: [{name: unfit, kind: nis, at_least: 9}]}
+    """
+)
+NOW = datetime.now(UTC)
+REJECTED = [
+    ("1", "time at: not a time", None, NOW - timedelta(days=3)),
+    ("2", "time at: not a time", None, NOW - timedelta(days=1)),
+    ("3", "time at: not a time", "replayed", NOW - timedelta(hours=9)),
+    ("4", "measurement a: not a number", None, NOW - timedelta(hours=2)),
+    ("5", "measurement a: not a number", "discarded", NOW - timedelta(hours=1)),
+]
 
 
 @pytest.fixture(scope="module")
-def streamed(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> Pipeline:
-    """A model that has landed, quarantined, pretrained and streamed rows."""
-    pipe = Pipeline(tmp_path_factory.mktemp("looks") / "pipe", SPEC)
-    pipe.land(rows(20, 1))
-    pipe.pretrain()
-    pipe.land(rows(20, 2))
-    pipe.stream()
-    bad = pipe.folder / "bad.csv"
-    bad.write_text(
-        "at,room,temperature\n2024-06-01,kitchen,warm\nyesterday,cellar,12\n2024-06-02,cellar,13\n"
-    )
-    pipe.land_files(bad)
-    return pipe
-
-
-def test_status_is_the_same_with_and_without_spark(streamed: Pipeline):
-    tables = LocalTables(streamed.settings.warehouse)
-    without, beside = (
-        plain(status._report(streamed.settings, one, None, None).data) for one in (tables, streamed.warehouse)
-    )
-    (model,) = without["models"]
-    assert model["measurements"] == {
-        "version": model["measurements"]["version"],
-        "rows": 41,
-        "quarantined": 2,
+def released(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The warehouse that Spark wrote for the last release: landed, pretrained, streamed, exported, and rows to come."""
+    folder = tmp_path_factory.mktemp("looks")
+    with tarfile.open(sorted(FOLDER.glob("*.tar.gz"))[-1]) as archive:
+        archive.extractall(folder, filter="data")
+    count = len(REJECTED)
+    rows = {
+        "model": ["walk"] * count,
+        "payload": ['{"id": "x"}'] * count,
+        "reason": [reason for _, reason, _, _ in REJECTED],
+        "source": ["a.csv"] * count,
+        "position": ["{}"] * count,
+        "batch_id": pa.nulls(count, pa.int64()),
+        "generation": pa.nulls(count, pa.string()),
+        "quarantined_at": pa.array([at for *_, at in REJECTED], pa.timestamp("us", "UTC")),
+        "id": [name for name, *_ in REJECTED],
+        "status": pa.array([status for _, _, status, _ in REJECTED], pa.string()),
     }
-    assert [one["rows_behind"] for one in model["generations"]] == [1]
+    write_deltalake(str(folder / "warehouse" / "quarantine"), pa.table(rows))
+    (folder / "models" / "other.yaml").write_text(yaml.safe_dump(WALK))
+    return Settings.load(warehouse=str(folder / "warehouse"), models=folder / "models", quiet=True)
+
+
+def where(settings: Settings) -> list[str]:
+    return ["--warehouse", settings.warehouse, "--models", str(settings.models)]
+
+
+@pytest.mark.spark
+def test_status_is_the_same_with_and_without_spark(released: Settings, spark: SparkSession):
+    both = (LocalTables(released.warehouse), Warehouse(spark, released.warehouse))
+    without, beside = (plain(status._report(released, one, "walk", None).data) for one in both)
+    (model,) = without["models"]
+    assert model["measurements"] == {"version": 4, "rows": 160, "quarantined": 3}
+    assert [one["rows_behind"] for one in model["generations"]] == [80]
     for data in (without, beside):
         for one in data["models"][0]["generations"]:
-            one.pop("seconds_behind")  # since a row has landed
+            one.pop("seconds_behind")  # it grows
     assert without == beside
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
-    "choice", [Choice(), Choice(reason="time"), Choice(since="2d"), Choice(since="2100-01-01")]
+    "choice",
+    [Choice(), Choice(reason="time"), Choice(since="2d"), Choice(since="2100-01-01"), Choice(ids=("4", "5"))],
 )
-def test_quarantine_is_the_same_with_and_without_spark(streamed: Pipeline, choice: Choice):
-    tables, frame = LocalTables(streamed.settings.warehouse), streamed.warehouse.read(TABLE)
-    frame = frame.filter(choice.condition())
-    assert quarantine_without_spark.count_by_reason(tables, "rooms", choice) == count_by_reason(frame)
-    shown = [utc(row.asDict()) for row in sorted_rows(frame).collect()]
-    assert quarantine_without_spark.held_rows(tables, "rooms", choice, 20) == shown
+def test_quarantine_is_the_same_with_and_without_spark(
+    released: Settings, spark: SparkSession, choice: Choice
+):
+    tables, warehouse = LocalTables(released.warehouse), Warehouse(spark, released.warehouse)
+    frame = warehouse.read(TABLE).filter(choice.condition())
+    assert quarantine_without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
+    held = sorted_rows(frame.filter("status IS NULL")).collect()
+    assert quarantine_without_spark.held_rows(tables, "walk", choice, 20) == [
+        utc(row.asDict()) for row in held
+    ]
 
 
-def test_looks_at_tables_need_no_java(streamed: Pipeline, run_cli: RunCli):
-    where = ("--warehouse", streamed.settings.warehouse, "--models", streamed.settings.models, "--json")
-    done = run_cli("status", *where, env=NO_JAVA)
+def test_looks_at_tables_need_no_java(released: Settings, run_cli: RunCli):
+    done = run_cli("status", *where(released), "--json", env=NO_JAVA)
     assert (done.code, done.stderr) == (0, ""), done.stderr
-    assert json.loads(done.stdout)["models"][0]["measurements"]["rows"] == 41
-    done = run_cli("quarantine", "list", "--model", "rooms", *where, env=NO_JAVA)
-    assert (done.code, json.loads(done.stdout)["rows"]) == (0, 2), done.stderr
-    done = run_cli("quarantine", "show", "--model", "rooms", *where, env=NO_JAVA)
-    assert (done.code, len(json.loads(done.stdout)["rows"])) == (0, 2), done.stderr
+    found = {one["model"]: one for one in json.loads(done.stdout)["models"]}
+    assert found["walk"]["measurements"] == {"version": 4, "rows": 160, "quarantined": 3}
+    assert (found["other"]["snapshots"], found["other"]["generations"]) == ([], [])
+    listed = quarantine.list_(released, "walk").data
+    assert [(one["reason"], one["held"], one["replayed"]) for one in listed["reasons"]] == [
+        ("time at: not a time", 2, 1),
+        ("measurement a: not a number", 1, 0),
+    ]
+    shown = quarantine.show(released, "walk", since="2d").data
+    assert [one["id"] for one in shown["rows"]] == ["2", "4"]
+
+
+def test_a_damaged_checkpoint_is_told_without_spark(released: Settings, tmp_path: Path):
+    shutil.copytree(released.warehouse, tmp_path / "warehouse")
+    offsets = tmp_path / "warehouse" / "checkpoints" / "walk-g0001" / "offsets" / "0"
+    offsets.write_bytes(offsets.read_bytes().replace(b"reservoirVersion", b"reservoirversion"))
+    data = status._report(released, LocalTables(str(tmp_path / "warehouse")), "walk", None).data
+    error = data["models"][0]["generations"][0]["last_error"]
+    assert error == "the checkpoint is damaged: offsets/0 cannot be read (ChecksumException)"
 
 
 REFUSED = [
-    (2, "--to-version 99: measurements/rooms has versions 0 to", "rooms", "pretrain", "--to-version", "99"),
-    (2, "model rooms has no such snapshot (it has rooms-v1-", "rooms", "stream", "--adopt", "nothing"),
-    (2, "model rooms has no generation rooms-g0009", "rooms", "stream", "--generation", "rooms-g0009"),
-    (2, "model rooms has no snapshot of a version before 1", "rooms", "migrate"),
-    (2, "model rooms has no shadow to promote", "rooms", "promote"),
-    (2, "model rooms has no shadow to retire", "rooms", "retire"),
-    (2, "model rooms has no generation to roll back to", "rooms", "rollback"),
-    (2, "model rooms has no generation rooms-g0009", "rooms", "export", "--generation", "rooms-g0009"),
+    (2, "--to-version 99: measurements/walk has versions 0 to", "walk", "pretrain", "--to-version", "99"),
+    (2, "model walk has no such snapshot (it has walk-v1-", "walk", "stream", "--adopt", "nothing"),
+    (2, "model walk has no generation walk-g0009", "walk", "stream", "--generation", "walk-g0009"),
+    (2, "model walk has no snapshot of a version before 1", "walk", "migrate"),
+    (2, "model walk has no shadow to promote", "walk", "promote"),
+    (2, "model walk has no shadow to retire", "walk", "retire"),
+    (2, "model walk has no generation to roll back to", "walk", "rollback"),
+    (2, "model walk has no generation walk-g0009", "walk", "export", "--generation", "walk-g0009"),
     (2, "model other has no measurements in", "other", "pretrain"),
     (2, "model other has no measurements in", "other", "estimate"),
     (2, "model other has no measurements in", "other", "stream"),
@@ -127,11 +166,24 @@ for code, said, model, *args in json.loads(sys.argv[1]):
 """
 
 
-def test_what_the_tables_tell_is_told_before_spark_starts(streamed: Pipeline, tmp_path: Path):
-    streamed.write_spec({**SPEC, "name": "other"})
-    where = ["--warehouse", streamed.settings.warehouse, "--models", str(streamed.settings.models)]
+def test_what_the_tables_tell_is_told_before_spark_starts(released: Settings, tmp_path: Path):
+    changed = yaml.safe_load((released.models / "walk.yaml").read_text())
+    versions = tmp_path / "versions"
+    versions.mkdir()
+    (versions / "walk.yaml").write_text(yaml.safe_dump({**changed, "version": 3, "migrate": {"from": 2}}))
+    (tmp_path / "walk.yaml").write_text(yaml.safe_dump({**changed, "key": ["house"]}))
+    refused = [
+        *REFUSED,
+        (
+            2,
+            "the measurements of walk have no column house (they have",
+            str(tmp_path / "walk.yaml"),
+            "pretrain",
+        ),
+        (2, "version 2", str(versions / "walk.yaml"), "upgrade"),
+    ]
     done = subprocess.run(
-        [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(REFUSED), *where],
+        [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(refused), *where(released)],
         cwd=tmp_path,
         env=cli_environment(tmp_path, NO_JAVA),
         capture_output=True,
@@ -141,23 +193,11 @@ def test_what_the_tables_tell_is_told_before_spark_starts(streamed: Pipeline, tm
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_a_missing_column_and_a_version_without_rules_are_told_before_spark_starts(
-    streamed: Pipeline, run_cli: RunCli, tmp_path: Path
-):
-    pipe = streamed.copied(tmp_path / "copy")
-    where = ("--warehouse", pipe.settings.warehouse, "--models", pipe.settings.models, "--quiet")
-    pipe.write_spec({**SPEC, "key": ["house"]})
-    done = run_cli("pretrain", "--model", "rooms", *where, env=NO_JAVA)
-    assert done.code == 2 and "the measurements of rooms have no column house" in done.stderr, done.stderr
-    pipe.write_spec({**SPEC, "version": 3, "migrate": {"from": 2}})
-    done = run_cli("upgrade", "--model", "rooms", *where, env=NO_JAVA)
-    assert done.code == 2 and "version 2" in done.stderr and "Spark" not in done.stderr, done.stderr
-
-
 def test_a_command_says_at_once_what_it_does(run_cli: RunCli):
     done = run_cli("pretrain", "--model", "nile", env=NO_JAVA)
     first, *rest = done.stderr.splitlines()
-    assert first == (
-        "pretrain nile: learn the model's parameters, filter the whole history, and commit a snapshot"
+    assert (
+        first
+        == "pretrain nile: learn the model's parameters, filter the whole history, and commit a snapshot"
     )
     assert len(rest) == 1 and rest[0].startswith("error: model nile has no measurements in"), done.stderr
