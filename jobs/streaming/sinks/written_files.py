@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 WRITER = "KALMAN_DELTA_WRITER"
 """Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
-DEFAULT = "files"
+DEFAULT = "java"
+"""Until the proofs of exactly-once have been run over both writers."""
 
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
