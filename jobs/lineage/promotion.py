@@ -103,21 +103,6 @@ def to_roll_back_to(
     Raises:
         UserError: there is no such generation.
     """
-    found, live, known = to_roll_back_to(warehouse, model, name)
-    if found.status == LIVE:
-        return found, None
-    refuse_damaged(warehouse, found)
-    return generations.switch(warehouse, model, found, known), live
-
-
-def to_roll_back_to(
-    warehouse: Tables, model: str, name: str | None = None
-) -> tuple[Generation, Generation | None, list[Generation]]:
-    """Return what `roll_back` would make live, the live generation, and all; change nothing.
-
-    Raises:
-        UserError: there is no such generation.
-    """
     known = generations.all_of(warehouse, model)
     live = next((one for one in known if one.status == LIVE), None)
     to = name or (live and generations.predecessor(known, live))
