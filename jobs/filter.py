@@ -103,7 +103,7 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     import numpy as np
 
     from jobs.encoding import arrow
-    from jobs.ingestion.checking import payloads
+    from jobs.ingestion.payloads import payloads
     from jobs.ingestion.rejected import advice, doubtful_epoch, repeated
 
     bad = rows.reason != None  # noqa: E711 - elementwise

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jobs.history.estimating import Result
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.learning import Learned
+    from jobs.training.learning import Learned, Window
     from jobs.training.learning_summary import Summary
     from jobs.training.new_keys import Offer
     from jobs.training.pretraining import Made
@@ -74,24 +74,17 @@ def run(
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
     from jobs.training import new_keys
-    from jobs.training.learning import Window
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
     from jobs.warehouse.before_spark import check_measurements
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.measurements_table import need_columns
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
-    from jobs.warehouse.tables import need_measurements
+    from jobs.warehouse.tables import need_columns, need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     before = None if as_of is None else parse_time(as_of, "--as-of")
-    window = Window(
-        None if learn_from is None else parse_time(learn_from, "--learn-from"),
-        None if learn_to is None else parse_time(learn_to, "--learn-to"),
-    )
-    if window.first is not None and window.last is not None and window.first >= window.last:
-        raise UserError("--learn-from must be before --learn-to")
+    window = _window(learn_from, learn_to)
     if history and estimates:
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
@@ -100,7 +93,7 @@ def run(
     spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
-    need_columns(warehouse.read(table), spec)
+    need_columns(warehouse, spec.name, spec.columns)
     if history:
         with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
             offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
@@ -123,6 +116,18 @@ def run(
             offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
     report = _report(spec, found, told, offers, time.monotonic() - started)
     return profiler.added_to(_with_estimates(report, results))
+
+
+def _window(learn_from: str | None, learn_to: str | None) -> Window:
+    """Return the window of the options. Raises UserError if it is empty."""
+    from jobs.training.learning import Window
+    from jobs.warehouse.positions import parse_time
+
+    first = None if learn_from is None else parse_time(learn_from, "--learn-from")
+    last = None if learn_to is None else parse_time(learn_to, "--learn-to")
+    if first is not None and last is not None and first >= last:
+        raise UserError("--learn-from must be before --learn-to")
+    return Window(first, last)
 
 
 def _with_estimates(report: Report, results: list[Result]) -> Report:

@@ -17,9 +17,8 @@ from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.table_source import Source
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import need_columns
 from jobs.warehouse.positions import check_version
-from jobs.warehouse.tables import need_measurements
+from jobs.warehouse.tables import need_columns, need_measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,7 +68,7 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
     if given is not None:
         return _given(warehouse, spec, given, version)
     table = need_measurements(warehouse, spec.name)
-    need_columns(warehouse.read(table), spec)
+    need_columns(warehouse, spec.name, spec.columns)
     number = check_version(warehouse, table, version)
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*spec.columns)
     return Rows(rows, table, number, [table, number, *Source.of(warehouse, table, number).ids], True)

@@ -6,7 +6,6 @@ Spark's workers) and messages.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from jobs.encoding import arrow
 from jobs.ingestion.parsing import parse, reject
+from jobs.ingestion.payloads import payloads
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.measurements_table import KeyTypes
@@ -126,32 +126,3 @@ def _whole(value: Any) -> int | None:
     else:
         number = int(value)
     return number if number is not None and number in _INT64 else None
-
-
-def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the wanted raw rows as JSON objects without their null members; null for all other rows."""
-    texts: list[str | None] = [None] * source.rows
-    places = np.flatnonzero(wanted)
-    if len(places):
-        taken = {name: _values(column.take(pa.array(places))) for name, column in source.columns.items()}
-        for at, place in enumerate(places.tolist()):
-            row = {name: values[at] for name, values in taken.items() if values[at] is not None}
-            texts[place] = json.dumps(row, default=str, ensure_ascii=False)
-    return pa.array(texts, pa.string())
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Return values for a payload; a time that Python cannot hold is the number that is stored, and its type."""
-    try:
-        return column.to_pylist()
-    except (ValueError, OverflowError):
-        if not pa.types.is_temporal(column.type):
-            raise
-        return [_time(column[place]) for place in range(len(column))]
-
-
-def _time(value: pa.Scalar) -> Any:
-    try:
-        return value.as_py()
-    except (ValueError, OverflowError):  # outside of the years 1 to 9999
-        return f"{value.value} ({value.type})"

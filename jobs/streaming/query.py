@@ -41,7 +41,7 @@ from jobs.warehouse import measurements_table
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import latest, measurements
+from jobs.warehouse.tables import latest, measurements, refuse_absent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -152,7 +152,7 @@ def open_source(context: QueryContext) -> DataFrame:
         # A table written by another tool may lack the column.
         if context.imports_keys and "_origin" in source.columns:
             source = source.filter(~measurements_table.is_history())
-        measurements_table.need_columns(source, spec)
+        refuse_absent(source.columns, spec.name, spec.columns)
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(
             packer, TYPED_ROW_PACKETS if context.typed else ROW_PACKETS
         )

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
-from jobs.core.errors import UserError
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import SNAPSHOTS, measurements
+from jobs.warehouse.tables import SNAPSHOTS, measurements, refuse_absent
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
 
 KeyTypes = dict[str, str]
 """Spark type of each key and id column of a measurements table: bigint or string."""
@@ -43,26 +42,9 @@ def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
         UserError: a column of the spec is missing.
     """
     frame = warehouse.read(measurements(spec.name))
-    need_columns(frame, spec)
+    refuse_absent(frame.columns, spec.name, spec.columns)
     have = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     return {name: have[name] for name in spec.naming_columns}
-
-
-def need_columns(frame: DataFrame, spec: ModelSpec) -> None:
-    """Check that measurements have the columns of a spec, which may have been changed since they landed.
-
-    Raises:
-        UserError: a column is missing.
-    """
-    have = {name.casefold() for name in frame.columns}
-    absent = [name for name in spec.columns if name.casefold() not in have]
-    if absent:
-        own = [name for name in frame.columns if not name.startswith("_")]
-        raise UserError(
-            f"the measurements table of {spec.name} has no column {', '.join(absent)}, which the spec names now; it "
-            f"has {', '.join(own)}: name these columns, or land the files under a new model name. Only where the "
-            f"states are to move to other keys (migrate.keys), add the columns with ALTER TABLE (docs/upgrades.md)"
-        )
 
 
 def new_keys(model: str) -> str:

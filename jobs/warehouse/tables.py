@@ -149,19 +149,29 @@ def need_measurements(warehouse: Tables, model: str) -> str:
 
 
 def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
-    """Refuse measurements that lack columns of the spec, as they landed for a spec with others.
+    """Refuse measurements that lack columns of the spec, which may have been changed since they landed.
 
     Raises:
         UserError: a column is missing.
     """
-    have = warehouse.column_names(measurements(model))
+    refuse_absent(warehouse.column_names(measurements(model)), model, columns)
+
+
+def refuse_absent(have: Sequence[str], model: str, columns: Sequence[str]) -> None:
+    """Refuse measurements that have some columns where the spec names others.
+
+    Raises:
+        UserError: a column is missing.
+    """
     known = {name.casefold() for name in have}
     absent = [name for name in columns if name.casefold() not in known]
     if absent:
+        own = [name for name in have if not name.startswith("_")]
         raise UserError(
-            f"the measurements of {model} have no column {', '.join(absent)} (they have {', '.join(have)}): they "
-            f"landed for a spec with other columns; put the former names back in the spec, or give the model that has "
-            f"the new ones a name of its own and land its rows with `kalman-pipeline ingest`"
+            f"the measurements of {model} have no column {', '.join(absent)}, which the spec names now (they have "
+            f"{', '.join(own)}): put the former names back, or give the model that has the new ones a name of its own "
+            f"and land its rows. Only where the states are to move to other keys (migrate.keys), add the columns with "
+            f"ALTER TABLE (docs/upgrades.md)"
         )
 
 

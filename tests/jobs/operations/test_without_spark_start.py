@@ -176,7 +176,7 @@ def test_what_the_tables_tell_is_told_before_spark_starts(released: Settings, tm
         *REFUSED,
         (
             2,
-            "the measurements of walk have no column house (they have",
+            "the measurements of walk have no column house, which the spec names now (they have",
             str(tmp_path / "walk.yaml"),
             "pretrain",
         ),

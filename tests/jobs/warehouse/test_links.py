@@ -16,7 +16,7 @@ from jobs.lineage.leases import stream_lock
 from jobs.offline.result_files import save
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import need_columns
+from jobs.warehouse.tables import refuse_absent
 from tests.jobs.support.pipeline import random_walk_spec
 
 
@@ -93,18 +93,13 @@ def test_a_rate_is_never_a_rounded_nothing(rows: int, seconds: float, said: str)
 
 
 def test_measurements_without_a_column_that_the_spec_has_now_are_told_with_what_they_have() -> None:
-    class Frame:
-        columns = ("river", "AT", "a", "b", "_origin")
-
-    frame: Any = Frame()
     spec = ModelSpec.model_validate(random_walk_spec(key=["station"]))
     with pytest.raises(UserError) as error:
-        need_columns(frame, spec)
+        refuse_absent(("river", "AT", "a", "b", "_origin"), spec.name, spec.columns)
     assert (
-        "has no column station, which the spec names now; it has river, AT, a, b: name these"
+        "have no column station, which the spec names now (they have river, AT, a, b): put"
         in error.value.message
     )
     assert (
-        "under a new model name" in error.value.message
-        and "ALTER TABLE (docs/upgrades.md)" in error.value.message
+        "a name of its own" in error.value.message and "ALTER TABLE (docs/upgrades.md)" in error.value.message
     )
