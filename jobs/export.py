@@ -60,7 +60,8 @@ def run(
     def check(tables: Tables) -> None:
         if needed and generation is None and live(tables, name) is None:
             raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
-        named(tables, name, generation)
+        if not monitor:
+            named(tables, name, generation)
 
     before_spark = local_tables(settings.warehouse)
     if before_spark is not None:

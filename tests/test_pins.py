@@ -124,7 +124,7 @@ def test_lock_is_complete():
 
 def test_what_the_image_installs_has_the_versions_of_the_lock_and_a_hash_each():
     lines = [line for line in IMAGE.read_text(encoding="utf-8").splitlines() if line[0] != "#"]
-    found = dict(
+    found: dict[str, str] = dict(
         re.fullmatch(r"([a-z0-9.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}", line).groups()  # type: ignore[union-attr]
         for line in lines
     )

@@ -75,7 +75,7 @@ def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> Operator
     if verb == "ingest" and options.get("--input"):
         inputs.append(InputDataset("file", str(options["--input"])))
     names = [f"{folder}/{model}" for folder in WRITES.get(verb, ())] + list(SHARED.get(verb, ()))
-    statistics = (
+    statistics: Any = (
         {
             "outputStatistics": output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
                 rowCount=rows
@@ -84,7 +84,7 @@ def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> Operator
         if isinstance(rows, int)
         else {}
     )
-    outputs = [
+    outputs: Any = [
         OutputDataset(
             *_name(name),
             facets=_version(version) if verb == "ingest" else {},

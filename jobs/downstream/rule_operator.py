@@ -145,8 +145,9 @@ class RuleProcessor(StatefulProcessor):
         """Begin with states; each value of `payload` is a packet of some keys of this bucket."""
         layout = self.plan.layout
         packets = [bytes(payload) for payload in initialState["payload"]]
-        if self.states.exists():  # from an earlier part of the bucket's rows
-            packets.append(bytes(self.states.get()[0]))
+        earlier = self.states.get()  # from an earlier part of the bucket's rows
+        if earlier is not None:
+            packets.append(bytes(earlier[0]))
         records = concat([layout.decode(packet) for packet in packets])
         records = records.take(np.argsort(records.arrays["route"], kind="stable"))
         self.states.update((layout.encode(records),))

@@ -33,9 +33,11 @@ def promote(
         UserError: there is no such shadow, or it has read other measurements than the table has now; `ShadowLags`: it
             lags the live generation.
     """
-    found, live, known = _promotable(warehouse, model, name, allow_lag)
+    found, live, known = _promotable(warehouse, model, name)
     if found.status == LIVE:
         return found, None
+    refuse_other_measurements(warehouse, found, origin(warehouse, found))
+    _refuse_lag(warehouse, found, live, allow_lag)
     return generations.switch(warehouse, model, found, known), live
 
 
@@ -44,15 +46,19 @@ def to_promote(
 ) -> tuple[Generation, Generation | None]:
     """Return what `promote` would make live, and the live generation; change nothing.
 
+    What the generation has read is not compared with the measurements here.
+
     Raises:
-        UserError: as `promote`.
+        UserError: there is no such shadow; `ShadowLags`: it lags the live generation.
     """
-    found, live, _ = _promotable(warehouse, model, name, allow_lag)
+    found, live, _ = _promotable(warehouse, model, name)
+    if found.status != LIVE:
+        _refuse_lag(warehouse, found, live, allow_lag)
     return found, live
 
 
 def _promotable(
-    warehouse: Tables, model: str, name: str | None, allow_lag: bool
+    warehouse: Tables, model: str, name: str | None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
     """Return the generation to promote, the live one, and all."""
     known = generations.all_of(warehouse, model)
@@ -61,19 +67,19 @@ def _promotable(
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
     live = next((one for one in known if one.status == LIVE), None)
-    if found.status == LIVE:
-        return found, live, known
-    if found.status != SHADOW:
+    if found.status not in (LIVE, SHADOW):
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
-    refuse_other_measurements(warehouse, found, origin(warehouse, found))
+    return found, live, known
+
+
+def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, allow_lag: bool) -> None:
     if live is not None and not allow_lag and not has_reached(warehouse, found, live):
         raise ShadowLags(
             f"{found.generation} has reached {describe(position_of(warehouse, found))} and {live.generation} "
             f"{describe(position_of(warehouse, live))}: let it catch up first "
-            f"(kalman-pipeline stream --model {model} --generation {found.generation})",
+            f"(kalman-pipeline stream --model {found.model} --generation {found.generation})",
             RUN_FAILED,
         )
-    return found, live, known
 
 
 def roll_back(

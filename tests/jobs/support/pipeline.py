@@ -77,8 +77,8 @@ class Pipeline:
         )
 
     def land(self, *frames: pd.DataFrame, suffix: str = ".parquet", history: bool = False) -> Report:
-        """Land each frame as one file."""
-        paths = []
+        """Land each frame as one file, in a commit of its own; return the last one's report."""
+        report = Report([], {})
         for frame in frames:
             path = self.folder / f"landing-{self.files:04d}{suffix}"
             self.files += 1
@@ -86,8 +86,8 @@ class Pipeline:
                 frame.to_parquet(path, index=False)
             else:
                 frame.to_csv(path, index=False)
-            paths.append(str(path))
-        return self.land_files(*paths, history=history)
+            report = self.land_files(path, history=history)
+        return report
 
     def land_files(self, *paths: str | Path, history: bool = False) -> Report:
         """Land existing files."""

@@ -1,5 +1,7 @@
 """Learning for groups of keys: each group as if it were alone, drawn towards all of them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -118,7 +120,7 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
     same(found.theta[:, 2], pooled.theta)
     assert found.outcome[2] == Outcome.TOO_FEW_ROWS and found.own[2] == 0.0
     # the others are at the maxima of their own posteriors: of the company they know the width of the prior alone
-    model = learn.model
+    model: Any = learn.model
     for g in (0, 1, 3):
         alone = of_group(rows, group, g)
         _, gradient, _ = model.value_and_gradient(found.theta[:, g], alone, 3, UNIT)
