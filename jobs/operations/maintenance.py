@@ -84,8 +84,8 @@ class Maintenance:
     def _describe_tables(self) -> None:
         """Bring the comments of tables of earlier releases, and the table `live`, to what they would be if made now.
 
-        On an object store nothing is locked, and a change of a schema would fail a stream's commit at that moment;
-        there the drivers do it for the estimates, before they start.
+        On a store that is not local nothing is locked, and a change of a schema would fail a stream's commit at that
+        moment, so tables keep the comments there with which they were made.
         """
         live_table.refresh(self.warehouse, self.spec.name)
         known = [

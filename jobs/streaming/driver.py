@@ -115,9 +115,13 @@ class Driver:
         self._comment_estimates()
 
     def _comment_estimates(self) -> None:
-        """Keep the comments in the schema of the estimates, while this driver writes none."""
+        """Keep the comments in the schema of the estimates, while this driver writes none.
+
+        Only where writers wait for each other: elsewhere the commit could fall into one of another generation's driver,
+        whose append would then be refused.
+        """
         table = estimates(self.spec.name)
-        if self.warehouse.exists(table):
+        if self.warehouse.local and self.warehouse.exists(table):
             named = estimate_comments(self.deployed.states, self.deployed.key, self.deployed.version)
             self.warehouse.comment(table, named)
 
