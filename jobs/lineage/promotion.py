@@ -36,7 +36,7 @@ def promote(
     found, live, known = _promotable(warehouse, model, name)
     if found.status == LIVE:
         return found, None
-    refuse_other_measurements(warehouse, found, origin(warehouse, found))
+    _refuse_other_measurements(warehouse, found)
     _refuse_lag(warehouse, found, live, allow_lag)
     return generations.switch(warehouse, model, found, known), live
 
@@ -72,6 +72,11 @@ def _promotable(
     return found, live, known
 
 
+def _refuse_other_measurements(warehouse: Warehouse, found: Generation) -> None:
+    if found.topic is None:  # what it has read of a topic is compared at its next start
+        refuse_other_measurements(warehouse, found, origin(warehouse, found))
+
+
 def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, allow_lag: bool) -> None:
     if live is not None and not allow_lag and not has_reached(warehouse, found, live):
         raise ShadowLags(
@@ -97,7 +102,7 @@ def roll_back(
     if found.status == LIVE:
         return found, None
     refuse_damaged(warehouse, found)
-    refuse_other_measurements(warehouse, found, origin(warehouse, found))
+    _refuse_other_measurements(warehouse, found)
     return generations.switch(warehouse, model, found, known), live
 
 
