@@ -218,7 +218,7 @@ def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int 
     here = warehouse()
     live = generations.named(here, MODEL)
     given = UpgradeContext(SETTINGS, here, spec_of(to), live, quiet(), drain=drain)
-    good = SimpleNamespace(good=True, reasons=[], numbers={}, answer="better")
+    good = SimpleNamespace(good=True, reasons=[], numbers={}, answer="better", rows_needed=None)
     with contextlib.ExitStack() as stack:
         for module in (blue_green, replacing, context):
             for name, instead in (

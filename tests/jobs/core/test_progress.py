@@ -18,7 +18,7 @@ def begun(progress: Progress, seconds: float) -> Progress:
 def test_of_how_much_at_which_rate_and_how_long_still():
     progress = begun(Progress("ingest nile", 24, noun="file"), 10.0)
     progress.advance(6, "600 rows")
-    assert progress.text() == "6 of 24 files · 0.6 files/s · 30 s left · 600 rows"
+    assert progress.text() == "6 of 24 files · 36 files/min · 30 s left · 600 rows"
     progress.advance(18, "2,400 rows")
     assert progress.text() == "24 of 24 files · 2,400 rows"
 

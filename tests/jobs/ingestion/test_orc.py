@@ -75,7 +75,7 @@ def test_filter_reads_orc(tmp_path: Path) -> None:
 
 def test_what_is_no_orc_is_told(tmp_path: Path) -> None:
     (tmp_path / "rows.orc").write_text("not ORC")
-    with pytest.raises(UserError, match=r"rows.orc: cannot be read \(.*ORC"):
+    with pytest.raises(UserError, match=r"rows.orc: cannot be read: it is not an ORC file"):
         read(tmp_path / "rows.orc")
     early = pa.table({"at": pa.array([datetime.datetime(1600, 1, 1)], pa.timestamp("us"))})
     orc.write_table(early, tmp_path / "early.orc")

@@ -289,7 +289,7 @@ def test_the_examples_are_the_busiest_key_and_the_extreme_gains() -> None:
             None,
         ),
         ({"observation": {"R": [[1.0, 0.3], [0.3, 2.0]]}}, [1.0, 0.0]),
-        ({"observation": {"h": "m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
+        ({"observation": {"h": "kalman_m:f", "R": [[1.0, 0.3], [0.3, 2.0]]}, "filter": "unscented"}, None),
     ],
 )
 def test_the_measured_direction_is_a_constant_row_of_H_or_none(

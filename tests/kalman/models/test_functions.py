@@ -114,7 +114,7 @@ def test_an_error_names_the_field(folder, path, value, problem):
 
 
 @pytest.mark.parametrize(
-    ("path", "problem"), [("moves:asymmetric", "symmetric"), ("moves:negative", "positive")]
+    ("path", "problem"), [("moves:asymmetric", "symmetric"), ("moves:negative", "below zero")]
 )
 def test_noise_that_is_no_covariance(folder, path, problem):
     process = {"kind": "function", "f": "moves:move", "q": path}

@@ -135,7 +135,7 @@ WRONG = [
     ([{"name": "Q", "bounds": [0, 1]}], {}, "learn.parameters[0].bounds", "not one number"),
     ([{"name": "F[0][0]", "form": "full"}], {}, "learn.parameters[0].form", "not a covariance"),
     ([{"name": "F[0][0]", "bounds": [90, 91]}], {}, "learn.parameters[0].bounds", "not between"),
-    ([{"name": "F[0][0]", "bounds": [2, 1]}], {}, "learn.parameters[0].bounds", "between them"),
+    ([{"name": "F[0][0]", "bounds": [2, 1]}], {}, "learn.parameters[0].bounds", "leaves nothing out"),
     ([{"name": "F[0][0]", "bound": [2, 1]}], {}, "learn.parameters[0].bound", "bound"),
     ([{"name": "Q", "form": "round"}], {}, "learn.parameters[0].form", "not known"),
     (["initial.mean"], {"initial": {"diffuse": True}}, "initial.diffuse", "to be learned"),
