@@ -30,7 +30,6 @@ def build(spec: ModelSpec) -> DAG:
             input=Param(
                 "",
                 type="string",
-                minLength=1,
                 title="Table",
                 description="A .csv or .parquet file, or a Delta table by its path or its name below the warehouse: a "
                 "row a key, with the key columns, event_time, mean and covariance.",
@@ -56,6 +55,7 @@ def build(spec: ModelSpec) -> DAG:
                 "--to-version": "{{ params.to_version }}",
             },
             flags=["{{ '--dry-run' if params.dry_run else '' }}"],
+            needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
             outlets=[dag_defaults.snapshots(spec.name)],
         )
     return dag

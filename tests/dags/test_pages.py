@@ -47,6 +47,7 @@ def server(place: Path) -> Iterator[TestClient]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KALMAN_WAREHOUSE", str(place / "warehouse"))
         patch.setenv("KALMAN_MODELS", str(place / "models"))
+        patch.setenv("AIRFLOW__API_AUTH__JWT_SECRET", "0123456789abcdef" * 4)
         patch.setenv("AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS", ",".join(USERS))
         patch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "tests.support.rights_by_dag.RightsByDag")
         purge_cached_app()
