@@ -49,6 +49,7 @@ def streamed(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
     return pipeline
 
 
+@pytest.mark.slow
 def test_the_tables_of_both_writers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     days = random_rows(5)
     monkeypatch.setenv(WRITER, "files")
