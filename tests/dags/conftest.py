@@ -109,6 +109,22 @@ def run_dag(tiny: Tiny, dag_id: str, day: int, conf: dict[str, Any] | None = Non
         return {task.task_id: str(task.state) for task in run.get_task_instances()}
 
 
+def events(uri: str) -> list[tuple[dict[str, Any], str | None]]:
+    """Return extra and partition of the events of an asset, oldest first."""
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        query = (
+            select(AssetEvent.extra, AssetEvent.partition_key)
+            .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+            .where(AssetModel.uri == uri)
+            .order_by(AssetEvent.id)
+        )
+        return [(extra, key) for extra, key in session.execute(query)]
+
+
 @pytest.fixture(scope="session")
 def landed(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """An installation whose first three days the ingest DAG has landed."""
