@@ -41,6 +41,19 @@ FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
 DAYS = 4
 SENSORS = 3
 ROWS_A_DAY = 12
+VERBS = (
+    "estimate",
+    "export",
+    "import",
+    "ingest",
+    "maintain",
+    "pretrain",
+    "rollback",
+    "stream",
+    "upgrade",
+    "verify",
+)
+"""The verbs of the DAGs that every model has."""
 
 
 @pytest.fixture(scope="session", autouse=True)
