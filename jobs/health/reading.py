@@ -142,7 +142,9 @@ def progress(root: str, model: str) -> list[dict[str, Any]]:
                 continue  # the last line of a driver that was killed, or the end of the file
     for one in found:
         at = one["started_at"]
-        one["started_at"] = datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
+        one["started_at"] = _utc(
+            datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
+        )
     return sorted(found, key=lambda one: one["started_at"])
 
 

@@ -1,4 +1,4 @@
-"""Read Delta tables of a local warehouse without Spark, for commands that start none.
+"""Read the rows of Delta tables of a local warehouse into Arrow without Spark: versions, partitions, files in turn.
 
 `deltalake` reads the table's log and says which Parquet files a version consists of; Arrow reads these files. Only
 tables that this project writes are read: without deletion vectors and without renamed columns.

@@ -19,7 +19,7 @@ from deltalake import write_deltalake
 from jobs import quarantine, status
 from jobs.core.report import plain
 from jobs.core.settings import Settings
-from jobs.rejected_rows import without_spark as quarantine_without_spark
+from jobs.rejected_rows import without_spark
 from jobs.rejected_rows.rows import count_by_reason, sorted_rows
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.local_tables import LocalTables
@@ -107,11 +107,9 @@ def test_quarantine_is_the_same_with_and_without_spark(
 ):
     tables, warehouse = LocalTables(released.warehouse), Warehouse(spark, released.warehouse)
     frame = warehouse.read(TABLE).filter(choice.condition())
-    assert quarantine_without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
+    assert without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
     held = sorted_rows(frame.filter("status IS NULL")).collect()
-    assert quarantine_without_spark.held_rows(tables, "walk", choice, 20) == [
-        utc(row.asDict()) for row in held
-    ]
+    assert without_spark.held_rows(tables, "walk", choice, 20) == [utc(row.asDict()) for row in held]
 
 
 def test_looks_at_tables_need_no_java(released: Settings, run_cli: RunCli):
