@@ -126,7 +126,8 @@ minmax(0, 14rem) 1fr auto; gap: .2rem .8rem; align-items: center; padding: .25re
 display: block; height: .8rem; background: #2563a8; border-radius: 3px; min-width: 2px; } .bar b {
 font-variant-numeric: tabular-nums; font-weight: 600; } @media (max-width: 640px) { main { padding: 1.25rem .75rem
 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; } .cards { grid-template-columns: 1fr 1fr; } .card
-{ padding: .7rem .75rem; } .card b { font-size: 1.25rem; } td:first-child { white-space: normal; min-width: 7.5rem;
-} .wide > img { width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2;
+{ padding: .7rem .75rem; } .card b { font-size: 1.25rem; } table { font-size: .82rem; } th, td { padding: .4rem
+.3rem; white-space: normal; overflow-wrap: normal; } th:first-child, td:first-child { padding-left: 0; } td:first-child
+{ min-width: 5.5rem; overflow-wrap: anywhere; } td:last-child { min-width: 0; } .wide > img { width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2;
 grid-column: 1 / 3; } }
 """
