@@ -40,15 +40,8 @@ def act(
     """
     from pyspark.sql import functions as F
 
+    from jobs.rejected_rows import rows
     from jobs.rejected_rows.replay import replay
-    from jobs.rejected_rows.rows import (
-        count_by_reason,
-        discard,
-        export_rows,
-        read_edited,
-        sorted_rows,
-        with_payloads,
-    )
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
@@ -59,7 +52,7 @@ def act(
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else read_edited(edited)
+    payloads = None if edited is None else rows.read_edited(edited)
     seen = _without_spark(settings.warehouse, action, spec.name, choice, limit if output is None else 0)
     if seen is not None:
         return seen
@@ -68,20 +61,20 @@ def act(
     if not quarantine.ready(warehouse):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     chosen = (F.col("model") == spec.name) & choice.condition()
-    rows = warehouse.read(TABLE).filter(chosen)
+    found = warehouse.read(TABLE).filter(chosen)
     if action == "list":
-        return _list(spec.name, count_by_reason(rows))
-    held = rows.filter(F.col("status").isNull())
+        return _list(spec.name, rows.count_by_reason(found))
+    held = found.filter(F.col("status").isNull())
     if action == "show" and output is not None:
         path = Path(output).expanduser()
-        count = export_rows(sorted_rows(held), path)
+        count = rows.export_rows(rows.sorted_rows(held), path)
         return _exported(spec.name, count, path)
     if action == "show":
-        shown = sorted_rows(held).limit(limit).collect()
+        shown = rows.sorted_rows(held).limit(limit).collect()
         return _show(spec.name, [utc(row.asDict()) for row in shown], limit)
     if action == "discard":
-        return _discarded(spec.name, discard(warehouse, chosen & F.col("status").isNull()))
-    held, before = (held, 0) if payloads is None else with_payloads(warehouse, rows, payloads)
+        return _discarded(spec.name, rows.discard(warehouse, chosen & F.col("status").isNull()))
+    held, before = (held, 0) if payloads is None else rows.with_payloads(warehouse, found, payloads)
     columns = ("id", "payload", "source", "position", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 

@@ -88,7 +88,7 @@ def read_edited(name: str) -> dict[str, str]:
             row = json.loads(line)
             identity, payload = row["id"], row["payload"]
             if not isinstance(identity, str):
-                raise TypeError("an id is a text")
+                raise TypeError(type(identity))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '
