@@ -54,9 +54,13 @@ class FileTable:
         self.folder = root / table
         self._log: DeltaTable | None = None
         self._seen: _Seen | None = None
+        self._asked: pa.Schema | None = None
 
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
+        self._asked = schema
+        if "%" in str(self.folder):
+            return False  # the library would decode the path
         log = self._fresh()
         return log is not None and _plain(log) and _fits(schema, log)
 
@@ -71,7 +75,8 @@ class FileTable:
         """Add files to the table in one commit; retries of a transaction (application, number) add them once.
 
         Raises:
-            UserError: other commits came in between again and again, or the log cannot be read or written.
+            UserError: other commits came in between again and again, the log cannot be read or written, a file is gone,
+                or the table no longer takes the columns of which it was asked last.
         """
         application, number = transaction
         with self._warehouse.lock(self.name):
@@ -83,6 +88,7 @@ class FileTable:
                     # The library compares with commits after those that it has read, not with the latter.
                     last = log.transaction_version(application)
                     if last is None or last < number:
+                        self._check(log, parts)
                         self._write(log, parts, Transaction(application, number))
                     return
                 except CommitFailedError as error:
@@ -92,6 +98,24 @@ class FileTable:
                 except (DeltaError, OSError) as error:
                     self._log = None
                     raise self._problem(error) from error
+
+    def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
+        """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
+        again = "restart the stream, which writes the micro-batch again"
+        if self._asked is not None and not (_plain(log) and _fits(self._asked, log)):
+            raise UserError(
+                f"{self.folder}: the table was changed during the micro-batch; {again}", RUN_FAILED
+            )
+        for part in parts:
+            try:
+                whole = os.stat(self.folder / part.path).st_size == part.size
+            except FileNotFoundError:
+                whole = False
+            if not whole:
+                raise UserError(
+                    f"{self.folder / part.path}: the file was changed or removed before it was committed; {again}",
+                    RUN_FAILED,
+                )
 
     def _write(self, log: DeltaTable, parts: Sequence[PartFile], transaction: Transaction) -> None:
         adds: list[Any] = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
@@ -119,9 +143,15 @@ class FileTable:
             log = self._fresh()
             if log is not None:
                 log.create_checkpoint()
-                log.cleanup_metadata()
+                if (
+                    log.metadata().configuration.get("delta.enableExpiredLogCleanup", "true").lower()
+                    == "true"
+                ):
+                    log.cleanup_metadata()
         except (UserError, DeltaError, OSError):
-            self._log = None  # the commit is made; a later one writes a checkpoint again
+            pass  # the commit is made; a later one writes a checkpoint again
+        # What is followed costs more with each commit that it followed; what is read from a checkpoint less.
+        self._log = None
 
     def _fresh(self) -> DeltaTable | None:
         """Return the log up to now, or None if there is no such table."""

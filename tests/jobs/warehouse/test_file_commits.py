@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,13 @@ def table(root: Path) -> FileTable:
     return FileTable(Warehouse(spark, str(root)), "t")
 
 
+def some_rows(*values: int) -> pa.RecordBatch:
+    found = {"x": values, "values": [[float(one)] for one in values], "at": [one * 1000 for one in values]}
+    return pa.RecordBatch.from_pydict(found, SCHEMA)
+
+
 def add(to: FileTable, number: int, *values: int, name: str = "app") -> None:
-    rows = pa.RecordBatch.from_pydict(
-        {"x": values, "values": [[float(one)] for one in values], "at": [one * 1000 for one in values]},
-        SCHEMA,
-    )
-    to.commit(write_parts(to.folder, "part-00000", [rows]), (name, number))
+    to.commit(write_parts(to.folder, "part-00000", [some_rows(*values)]), (name, number))
 
 
 def rows(root: Path) -> list[int]:
@@ -95,6 +98,98 @@ def test_a_long_log_gets_checkpoints_which_keep_transactions_and_files(tmp_path:
     assert one.takes(SCHEMA)
     add(one, 26, 26)  # the first follows, though the commit that it read last may be gone
     assert rows(tmp_path) == list(range(27))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path: Path, clean: bool) -> None:
+    one = made(tmp_path, configuration={"delta.enableExpiredLogCleanup": str(clean).lower()})
+    for number in range(15):
+        add(one, number, number)
+    log = one.folder / "_delta_log"
+    ago = time.time() - 60 * 24 * 3600
+    for path in log.glob("*.json"):
+        os.utime(path, (ago + int(path.name[:20]), ago + int(path.name[:20])))
+    for number in range(15, 22):
+        add(one, number, number)
+    assert (log / f"{1:020d}.json").exists() != clean
+    assert rows(tmp_path) == list(range(22))
+
+
+def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Path) -> None:
+    """A driver that was frozen for longer than VACUUM keeps files that no commit names."""
+    one = made(tmp_path)
+    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
+    (one.folder / parts[0].path).unlink()
+    with pytest.raises(UserError, match="removed before it was committed; restart"):
+        one.commit(parts, ("app", 1))
+    assert rows(tmp_path) == [] and DeltaTable(str(one.folder)).version() == 0
+
+
+@pytest.mark.parametrize("change", ["constraint", "columns"])
+def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path, change: str) -> None:
+    one = made(tmp_path)
+    assert one.takes(SCHEMA)
+    parts = write_parts(one.folder, "part-00000", [some_rows(-1)])
+    if change == "constraint":
+        DeltaTable(str(one.folder)).alter.add_constraint({"positive": "x > 0"})
+    else:
+        shutil.rmtree(one.folder / "_delta_log")
+        DeltaTable.create(str(one.folder), pa.schema([("x", pa.string())]))
+    with pytest.raises(UserError, match="changed during the micro-batch; restart"):
+        one.commit(parts, ("app", 1))
+    assert DeltaTable(str(one.folder)).to_pyarrow_table().num_rows == 0
+
+
+FEATURES = {
+    (3, 7, "deletionVectors"): {"delta.enableDeletionVectors": "true"},
+    (2, 5, ""): {"delta.columnMapping.mode": "name"},
+    (1, 2, ""): {"delta.columnMapping.mode": "name"},
+    (3, 7, "v2Checkpoint"): {"delta.checkpointPolicy": "v2"},
+    (3, 7, "variantType"): {},
+    (3, 7, "typeWidening"): {"delta.enableTypeWidening": "true"},
+    (3, 7, "timestampNtz"): {},
+    (3, 7, "catalogManaged"): {},
+    (3, 7, "aFeatureOfTomorrow"): {},
+    (1, 7, "rowTracking"): {"delta.enableRowTracking": "true"},
+    (1, 7, "inCommitTimestamp"): {"delta.enableInCommitTimestamps": "true"},
+    (1, 7, "clustering"): {},
+    (1, 7, "allowColumnDefaults"): {},
+    (1, 7, "aWritersFeatureOfTomorrow"): {},
+    (1, 4, ""): {"delta.enableChangeDataFeed": "true"},
+    (9, 9, ""): {},
+}
+
+
+@pytest.mark.parametrize(("asked", "settings"), FEATURES.items())
+def test_a_table_with_a_feature_beyond_files_is_left_to_java(
+    tmp_path: Path, asked: tuple[int, int, str], settings: dict[str, str]
+) -> None:
+    """Those that the library does not know are no error either."""
+    one = made(tmp_path)
+    reader, writer, feature = asked
+    protocol: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if reader == 3:
+        protocol["readerFeatures"] = [feature]
+    if writer == 7:
+        protocol["writerFeatures"] = [feature]
+    path = one.folder / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "protocol" in line:
+            line["protocol"] = protocol
+        if "metaData" in line:
+            line["metaData"]["configuration"] = settings
+    path.write_text("\n".join(map(json.dumps, lines)))
+    try:
+        assert not one.takes(SCHEMA)
+    except UserError as error:
+        assert "the commit failed" in str(error)
+
+
+def test_a_path_that_the_library_would_decode_is_left_to_java(tmp_path: Path) -> None:
+    (tmp_path / "a%20b" / "t").mkdir(parents=True)
+    made(tmp_path / "a b")
+    assert not table(tmp_path / "a%20b").takes(SCHEMA)
 
 
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:
