@@ -9,6 +9,7 @@ Java: tables of other stores, with further features, partitions or columns (`Fil
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.part_files import TARGET_BYTES, PartFile
@@ -176,7 +177,14 @@ class FileTable:
         return _Seen(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _problem(self, error: Exception) -> UserError:
-        return UserError(f"{self.folder}: the commit failed: {first_line(error)}", RUN_FAILED)
+        return UserError(f"{self.folder}: the commit failed: {_reason(error)}", RUN_FAILED)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message on one line: the library draws its causes below each other, in color."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
+    return ": ".join(cause for cause in causes if cause)[:600]
 
 
 def _plain(log: DeltaTable) -> bool:

@@ -13,10 +13,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, is_full
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.file_commits import FileTable
 from jobs.warehouse.part_files import write_parts
+from tests.jobs.test_disk_full import Ballast, disk
+
+__all__ = ["disk"]  # the fixture
 
 SCHEMA = pa.schema([("x", pa.int64()), ("values", pa.list_(pa.float64())), ("at", pa.timestamp("us", "UTC"))])
 
@@ -113,6 +116,20 @@ def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path
         add(one, number, number)
     assert (log / f"{1:020d}.json").exists() != clean
     assert rows(tmp_path) == list(range(22))
+
+
+def test_a_disk_without_room_for_the_log_is_named_and_takes_the_commit_later(disk: Path) -> None:
+    one = made(disk)
+    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
+    ballast = Ballast(disk)
+    ballast.leave(0)
+    with pytest.raises(UserError, match=r"the commit failed: .*No space left on device") as told:
+        one.commit(parts, ("app", 1))
+    assert is_full(told.value) and "\x1b" not in str(told.value) and "\n" not in str(told.value)
+    assert rows(disk) == []
+    ballast.clear()
+    one.commit(parts, ("app", 1))
+    assert rows(disk) == [1]
 
 
 def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Path) -> None:
