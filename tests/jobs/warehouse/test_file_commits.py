@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,72 @@ def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path
         add(one, number, number)
     assert (log / f"{1:020d}.json").exists() != clean
     assert rows(tmp_path) == list(range(22))
+
+
+WRITES = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+import pyarrow as pa
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.part_files import write_parts
+
+root, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+Warehouse.lock = lambda *_: nullcontext()  # as if the processes ran on machines that share no lock
+table = FileTable(Warehouse(None, root), "t")
+for number in range(first, last):
+    rows = pa.RecordBatch.from_pydict({"x": pa.array([number], pa.int64())})
+    assert table.takes(rows.schema)
+    table.commit(write_parts(table.folder, "part-00000", [rows]), (name, number))
+    print(number, flush=True)
+"""
+"""A process that commits a row for each number, and prints the number after its commit."""
+
+
+def started(root: Path, name: str, first: int, last: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITES, str(root), name, str(first), str(last)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_process_that_is_killed_amid_its_commits_leaves_each_of_them_whole_or_not_there(
+    tmp_path: Path,
+) -> None:
+    """Every second commit writes a checkpoint too, so some kills fall into that."""
+    one = made(tmp_path, configuration={"delta.checkpointInterval": "2"})
+    moments, told = random.Random(1), -1
+    for kills in range(1, 7):
+        process = started(tmp_path, "app", told + 1, 1000)
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = int(line)
+            if told % 8 == 7:
+                break
+        time.sleep(moments.uniform(0.0, 0.05))
+        process.kill()
+        told = max([told, *map(int, process.stdout.read().split())])
+        process.wait()
+        found = rows(tmp_path)
+        assert found in (
+            list(range(told + 1)),
+            list(range(told + 2)),
+        )  # the last may be there before it is told
+        assert told >= 8 * kills - 1
+    add(one, told, told)  # as its next driver would repeat it
+    add(one, told + 1, told + 1)
+    assert rows(tmp_path) == list(range(told + 2))
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"])
+def test_two_processes_that_share_no_lock_add_each_transaction_once(tmp_path: Path, names: str) -> None:
+    """Drivers of two generations, or two drivers of one, such as a zombie and its heir."""
+    made(tmp_path)
+    both = [started(tmp_path, name, 0, 40) for name in names]
+    assert [one.wait(120) for one in both] == [0, 0]
+    assert rows(tmp_path) == sorted([*range(40)] * len(set(names)))
+    log = DeltaTable(str(tmp_path / "t"))
+    assert {log.transaction_version(name) for name in names} == {39}
+    assert log.version() == 40 * len(set(names))
 
 
 def test_a_disk_without_room_for_the_log_is_named_and_takes_the_commit_later(disk: Path) -> None:
