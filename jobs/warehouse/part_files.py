@@ -28,6 +28,8 @@ _GROUP_BYTES = 64 << 20
 """Bytes from which they do: rows of a model with many states are large."""
 _TEXT = 32
 """Characters of a text that statistics keep, as Delta's own."""
+_LAST = "\U0010ffff"
+"""The character behind all others."""
 _INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
 
@@ -238,8 +240,10 @@ def _high(value: Any) -> Any:
     if isinstance(value, datetime):
         return _instant(value + timedelta(microseconds=-value.microsecond % 1000))
     if isinstance(value, str):
-        # Any text that begins so is less than this prefix with the last character of all.
-        return value if len(value) <= _TEXT else value[:_TEXT] + "\U0010ffff"
+        if len(value) <= _TEXT:
+            return value
+        # Any text that begins so and goes on otherwise is less than this prefix with the last character of all.
+        return None if value[_TEXT] == _LAST else value[:_TEXT] + _LAST
     return _number(value)
 
 

@@ -195,6 +195,9 @@ class MicroBatchWriter:
                 of[row["kind"]] += row["rows"]
         # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
         counts = Counts(of, watermark, [] if self.files is None else written_parts(found))
+        assert not (counts.files and (of[OutputPacket.ESTIMATES] or of[OutputPacket.CORRECTION])), (
+            f"micro-batch {batch_id} has estimates both in files and in packets"
+        )
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
