@@ -265,9 +265,15 @@ def remove(folder: Path, parts: Iterable[PartFile]) -> None:
         (folder / part.path).unlink(missing_ok=True)
 
 
-def attempt_name(partition: int, stage: int, task_attempt: int) -> str:
-    """Return the prefix of the files of a task's attempt."""
-    return f"part-{partition:05d}-{stage}.{task_attempt}"
+def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str:
+    """Return the prefix of the files of a task's attempt; `job` is what those of all tasks share (`remove_of`)."""
+    return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
+
+
+def remove_of(folder: Path, job: str) -> None:
+    """Remove the files of all tasks that were told a job's name, which no commit names or will name."""
+    for path in folder.glob(f"part-*-{job}-*"):
+        path.unlink(missing_ok=True)
 
 
 def partition_of(name: str) -> int:

@@ -1,4 +1,4 @@
-"""One log written by Delta in Java and by delta-rs in turn: each reads the checkpoints and transactions of the other."""
+"""One log that Delta in Java and delta-rs write in turn: each reads checkpoints and transactions of the other."""
 
 from __future__ import annotations
 
