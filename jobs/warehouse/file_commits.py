@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,18 @@ _FEATURES = {"appendOnly", "invariants"}
 """Features of that version; newer tables name theirs."""
 _META = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.id")
 """Metadata of columns that ask a writer for more than the values."""
+_SETTINGS = {
+    "delta.appendOnly",
+    "delta.checkpointInterval",
+    "delta.deletedFileRetentionDuration",
+    "delta.enableExpiredLogCleanup",
+    "delta.isolationLevel",
+    "delta.logRetentionDuration",
+    "delta.setTransactionRetentionDuration",
+    "delta.targetFileSize",
+}
+"""Settings of a table that commits here honour, or that say nothing to them. Others may ask a writer for more, such as
+to compact files, to list them for other engines, or for other statistics."""
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 _TRIES = 5
@@ -90,7 +103,8 @@ class FileTable:
                     last = log.transaction_version(application)
                     if last is None or last < number:
                         self._check(log, parts)
-                        self._write(log, parts, Transaction(application, number))
+                        # Delta in Java may forget a transaction that does not say when it was.
+                        self._write(log, parts, Transaction(application, number, int(time.time() * 1000)))
                     return
                 except CommitFailedError as error:
                     self._log = None
@@ -192,8 +206,12 @@ def _plain(log: DeltaTable) -> bool:
     protocol, about = log.protocol(), log.metadata()
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     known = protocol.min_writer_version <= _WRITER_VERSION or bool(features) and features <= _FEATURES
-    mapped = about.configuration.get("delta.columnMapping.mode", "none") != "none"
-    return known and not mapped and not about.partition_columns
+    asked = {
+        name
+        for name, text in about.configuration.items()
+        if name.startswith("delta.") and text.lower() not in ("false", "none")
+    }
+    return known and asked <= _SETTINGS and not about.partition_columns
 
 
 def _fits(schema: pa.Schema, log: DeltaTable) -> bool:

@@ -42,10 +42,12 @@ FILES = {
 class Target(NamedTuple):
     """Where the estimates of a micro-batch go, and the columns that are the same in all of them.
 
-    folder: of the table; file_bytes: of a full file; constants: values of columns by name.
+    folder: of the table; attempt: to write this micro-batch, a text that no other attempt has, part of the names of its
+    files; file_bytes: of a full file; constants: values of columns by name.
     """
 
     folder: str
+    attempt: str
     file_bytes: int
     constants: dict[str, Any]
 
@@ -114,8 +116,9 @@ class EstimateWriter(DelegatingProcessor):
         if context is None or told is None:
             yield from frames
             return
-        name = attempt_name(context.partitionId(), context.stageId(), context.taskAttemptId())
-        yield from self._in_files(frames, Target.decode(told), name)
+        target = Target.decode(told)
+        task = attempt_name(context.partitionId(), target.attempt, context.stageId(), context.taskAttemptId())
+        yield from self._in_files(frames, target, task)
 
     def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
         """Write packets of estimates as they come, and yield the other packets and a row for each file."""

@@ -168,8 +168,8 @@ class MicroBatchWriter:
             self.files.ask(packets.sparkSession, batch_id)
         packets = packets.persist()
         try:
-            counts = self._counts(packets, batch_id)
-            with self._unless_refused(counts):
+            with self._unless_it_fails():
+                counts = self._counts(packets, batch_id)
                 self.check_source()  # now that all rows are read, and before anything is committed
                 self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
@@ -195,6 +195,9 @@ class MicroBatchWriter:
                 of[row["kind"]] += row["rows"]
         # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
         counts = Counts(of, watermark, [] if self.files is None else written_parts(found))
+        assert not (counts.files and (of[OutputPacket.ESTIMATES] or of[OutputPacket.CORRECTION])), (
+            f"micro-batch {batch_id} has estimates both in files and in packets"
+        )
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
@@ -206,13 +209,13 @@ class MicroBatchWriter:
         return [names.alias("payload")]
 
     @contextmanager
-    def _unless_refused(self, counts: Counts) -> Iterator[None]:
-        """Remove the files of a micro-batch that is refused before anything of it is committed."""
+    def _unless_it_fails(self) -> Iterator[None]:
+        """Remove the files of a micro-batch that fails, or is refused, before anything of it is committed."""
         try:
             yield
         except BaseException:
             if self.files is not None:
-                self.files.remove(counts.files)
+                self.files.remove()
             raise
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:

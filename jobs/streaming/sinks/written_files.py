@@ -8,6 +8,7 @@ rows are the same.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,7 +33,7 @@ from jobs.streaming.operators.estimate_files import (
 )
 from jobs.streaming.sinks.estimated import PacketEstimates
 from jobs.warehouse.file_commits import FileTable
-from jobs.warehouse.part_files import PartFile, partition_of, remove
+from jobs.warehouse.part_files import PartFile, partition_of, remove_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RAN
 """Columns of the micro-batch, not of the estimate."""
 
 
+def _wanted() -> str:
+    """Return who is to write estimates where either can.
+
+    Raises:
+        UserError: the environment variable names none of the two.
+    """
+    found = os.environ.get(WRITER) or DEFAULT
+    if found not in ("files", "java"):
+        raise UserError(f"{WRITER}={found}: unknown; use files (the default is {DEFAULT}) or java")
+    return found
+
+
 class WrittenPart(NamedTuple):
     """A file, the kind of the estimates in it, and the partition of the task that wrote it."""
 
@@ -64,7 +77,7 @@ class WrittenPart(NamedTuple):
 class EstimateFiles:
     """The files of a generation's estimates, for its driver.
 
-    schema: of the table's rows, as Java would append them.
+    schema: of the table's rows, as Java would append them; attempt: to write a micro-batch, the last that was begun.
     """
 
     table: FileTable
@@ -72,13 +85,14 @@ class EstimateFiles:
     ranges: RangeWriter
     schema: StructType
     rows: EstimateRows
+    attempt: str = ""
 
     @classmethod
     def of(
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER, DEFAULT) != "files":
+        if _wanted() == "java" or not warehouse.local or not has_columns(fmt.kind):
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))
@@ -95,6 +109,7 @@ class EstimateFiles:
     def ask(self, spark: SparkSession, batch_id: int) -> bool:
         """Tell the tasks of a micro-batch's jobs in this thread to write files, if the table takes them as they are."""
         takes = self._takes()
+        self.attempt = uuid.uuid4().hex
         told = self._target(batch_id).encode() if takes else None
         # None removes the property, although the annotation does not allow it
         spark.sparkContext.setLocalProperty(PROPERTY, told)  # pyright: ignore[reportArgumentType]
@@ -114,11 +129,14 @@ class EstimateFiles:
             "generation": generation.generation,
             SOURCE_RANGE: self.ranges.of(batch_id),
         }
-        return Target(str(self.table.folder), self.table.file_bytes, constants)
+        return Target(str(self.table.folder), self.attempt, self.table.file_bytes, constants)
 
-    def remove(self, parts: Sequence[WrittenPart]) -> None:
-        """Remove files that no commit will name."""
-        remove(self.table.folder, (one.file for one in parts))
+    def remove(self) -> None:
+        """Remove the files of a micro-batch of which nothing was committed: a later attempt names none of them.
+
+        A stream that fails at a row, or as the disk is full, is started again and again.
+        """
+        remove_of(self.table.folder, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
         """Return the rows of files as the other sinks take them."""
