@@ -7,7 +7,6 @@ rows are the same.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from jobs.streaming.operators.estimate_files import (
     unchanged,
 )
 from jobs.streaming.sinks.estimated import PacketEstimates
-from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
 from jobs.warehouse.part_files import PartFile, partition_of, remove_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
@@ -43,26 +42,8 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.warehouse.delta import Warehouse
 
-WRITER = "KALMAN_DELTA_WRITER"
-"""Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
-DEFAULT = "java"
-"""Until the proofs of exactly-once have been run over both writers."""
-
-
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
 """Columns of the micro-batch, not of the estimate."""
-
-
-def _wanted() -> str:
-    """Return who is to write estimates where either can.
-
-    Raises:
-        UserError: the environment variable names none of the two.
-    """
-    found = os.environ.get(WRITER) or DEFAULT
-    if found not in ("files", "java"):
-        raise UserError(f"{WRITER}={found}: unknown; use files (the default is {DEFAULT}) or java")
-    return found
 
 
 class WrittenPart(NamedTuple):
@@ -92,7 +73,7 @@ class EstimateFiles:
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if _wanted() == "java" or not warehouse.local or not has_columns(fmt.kind):
+        if wanted_writer() == JAVA or not warehouse.local or not has_columns(fmt.kind):
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))

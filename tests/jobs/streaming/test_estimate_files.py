@@ -28,7 +28,8 @@ from jobs.streaming.operators.estimate_files import (
     last_of_runs,
     unchanged,
 )
-from jobs.streaming.sinks.written_files import WRITER, EstimateFiles, written_parts
+from jobs.streaming.sinks.written_files import EstimateFiles, written_parts
+from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.part_files import partition_of, remove_of
 
 LIST = pa.list_(pa.float64())

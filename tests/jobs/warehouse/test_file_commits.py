@@ -206,7 +206,7 @@ def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Pa
     one = made(tmp_path)
     parts = write_parts(one.folder, "part-00000", [some_rows(1)])
     (one.folder / parts[0].path).unlink()
-    with pytest.raises(UserError, match="removed before it was committed; restart"):
+    with pytest.raises(UserError, match="removed before it was committed; run the command again"):
         one.commit(parts, ("app", 1))
     assert rows(tmp_path) == [] and DeltaTable(str(one.folder)).version() == 0
 
@@ -221,7 +221,7 @@ def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path
     else:
         shutil.rmtree(one.folder / "_delta_log")
         DeltaTable.create(str(one.folder), pa.schema([("x", pa.string())]))
-    with pytest.raises(UserError, match="changed during the micro-batch; restart"):
+    with pytest.raises(UserError, match="changed while its files were written; run the command again"):
         one.commit(parts, ("app", 1))
     assert DeltaTable(str(one.folder)).to_pyarrow_table().num_rows == 0
 
