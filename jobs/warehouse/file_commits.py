@@ -73,8 +73,8 @@ class FileTable:
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
         self._asked = schema
-        if "%" in str(self.folder):
-            return False  # the library would decode the path
+        if "%" in str(self.folder) or "\\" in str(self.folder):
+            return False  # the library would decode the path, or take another folder's table
         log = self._fresh()
         return log is not None and _plain(log) and _fits(schema, log)
 
