@@ -69,6 +69,8 @@ class FileTable:
         self._log: DeltaTable | None = None
         self._seen: _Seen | None = None
         self._asked: pa.Schema | None = None
+        self.tried = False
+        """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
 
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
@@ -103,6 +105,7 @@ class FileTable:
                     last = log.transaction_version(application)
                     if last is None or last < number:
                         self._check(log, parts)
+                        self.tried = True
                         # Delta in Java may forget a transaction that does not say when it was.
                         self._write(log, parts, Transaction(application, number, int(time.time() * 1000)))
                     return
