@@ -166,15 +166,16 @@ class MicroBatchWriter:
             self.pins.take(batch_id)
         if self.files is not None:
             self.files.ask(packets.sparkSession, batch_id)
-        packets, counts = packets.persist(), None
+        packets = packets.persist()
+        found = None
         try:
-            counts = self._counts(packets, batch_id)
+            counts = found = self._counts(packets, batch_id)
             self.check_source()  # now that all rows are read, and before anything is committed
             self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
         finally:
-            if self.files is not None and (counts is None or counts.files):
+            if self.files is not None and (found is None or found.files):
                 self.files.remove_unnamed()
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
