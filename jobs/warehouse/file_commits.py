@@ -91,12 +91,14 @@ class FileTable:
         self._log: DeltaTable | None = None
         self._seen: _Seen | None = None
         self._asked: pa.Schema | None = None
+        self.tried = False
+        """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
 
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
         self._asked = schema
-        if "%" in str(self.folder):
-            return False  # the library would decode the path
+        if "%" in str(self.folder) or "\\" in str(self.folder):
+            return False  # the library would decode the path, or take another folder's table
         log = self._fresh()
         return log is not None and _plain(log, self._settings) and _fits(schema, log)
 
@@ -177,6 +179,7 @@ class FileTable:
                     transaction = due(log)
                     if transaction is not None:
                         self._check(log, parts)
+                        self.tried = True
                         self._write(log, parts, transaction, metadata)
                     return
                 except CommitFailedError as error:

@@ -167,14 +167,16 @@ class MicroBatchWriter:
         if self.files is not None:
             self.files.ask(packets.sparkSession, batch_id)
         packets = packets.persist()
+        found = None
         try:
-            with self._unless_it_fails():
-                counts = self._counts(packets, batch_id)
-                self.check_source()  # now that all rows are read, and before anything is committed
-                self._check_limit(counts, batch_id)
+            counts = found = self._counts(packets, batch_id)
+            self.check_source()  # now that all rows are read, and before anything is committed
+            self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
         finally:
+            if self.files is not None and (found is None or found.files):
+                self.files.remove_unnamed()
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
             label(packets.sparkSession, self.generation.generation, "between micro-batches")
@@ -207,16 +209,6 @@ class MicroBatchWriter:
             return []
         names = F.when(F.col("kind").isin(*FILES.values()), F.col("payload"))
         return [names.alias("payload")]
-
-    @contextmanager
-    def _unless_it_fails(self) -> Iterator[None]:
-        """Remove the files of a micro-batch that fails, or is refused, before anything of it is committed."""
-        try:
-            yield
-        except BaseException:
-            if self.files is not None:
-                self.files.remove()
-            raise
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:
         """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.

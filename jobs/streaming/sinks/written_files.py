@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +91,7 @@ class EstimateFiles:
     def ask(self, spark: SparkSession, batch_id: int) -> bool:
         """Tell the tasks of a micro-batch's jobs in this thread to write files, if the table takes them as they are."""
         takes = self._takes()
-        self.attempt = uuid.uuid4().hex
+        self.attempt, self.table.tried = uuid.uuid4().hex, False
         told = self._target(batch_id).encode() if takes else None
         # None removes the property, although the annotation does not allow it
         spark.sparkContext.setLocalProperty(PROPERTY, told)  # pyright: ignore[reportArgumentType]
@@ -112,12 +113,14 @@ class EstimateFiles:
         }
         return Target(str(self.table.folder), self.attempt, self.table.file_bytes, constants)
 
-    def remove(self) -> None:
-        """Remove the files of a micro-batch of which nothing was committed: a later attempt names none of them.
+    def remove_unnamed(self) -> None:
+        """Remove the files of this attempt to write a micro-batch, unless a commit of them was tried.
 
-        A stream that fails at a row, or as the disk is full, is started again and again.
+        A stream that fails at a row, as the disk is full, or at a sink after its estimates, is started again and again.
         """
-        remove_of(self.table.folder, self.attempt)
+        if not self.table.tried:
+            with suppress(OSError):  # what is left is VACUUM's
+                remove_of(self.table.folder, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
         """Return the rows of files as the other sinks take them."""

@@ -300,10 +300,15 @@ def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
         assert table(tmp_path).takes(SCHEMA) == taken, asked
 
 
-def test_a_path_that_the_library_would_decode_is_left_to_java(tmp_path: Path) -> None:
-    (tmp_path / "a%20b" / "t").mkdir(parents=True)
-    made(tmp_path / "a b")
-    assert not table(tmp_path / "a%20b").takes(SCHEMA)
+@pytest.mark.parametrize(("name", "taken"), [("a%20b", "a b"), ("a\\b", "a/b")])
+def test_a_path_that_the_library_takes_for_another_is_left_to_java(
+    tmp_path: Path, name: str, taken: str
+) -> None:
+    made(tmp_path / taken)
+    shutil.copytree(tmp_path / taken / "t", tmp_path / name / "t")
+    assert not table(tmp_path / name).takes(SCHEMA)
+    add(table(tmp_path / taken), 1, 1)
+    assert rows(tmp_path / taken) == [1]
 
 
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:
