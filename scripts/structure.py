@@ -76,7 +76,7 @@ def is_command(one: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def wide_functions(path: Path, most: int = MOST_PARAMETERS) -> list[tuple[str, int]]:
     """Return the functions of a file that have more parameters than `most`, `self` and `cls` not counted.
 
-    The parameters of a `@command` or an `@answer` are the options of a verb: their number is the user's, not the caller's.
+    The parameters of a `@command` or an `@answer` are a verb's options: their number is the user's, not the caller's.
     """
     found = []
     for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
