@@ -57,7 +57,7 @@ def imported_on_import(path: Path) -> list[str]:
 def long_functions(path: Path, longest: int = LONGEST) -> list[tuple[str, int]]:
     """Return the functions of a file that have more lines than `longest`, with their lines.
 
-    The options that a `@command` declares do not count: they are the help that a user reads.
+    The options that a `@command` or an `@answer` declares do not count: they are the help that a user reads.
     """
     found = []
     for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
@@ -70,13 +70,13 @@ def long_functions(path: Path, longest: int = LONGEST) -> list[tuple[str, int]]:
 
 def is_command(one: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a function is a verb: its parameters are options that a user sees."""
-    return any(isinstance(name, ast.Name) and name.id == "command" for name in one.decorator_list)
+    return any(isinstance(name, ast.Name) and name.id in ("command", "answer") for name in one.decorator_list)
 
 
 def wide_functions(path: Path, most: int = MOST_PARAMETERS) -> list[tuple[str, int]]:
     """Return the functions of a file that have more parameters than `most`, `self` and `cls` not counted.
 
-    The parameters of a `@command` are the options of a verb: their number is the user's, not the caller's.
+    The parameters of a `@command` or an `@answer` are a verb's options: their number is the user's, not the caller's.
     """
     found = []
     for one in functions(ast.parse(path.read_text(encoding="utf-8"))):

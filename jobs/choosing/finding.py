@@ -39,6 +39,10 @@ from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 Floats = NDArray[np.float64]
 
 MOST_MEASUREMENTS = 4
+LONG = 20_000
+"""Rows of a series times states from which on a search of its parameters takes minutes."""
+LEARNT = 1_000
+"""Newest rows of a series that are told to be enough to learn from."""
 SEASON_KEYS = 12
 """Sampled keys whose periodograms are looked at."""
 
@@ -161,7 +165,7 @@ def find(input: str, wishes: Wishes) -> Found:
         final = finish(series, [one.name for one in measurements], choice, unit, rhythm.step_in_units)
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    notes += _doubts(table, roles, parsed, final)
+    notes += [*_doubts(table, roles, parsed, final), *long_series(rows, len(final.definition["states"]))]
     return Found(
         table, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
         phase.seconds,
@@ -335,6 +339,19 @@ def _doubts(table: Table, roles: Roles, parsed: ParsedRows, final: Final) -> lis
             f"a variance is zero for {final.still:,} of the sampled keys: that part of theirs does not move"
         )
     return notes
+
+
+def long_series(rows: kalman.SortedRows, states: int) -> list[str]:
+    """Return a note on how to learn faster, where learning from all rows of the longest series takes minutes."""
+    longest = int(np.argmax(np.bincount(rows.key)))
+    time = rows.time[rows.key == longest]
+    if len(time) * states < LONG:
+        return []
+    begin = str(np.datetime64(int(time[-LEARNT]), "us"))[:10]
+    return [
+        f"pretrain learns from every row of a key, here up to {len(time):,} one after another, for minutes; `pretrain "
+        f"--learn-from {begin}` learns from the newest alone, and filters all the same"
+    ]
 
 
 def file_name(input: str) -> str:

@@ -69,7 +69,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         lines, code = [" ".join(str(error).split())], INPUT_ERROR
     elif is_full(error):
         lines, code = [FULL], RUN_FAILED
-    elif _says(error, _BUSY):
+    elif is_busy(error):
         lines, code = [BUSY], RUN_FAILED
     else:
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
@@ -111,6 +111,11 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 def is_full(error: BaseException | None) -> bool:
     """Tell whether an error, or one of its causes, says that a disk is full."""
     return _says(error, _FULL)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Tell whether an error is that of a machine that was too busy to start one of Spark's Python processes in time."""
+    return _says(error, _BUSY)
 
 
 def _says(error: BaseException | None, signs: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from jobs.core.errors import FULL, is_full
+from jobs.core.errors import BUSY, FULL, is_busy, is_full
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -56,6 +56,8 @@ def cause_of(error: BaseException) -> str:
     """Return the most informative line of an error: the innermost exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
+    if is_busy(error):
+        return BUSY
     ours = re.findall(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?\s*$", str(error), re.MULTILINE)
     if ours:
         return ours[-1][:600]

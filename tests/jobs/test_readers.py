@@ -143,7 +143,7 @@ def test_every_table_is_in_the_dictionary_and_queries_go_on_after_a_comment(tmp_
     pipeline.land(days[2])
     assert pipeline.stream().data["rows"] > 0
     second = monitor.run(pipeline.settings, "walk").data
-    assert first["rows"] > 0 and second["rows"] > 0
+    assert first["window_rows"] > 0 and second["window_rows"] > 0
     skill.run(pipeline.settings, "walk")
     verify.run(pipeline.settings, "walk")
     warehouse = tmp_path / "warehouse"

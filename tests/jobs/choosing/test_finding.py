@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import kalman
 from jobs.choosing.columns import Given, Roles, find_roles
+from jobs.choosing.finding import long_series
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.rhythm import find_rhythm, span
 from jobs.choosing.seasons import find_season
@@ -120,6 +122,16 @@ def test_a_count_that_begins_anew_with_each_key_is_a_time(tmp_path: Path) -> Non
         roles(table(tmp_path, b=shuffled))
     given = roles(table(tmp_path, b=shuffled), time="Time", time_format="epoch_seconds")
     assert given.time.known.all()
+
+
+def test_series_that_learning_takes_minutes_of_are_told_with_the_remedy() -> None:
+    n = np.array([100, 8_000])
+    time = np.concatenate([np.arange(size) for size in n]) * HOUR
+    rows = kalman.SortedRows(np.repeat([0, 1], n), time, np.zeros((1, 8_100)), np.empty((0, 8_100)))
+    assert long_series(rows, 2) == []
+    (note,) = long_series(rows, 8)
+    # hour 7000 after 1970-01-01 is on the 292nd day
+    assert "up to 8,000 one after another" in note and "`pretrain --learn-from 1970-10-19`" in note
 
 
 def test_what_is_no_measurement_says_why(tmp_path: Path) -> None:

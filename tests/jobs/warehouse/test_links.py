@@ -14,6 +14,7 @@ from jobs.core.errors import BUSY, RUN_FAILED, UserError, show
 from jobs.core.report import rate
 from jobs.lineage.leases import stream_lock
 from jobs.offline.result_files import save
+from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import refuse_absent
@@ -76,6 +77,8 @@ def test_a_busy_machine_is_told_in_a_sentence() -> None:
         out = io.StringIO()
         assert show(error, stream=out) == RUN_FAILED
     assert out.getvalue() == f"error: {BUSY}\n"
+    failed = RuntimeError("Python worker failed to connect back.\n=== Streaming Query ===\nIdentifier: rooms")
+    assert cause_of(failed) == BUSY
 
 
 @pytest.mark.parametrize(
