@@ -37,11 +37,15 @@ def by_java(warehouse: Warehouse, condition: str = "true") -> list[int]:
 
 
 def forget_commits(folder: Path, before: int) -> None:
-    """Remove the commits before a version that has a checkpoint, as both do once they are expired."""
+    """Remove the commits before a version that has a checkpoint, as both do once they are expired.
+
+    Java cannot read a log without the commit of its checkpoint: a checkpoint is only made of the latest commit, so that
+    one is not expired when others are removed.
+    """
     log = folder / "_delta_log"
     assert list(log.glob(f"{before:020d}.checkpoint*.parquet"))
     for path in log.glob("*.json"):
-        if path.name[:20].isdigit() and int(path.name[:20]) <= before:
+        if path.name[:20].isdigit() and int(path.name[:20]) < before:
             path.unlink()
 
 
