@@ -144,10 +144,15 @@ def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch
         ("wasb://a/b", "a warehouse cannot be at"),
     ],
 )
-def test_other_spellings_are_refused_by_name(text: str, said: str):
+def test_other_spellings_are_refused_by_name(text: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
     with pytest.raises(UserError, match=said):
         warehouse_root(text)
 
 
-def test_a_folder_of_a_bucket_is_a_warehouse():
+def test_a_folder_of_a_bucket_is_a_warehouse_if_that_is_switched_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("KALMAN_OBJECT_STORE", raising=False)
+    with pytest.raises(UserError, match=r"is switched off .* set KALMAN_OBJECT_STORE=1"):
+        warehouse_root("s3a://bucket/a/b")
+    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
     assert warehouse_root("S3A://bucket/a/b/") == "s3a://bucket/a/b"
