@@ -29,28 +29,27 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Estimate every row of {spec.name} in batch",
             timeout=timedelta(hours=12),
-            retries=2,  # before the others, as a checker cannot tell that no name among them is this one
-            **{
+            params={
                 "from": dag_defaults.instant(
                     "From",
                     "Rows from this event time on (empty: the beginning of the run's data interval).",
-                )
+                ),
+                "to": dag_defaults.instant(
+                    "To", "Rows before this event time (empty: the end of the run's data interval)."
+                ),
+                "snapshot": Param(
+                    None,
+                    type=["null", "string"],
+                    title="Snapshot",
+                    description="Take parameters from this snapshot; none: the spec's values (empty: the best one).",
+                ),
+                "smooth": Param(
+                    False,
+                    type="boolean",
+                    title="Smooth",
+                    description="Also give each row's state given all rows of its key before the end.",
+                ),
             },
-            to=dag_defaults.instant(
-                "To", "Rows before this event time (empty: the end of the run's data interval)."
-            ),
-            snapshot=Param(
-                None,
-                type=["null", "string"],
-                title="Snapshot",
-                description="Take parameters from this snapshot; none: the spec's values (empty: the best one).",
-            ),
-            smooth=Param(
-                False,
-                type="boolean",
-                title="Smooth",
-                description="Also give each row's state given all rows of its key before the end.",
-            ),
         ),
     ) as dag:
         KalmanOperator(

@@ -25,19 +25,21 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Take a snapshot of the live state of {spec.name}",
             timeout=timedelta(hours=2),
-            batch=Param(
-                None,
-                type=["null", "integer"],
-                minimum=0,
-                title="Batch",
-                description="A committed micro-batch whose state is still kept (empty: the last).",
-            ),
-            monitor=Param(
-                False,
-                type="boolean",
-                title="Rules of the monitor",
-                description="Export the states of the monitor's rules, not the stream's; the log names the export.",
-            ),
+            params={
+                "batch": Param(
+                    None,
+                    type=["null", "integer"],
+                    minimum=0,
+                    title="Batch",
+                    description="A committed micro-batch whose state is still kept (empty: the last).",
+                ),
+                "monitor": Param(
+                    False,
+                    type="boolean",
+                    title="Rules of the monitor",
+                    description="Export the states of the monitor's rules, not the stream's; the log names the export.",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -33,20 +33,24 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Forecast the keys of {spec.name} from their live state",
             timeout=timedelta(hours=6),
-            steps=Param(
-                None,
-                type=["null", "integer"],
-                minimum=1,
-                title="Steps",
-                description="How many steps ahead of each key's newest row (empty: the spec's horizons).",
-            ),
-            to=text("To", "Up to this time (ISO 8601), in place of a number of steps."),
-            every=text("Every", "A step, such as 1h."),
-            key=text("Key", "This key alone, as the estimates have it."),
-            snapshot=text(
-                "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
-            ),
-            output=text("Output", "Another table than the model's own: below the warehouse, or a path."),
+            params={
+                "steps": Param(
+                    None,
+                    type=["null", "integer"],
+                    minimum=1,
+                    title="Steps",
+                    description="How many steps ahead of each key's newest row (empty: the spec's horizons).",
+                ),
+                "to": text("To", "Up to this time (ISO 8601), in place of a number of steps."),
+                "every": text("Every", "A step, such as 1h."),
+                "key": text("Key", "This key alone, as the estimates have it."),
+                "snapshot": text(
+                    "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
+                ),
+                "output": text(
+                    "Output", "Another table than the model's own: below the warehouse, or a path."
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -27,23 +27,25 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Make a snapshot of {spec.name} from a table of states",
             timeout=timedelta(hours=2),
-            input=Param(
-                "",
-                type="string",
-                title="Table",
-                description="A .csv or .parquet file, or a Delta table by its path or its name below the warehouse: a "
-                "row a key, with the key columns, event_time, mean and covariance.",
-            ),
-            to_version=Param(
-                0,
-                type="integer",
-                minimum=0,
-                title="Version",
-                description="The version of the measurements that the states reflect; 0: none of the landed rows.",
-            ),
-            dry_run=Param(
-                True, type="boolean", title="Dry run", description="Check every key; write nothing."
-            ),
+            params={
+                "input": Param(
+                    "",
+                    type="string",
+                    title="Table",
+                    description="A .csv or .parquet file, or a Delta table by its path or its name below the "
+                    "warehouse: a row a key, with the key columns, event_time, mean and covariance.",
+                ),
+                "to_version": Param(
+                    0,
+                    type="integer",
+                    minimum=0,
+                    title="Version",
+                    description="The version of the measurements that the states reflect; 0: none of the landed rows.",
+                ),
+                "dry_run": Param(
+                    True, type="boolean", title="Dry run", description="Check every key; write nothing."
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -42,21 +42,23 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Land files for {spec.name}",
             timeout=timedelta(hours=2),
-            input=input_field(spec),
-            history=Param(
-                False,
-                type="boolean",
-                title="History",
-                description="Treat the files as history of new keys: pretrain offers their states to the stream.",
-            ),
-            changed=Param(
-                "refuse",
-                type="string",
-                enum=["refuse", "append", "new"],
-                title="Changed",
-                description="What a file is that has landed with another content: an error (refuse), the same file "
-                "with rows added at its end, which are landed (append), or another file of the same name (new).",
-            ),
+            params={
+                "input": input_field(spec),
+                "history": Param(
+                    False,
+                    type="boolean",
+                    title="History",
+                    description="Treat the files as history of new keys: pretrain offers their states to the stream.",
+                ),
+                "changed": Param(
+                    "refuse",
+                    type="string",
+                    enum=["refuse", "append", "new"],
+                    title="Changed",
+                    description="What a file is that has landed with another content: an error (refuse), the same file "
+                    "with rows added at its end, which are landed (append), or another file of the same name (new).",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -27,18 +27,20 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Delete what nothing of {spec.name} needs any more",
             timeout=timedelta(hours=6),
-            dry_run=Param(
-                True,
-                type="boolean",
-                title="Dry run",
-                description="Only list what would be deleted, and why the rest stays.",
-            ),
-            estimates=Param(
-                False,
-                type="boolean",
-                title="Estimates",
-                description="Also remove estimates of removed generations that are not part of the live ones.",
-            ),
+            params={
+                "dry_run": Param(
+                    True,
+                    type="boolean",
+                    title="Dry run",
+                    description="Only list what would be deleted, and why the rest stays.",
+                ),
+                "estimates": Param(
+                    False,
+                    type="boolean",
+                    title="Estimates",
+                    description="Also remove estimates of removed generations that are not part of the live ones.",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

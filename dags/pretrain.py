@@ -41,23 +41,26 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Learn {spec.name} and filter its history into a snapshot",
             timeout=timedelta(hours=12),
-            as_of=dag_defaults.instant(
-                "As of", "Take only history before this instant (empty: the end of the run's data interval)."
-            ),
-            to_version=Param(
-                None,
-                type=["null", "integer"],
-                minimum=0,
-                title="To version",
-                description="Take history up to this version of measurements, instead of a cut in time.",
-            ),
-            learn_from=dag_defaults.instant(
-                "Learn from",
-                f"Learn from rows at or after this instant (empty: {before}).",
-            ),
-            learn_to=dag_defaults.instant(
-                "Learn to", "Learn from rows before this instant (empty: the cut)."
-            ),
+            params={
+                "as_of": dag_defaults.instant(
+                    "As of",
+                    "Take only history before this instant (empty: the end of the run's data interval).",
+                ),
+                "to_version": Param(
+                    None,
+                    type=["null", "integer"],
+                    minimum=0,
+                    title="To version",
+                    description="Take history up to this version of measurements, instead of a cut in time.",
+                ),
+                "learn_from": dag_defaults.instant(
+                    "Learn from",
+                    f"Learn from rows at or after this instant (empty: {before}).",
+                ),
+                "learn_to": dag_defaults.instant(
+                    "Learn to", "Learn from rows before this instant (empty: the cut)."
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -30,18 +30,21 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Make the previous generation of {spec.name} live again",
             timeout=timedelta(hours=1),
-            to=Param(
-                None,
-                type=["null", "string"],
-                title="To",
-                description="A retired generation to return to (empty: the parent of the live one).",
-            ),
-            last_state=Param(
-                False,
-                type="boolean",
-                title="Last state",
-                description="Continue from the live generation's state, mapped back, not from the older checkpoint.",
-            ),
+            params={
+                "to": Param(
+                    None,
+                    type=["null", "string"],
+                    title="To",
+                    description="A retired generation to return to (empty: the parent of the live one).",
+                ),
+                "last_state": Param(
+                    False,
+                    type="boolean",
+                    title="Last state",
+                    description="Continue from the live generation's state, mapped back, not from the older "
+                    "checkpoint.",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

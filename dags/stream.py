@@ -47,21 +47,24 @@ def build(spec: ModelSpec) -> DAG:
             f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
             timeout=timedelta(days=1),
             retries=5,
-            trigger=dag_defaults.trigger(
-                "process", " (the execution timeout), then again by retry or schedule"
-            ),
-            adopt=Param(
-                None,
-                type=["null", "string"],
-                title="Adopt",
-                description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
-            ),
-            allow_missing_estimates=Param(
-                False,
-                type="boolean",
-                title="Allow missing estimates",
-                description="With Adopt: also where rows would have no live estimate; the failed task says how many.",
-            ),
+            params={
+                "trigger": dag_defaults.trigger(
+                    "process", " (the execution timeout), then again by retry or schedule"
+                ),
+                "adopt": Param(
+                    None,
+                    type=["null", "string"],
+                    title="Adopt",
+                    description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
+                ),
+                "allow_missing_estimates": Param(
+                    False,
+                    type="boolean",
+                    title="Allow missing estimates",
+                    description="With Adopt: also where rows would have no live estimate; the failed task says "
+                    "how many.",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -193,28 +193,30 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Bring the stream of {spec.name} to version {spec.version}",
             timeout=timedelta(hours=12),
-            dry_run=Param(
-                True,
-                type="boolean",
-                title="Dry run",
-                description="Only show what would become of the states.",
-            ),
-            mode=Param(
-                BLUE_GREEN,
-                type="string",
-                enum=list(MODES),
-                title="Mode",
-                description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from history. "
-                "repartition: the same version in another layout.",
-            ),
-            force=force_field(),
-            partitions=Param(
-                None,
-                type=["null", "integer"],
-                minimum=1,
-                title="Partitions",
-                description="Of mode repartition: how many state partitions (empty: as the spec says).",
-            ),
+            params={
+                "dry_run": Param(
+                    True,
+                    type="boolean",
+                    title="Dry run",
+                    description="Only show what would become of the states.",
+                ),
+                "mode": Param(
+                    BLUE_GREEN,
+                    type="string",
+                    enum=list(MODES),
+                    title="Mode",
+                    description="blue-green: prove it in shadow first. stop-start: migrate at once. retrain: from "
+                    "history. repartition: the same version in another layout.",
+                ),
+                "force": force_field(),
+                "partitions": Param(
+                    None,
+                    type=["null", "integer"],
+                    minimum=1,
+                    title="Partitions",
+                    description="Of mode repartition: how many state partitions (empty: as the spec says).",
+                ),
+            },
         ),
     ) as dag:
         _tasks(spec)

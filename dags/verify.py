@@ -26,25 +26,27 @@ def build(spec: ModelSpec) -> DAG:
             __doc__,
             f"Recompute live estimates of {spec.name} and compare",
             timeout=timedelta(hours=12),
-            share=Param(
-                spec.airflow.verify.share,
-                type="string",
-                pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
-                title="Share",
-                description="Share of the keys; 100% takes all.",
-            ),
-            key=Param(
-                None,
-                type=["null", "string"],
-                title="Key",
-                description="This key alone, as the estimates have it.",
-            ),
-            since=Param(
-                None,
-                type=["null", "string"],
-                title="Since",
-                description="Compare estimates from this event time on (ISO 8601; empty: all).",
-            ),
+            params={
+                "share": Param(
+                    spec.airflow.verify.share,
+                    type="string",
+                    pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
+                    title="Share",
+                    description="Share of the keys; 100% takes all.",
+                ),
+                "key": Param(
+                    None,
+                    type=["null", "string"],
+                    title="Key",
+                    description="This key alone, as the estimates have it.",
+                ),
+                "since": Param(
+                    None,
+                    type=["null", "string"],
+                    title="Since",
+                    description="Compare estimates from this event time on (ISO 8601; empty: all).",
+                ),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -68,15 +68,16 @@ def run(
     """
     from jobs.core.input_files import find_files
     from jobs.ingestion import folder_watch
+    from jobs.ingestion.checking import key_types_of
     from jobs.ingestion.landing import (
         SMALL_BYTES,
         FileLanding,
         endings_of,
         file_schema,
         file_size,
-        prepare,
     )
     from jobs.ingestion.small_files import land_all
+    from jobs.ingestion.target_table import prepare
     from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
@@ -104,7 +105,7 @@ def run(
     landing = FileLanding(warehouse, spec, changed, history)
     numbers = landing.landed.numbers()
     states = [landing.check(path, numbers) for path in files]
-    key_types = prepare(warehouse, spec, schemas[0])
+    key_types = prepare(warehouse, spec, key_types_of(spec.naming_columns, schemas[0]))
     landed: list[Landed] = []
     with Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress:
         for some in land_all(landing, states, key_types):

@@ -48,7 +48,10 @@ def run(
     ] = None,
     time_format: Annotated[
         str | None,
-        Option(help="The format of the time, as in a spec; by default it is found.", show_default=False),
+        Option(
+            help="The format of the time, such as %d.%m.%Y or epoch_seconds, as in a spec; by default it is found.",
+            show_default=False,
+        ),
     ] = None,
     time_zone: Annotated[str, Option(help="The time zone of times without an offset.")] = "UTC",
     key: Annotated[

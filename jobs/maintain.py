@@ -11,7 +11,7 @@ must stay readable, which OPTIMIZE with VACUUM would end.
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -20,13 +20,20 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 
+if TYPE_CHECKING:
+    from jobs.specs.model_spec import ModelSpec
+
 
 @command
 def run(
     settings: Settings,
     model: Model,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Report what would be removed; change nothing.")
+        bool,
+        Option(
+            "--dry-run",
+            help="Report what would be removed; change nothing. Of a local warehouse without Spark.",
+        ),
     ] = False,
     estimates: Annotated[
         bool,
@@ -41,25 +48,37 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
-    from jobs.operations.maintenance import Maintenance
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
+    from jobs.operations.maintenance_preview import preview, result_lines
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
-    warehouse = Warehouse(
-        spark_session(settings, f"maintain {spec.name}", short_command_conf()), settings.warehouse
-    )
-    with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:
-        work = Maintenance(warehouse, spec, dry_run, estimates or spec.retention.estimates, progress.note)
-        work.run()
+    with_estimates = estimates or spec.retention.estimates
+    local = local_tables(settings.warehouse)
+    if dry_run and local is not None:
+        result = preview(local, spec, with_estimates)
+    else:
+        result = _maintained(settings, spec, dry_run, with_estimates)
     seconds = time.monotonic() - started
     return Report(
-        [*work.lines(), f"{seconds:.1f} s"],
-        {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
+        [*result_lines(spec.name, result, dry_run), f"{seconds:.1f} s"],
+        {"model": spec.name, "dry_run": dry_run, **result, "seconds": seconds},
     )
+
+
+def _maintained(settings: Settings, spec: ModelSpec, dry_run: bool, with_estimates: bool) -> dict[str, Any]:
+    """Maintain with Spark, and return what was removed, or, in a dry run, would be."""
+    from jobs.operations.maintenance import Maintenance
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
+
+    spark = spark_session(settings, f"maintain {spec.name}", short_command_conf())
+    with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:
+        work = Maintenance(Warehouse(spark, settings.warehouse), spec, dry_run, with_estimates, progress.note)
+        work.run()
+    return work.result
 
 
 if __name__ == "__main__":

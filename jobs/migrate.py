@@ -31,7 +31,12 @@ def run(
     ] = None,
     to: Annotated[int | None, Option(min=1, help="A version; by default the spec's.")] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Report how the states would change; write nothing.")
+        bool,
+        Option(
+            "--dry-run",
+            help="Report how the states would change; write nothing. Of a local warehouse without Spark, unless keys "
+            "become others.",
+        ),
     ] = False,
     profile: Profile = False,
 ) -> Report:
@@ -41,6 +46,7 @@ def run(
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.migration.migrating import migrate, source_snapshot
+    from jobs.migration.preview import preview
     from jobs.migration.versions import path_from
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
@@ -54,20 +60,26 @@ def run(
     target = spec.version if to is None else to
     before_spark = local_tables(settings.warehouse)
     if before_spark is not None:
-        path_from(before_spark, spec, source_snapshot(before_spark, spec.name, snapshot, target), target)
+        source = source_snapshot(before_spark, spec.name, snapshot, target)
+        steps = path_from(before_spark, spec, source, target)
+        told = preview(before_spark, source, steps) if dry_run else None
+        if told is not None:
+            seconds = time.monotonic() - started
+            return profiler.added_to(_report(source, *told, target, False, seconds))
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         source = source_snapshot(warehouse, spec.name, snapshot, target)
         manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
-    return profiler.added_to(_report(source, manifest, target, change, is_new, time.monotonic() - started))
+    seconds = time.monotonic() - started
+    return profiler.added_to(_report(source, manifest, change, target, is_new, seconds))
 
 
 def _report(
     source: Manifest,
     manifest: Manifest | None,
-    target: int,
     change: dict[str, Any],
+    target: int,
     is_new: bool,
     seconds: float,
 ) -> Report:

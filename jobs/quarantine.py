@@ -40,7 +40,7 @@ def act(
     """
     from pyspark.sql import functions as F
 
-    from jobs.rejected_rows import rows as quarantine_rows
+    from jobs.rejected_rows import rows
     from jobs.rejected_rows.replay import replay
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -52,7 +52,7 @@ def act(
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else quarantine_rows.read_edited(edited)
+    payloads = None if edited is None else rows.read_edited(edited)
     seen = _without_spark(settings.warehouse, action, spec.name, choice, limit if output is None else 0)
     if seen is not None:
         return seen
@@ -61,27 +61,27 @@ def act(
     if not quarantine.ready(warehouse):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
     chosen = (F.col("model") == spec.name) & choice.condition()
-    rows = warehouse.read(TABLE).filter(chosen)
+    found = warehouse.read(TABLE).filter(chosen)
     if action == "list":
-        return _list(spec.name, quarantine_rows.count_by_reason(rows))
-    held = rows.filter(F.col("status").isNull())
+        return _list(spec.name, rows.count_by_reason(found))
+    held = found.filter(F.col("status").isNull())
     if action == "show" and output is not None:
         path = Path(output).expanduser()
-        count = quarantine_rows.export_rows(quarantine_rows.sorted_rows(held), path)
+        count = rows.export_rows(rows.sorted_rows(held), path)
         return _exported(spec.name, count, path)
     if action == "show":
-        shown = quarantine_rows.sorted_rows(held).limit(limit).collect()
+        shown = rows.sorted_rows(held).limit(limit).collect()
         return _show(spec.name, [utc(row.asDict()) for row in shown], limit)
     if action == "discard":
-        return _discarded(spec.name, quarantine_rows.discard(warehouse, chosen & F.col("status").isNull()))
-    held, before = (held, 0) if payloads is None else quarantine_rows.with_payloads(warehouse, rows, payloads)
+        return _discarded(spec.name, rows.discard(warehouse, chosen & F.col("status").isNull()))
+    held, before = (held, 0) if payloads is None else rows.with_payloads(warehouse, found, payloads)
     columns = ("id", "payload", "source", "position", "generation", "batch_id")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
 
 def _without_spark(root: str, action: str, model: str, choice: Choice, limit: int) -> Report | None:
     """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing, or it is remote."""
-    from jobs.rejected_rows import without_spark as quarantine_without_spark
+    from jobs.rejected_rows import without_spark
     from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.quarantine import TABLE
 
@@ -91,10 +91,10 @@ def _without_spark(root: str, action: str, model: str, choice: Choice, limit: in
     if not tables.exists(TABLE):
         return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0})
     if action == "list":
-        return _list(model, quarantine_without_spark.count_by_reason(tables, model, choice))
+        return _list(model, without_spark.count_by_reason(tables, model, choice))
     held = None
     if action == "show" and limit:
-        held = quarantine_without_spark.held_rows(tables, model, choice, limit)
+        held = without_spark.held_rows(tables, model, choice, limit)
     return None if held is None else _show(model, held, limit)
 
 

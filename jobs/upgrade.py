@@ -7,7 +7,7 @@ what each mode does and when to choose it.
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -16,6 +16,10 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
+
+if TYPE_CHECKING:
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.upgrades.context import Outcome
 
 
 @command
@@ -34,7 +38,12 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Report how the states would change; change nothing.")
+        bool,
+        Option(
+            "--dry-run",
+            help="Report how the states would change; change nothing. Spark exports the state for it, but for modes "
+            "retrain and stateless, which take none over.",
+        ),
     ] = False,
     promote: Annotated[bool, Option(help="Promote a new version that compares well (blue-green).")] = True,
     lose_state: Annotated[
@@ -63,12 +72,11 @@ def run(
             predicts worse, or whose comparison cannot tell.
     """
     from jobs.lineage import generations, live_table
-    from jobs.lineage.start_point import origin
-    from jobs.migration.versions import path_from
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
-    from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, STOP_START, UpgradeContext
+    from jobs.upgrades.before_spark import told_before_spark
+    from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.local_tables import local_tables
@@ -92,8 +100,9 @@ def run(
     if before_spark is not None:
         need_measurements(before_spark, spec.name)
         live = generations.named(before_spark, spec.name)
-        if mode in (BLUE_GREEN, STOP_START) and live.model_version < spec.version:
-            path_from(before_spark, spec, origin(before_spark, live), spec.version)
+        told = told_before_spark(before_spark, spec, live, mode, dry_run)
+        if told is not None:
+            return _report(spec, mode, told, needed, started)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
     need_measurements(warehouse, spec.name)
@@ -104,6 +113,11 @@ def run(
         )
         lines, data = MODES[mode](context)
         live_table.refresh(warehouse, spec.name)
+    return _report(spec, mode, (lines, data), needed, started)
+
+
+def _report(spec: ModelSpec, mode: str, outcome: Outcome, needed: bool, started: float) -> Report:
+    lines, data = outcome
     if needed and not data.get("upgraded", True):
         raise UserError(lines[0], ALREADY_RUNNING)
     return Report(

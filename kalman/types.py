@@ -44,6 +44,11 @@ class Rows(NamedTuple):
             return False
         return True if self.first.all() else self.first
 
+    def repeated(self, times: int) -> "Rows":
+        """Return the rows of `times` copies of the keys, one copy after the other."""
+        dt, first = np.tile(self.dt, times), np.tile(self.first, times)
+        return Rows(dt, first, np.tile(self.y, times), np.tile(self.u, times))
+
 
 class Step(NamedTuple):
     """The result of one row for each of K keys.

@@ -36,7 +36,10 @@ from tests.jobs.upgrades.test_comparison import content  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 DESK, PHONE, LONG = 1120, 390, 9000
-BROWSER = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+BROWSER = [
+    *("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
+    *("--disable-background-networking", "--hide-scrollbars"),
+]
 UNITS = {"short": "", "percentunit": " (share)", "rowsps": " (rows/s)"}
 SECONDS, PORT, SCRAPED = 60, 19090, 19108
 

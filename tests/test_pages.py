@@ -91,6 +91,9 @@ def paste(block: str, folder: Path, home: Path) -> str:
         text=True,
         check=False,
     )
+    print(
+        f"{block}\n{done.stderr}\n{done.stdout}"
+    )  # what the user saw, for the report of a test that fails later
     assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

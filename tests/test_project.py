@@ -92,6 +92,12 @@ def test_no_module_of_jobs_hides_one_of_python():
     assert not {path.stem for path in (ROOT / "jobs").iterdir()} & set(sys.stdlib_module_names)
 
 
+def test_no_plugin_hides_a_package():
+    # Airflow puts a plugin's file into sys.modules under its bare name
+    names = {path.stem for path in (ROOT / "plugins").glob("*.py")}
+    assert names and not names & {path.name for path in ROOT.iterdir()}
+
+
 # Models
 
 

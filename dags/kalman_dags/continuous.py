@@ -41,8 +41,10 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
             description,
             timeout=timedelta(days=1),
             retries=5,
-            trigger=dag_defaults.trigger(does),
-            **({"adopt": adopt} if adopts else {}),
+            params={
+                "trigger": dag_defaults.trigger(does),
+                **({"adopt": adopt} if adopts else {}),
+            },
         ),
     ) as dag:
         KalmanOperator(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -151,9 +152,9 @@ def arguments(
     description: str,
     timeout: timedelta,
     retries: int = 2,
-    **params: Param,
+    params: Mapping[str, Param] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form."""
+    """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form, by name."""
     return {
         "dag_id": dag_id(verb, spec.name),
         "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",
@@ -164,7 +165,7 @@ def arguments(
         "max_active_runs": 1,
         "tags": tags(spec, verb),
         "default_args": defaults(spec, timeout, retries),
-        "params": ParamsDict({name: checked(param) for name, param in params.items()}),
+        "params": ParamsDict({name: checked(param) for name, param in (params or {}).items()}),
     }
 
 

@@ -45,8 +45,9 @@ EPOCH_FORMATS = {
 }
 _CLOCKS = ("", " %H:%M:%S.%f", " %H:%M:%S", " %H:%M")
 _DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d")
+_NAMED = ("%d-%b-%Y", "%d %b %Y", "%b-%d-%Y", "%b %d, %Y", "%b %d %Y")
 USUAL_FORMATS = (
-    *(f"{date}{clock}" for date in _DATES for clock in _CLOCKS),
+    *(f"{date}{clock}" for date in (*_DATES, *_NAMED) for clock in _CLOCKS),
     "%Y%m%d%H%M%S",
     "%Y%m%d%H%M",
     "%Y%m%dT%H%M%S%z",
@@ -77,9 +78,15 @@ MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
 
 # Group order: year, month, day, hour, minute, second, fraction, zone; each may be absent in a given time.
 PARTS = ("year", "month", "day", "hour", "minute", "second", "fraction", "zone")
+_MONTHS = tuple(
+    f"{name[:3]}(?:{name[3:]})?"
+    for name in "january february march april may june july august sept september october november december".split()
+)
+"""English names of months, whole or their first three letters (of September also four), as regular expressions."""
 _DIRECTIVES = {
     "Y": ("year", "([0-9]{4})"),
     "m": ("month", "([0-9]{1,2})"),
+    "b": ("month", f"((?i:{'|'.join(_MONTHS)}))"),
     "d": ("day", "([0-9]{1,2})"),
     "H": ("hour", "([0-9]{1,2})"),
     "M": ("minute", "([0-9]{1,2})"),
@@ -134,10 +141,11 @@ def time_pattern(time_format: str | None) -> TimePattern:
             regex += "[%]"
             continue
         if code not in _DIRECTIVES:
-            raise ValueError(f"%{code} is not known")
+            known = " ".join(f"%{one}" for one in _DIRECTIVES)
+            raise ValueError(f"%{code} is not known; there are {known}")
         part, expression = _DIRECTIVES[code]
         if part in groups:
-            raise ValueError(f"%{code} is given twice")
+            raise ValueError(f"the {part} is given twice")
         groups[part] = len(groups) + 1
         regex += expression
     for part, code in (("year", "Y"), ("month", "m"), ("day", "d")):
@@ -150,7 +158,7 @@ class TimeParser:
     """Parse times as text to microseconds since 1970-01-01 UTC.
 
     Args:
-        time_format: None for ISO 8601, an epoch format, or directives %Y %m %d %H %M %S %f %z.
+        time_format: None for ISO 8601, an epoch format, or directives %Y %m %b %d %H %M %S %f %z.
         zone: the time zone of a time without an offset of its own.
     """
 
@@ -176,7 +184,7 @@ class TimeParser:
         micros = int((fraction or "0").ljust(6, "0")[:6])
         try:
             clock = (int(hour or 0), int(minute or 0), int(second or 0))
-            moment = datetime(int(year or 0), int(month or 0), int(day or 0), *clock, micros)
+            moment = datetime(int(year or 0), _month(month or "0"), int(day or 0), *clock, micros)
         except ValueError:
             return None
         if zone is not None:
@@ -187,6 +195,15 @@ class TimeParser:
         else:
             value = local_us(moment, self._zone)
         return value if MIN_US <= value <= MAX_US else None
+
+
+def _month(text: str) -> int:
+    """Return a month's number, of its number or its English name."""
+    return (
+        int(text)
+        if text[0].isdigit()
+        else "janfebmaraprmayjunjulaugsepoctnovdec".index(text[:3].lower()) // 3 + 1
+    )
 
 
 def wall_us(moment: datetime) -> int:

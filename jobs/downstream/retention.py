@@ -32,6 +32,7 @@ from jobs.specs.retention import span_of
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import Folder, hadoop_files
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates, forecast_skill, forecasts, windows
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class DownstreamCleanup:
 
     def run(self) -> dict[str, Any]:
         """Return what is, or would be, removed: `definitions`, and how many `rows` of each table."""
-        former = self._former()
+        former = former_queries(self.warehouse, self.spec)
         rows = {}
         for query in former:
             count = self._remove(query)
@@ -62,39 +63,6 @@ class DownstreamCleanup:
             if count:
                 rows[table] = rows.get(table, 0) + count
         return {"definitions": sorted(query.name for query in former), "rows": rows}
-
-    def _former(self) -> list[Query]:
-        """Return queries that the spec no longer defines, that do not run and whose last micro-batch is old enough.
-
-        Also queries that an earlier run has started to remove.
-        """
-        folders = hadoop_files(self.warehouse, CHECKPOINTS).names("")
-        renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
-        defined = {query.name for verb in VERBS for query in queries_of(self.spec, verb)}
-        running = {name for verb in VERBS for name in self._running(verb)}
-        found = {query.name: query for query in map(self._query, renamed) if query is not None}
-        for name in folders:
-            query = self._query(name)
-            if query is not None and name not in defined | running and self._old_enough(query):
-                found[name] = query
-        return list(found.values())
-
-    def _query(self, folder: str) -> Query | None:
-        return query_of(self.spec.name, folder)
-
-    def _running(self, verb: str) -> list[str]:
-        """Return the queries of a running driver, which may have started with another spec."""
-        last = driver_log(self.warehouse, verb, self.spec.name).last(verb)
-        if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
-            return []
-        return last.queries or []
-
-    def _old_enough(self, query: Query) -> bool:
-        checkpoint = Checkpoint(self.warehouse, query.checkpoint)
-        last = checkpoint.last_commit()
-        if last is None:
-            return True  # no micro-batch yet
-        return datetime.now(UTC) - checkpoint.committed_at(last) > span_of(self.spec.retention.definitions)
 
     def _remove(self, query: Query) -> int:
         """Remove a query's checkpoint, files and rows; return how many rows."""
@@ -114,26 +82,68 @@ class DownstreamCleanup:
         return rows
 
     def _old_rows(self) -> list[tuple[str, Column]]:
-        """Return conditions on old rows by table: their event time lags the newest by more than the spec's span."""
-        kept, found = self.spec.retention, []
-        monitor = self.spec.monitor
-        open_us = 0 if monitor is None else duration_us(monitor.watermark)
-        for table, column, span, least_us in (
-            (windows(self.spec.name), "window_end", kept.windows, open_us),
-            (forecast_skill(self.spec.name), "event_time", kept.skill, 0),
-            (forecasts(self.spec.name), "event_time", kept.forecasts, 0),
-        ):
-            if span is None or not self.warehouse.exists(table):
+        """Return conditions on old rows by table."""
+        found = []
+        for table, column, span_us in kept_spans(self.spec):
+            if not self.warehouse.exists(table):
                 continue
             newest = self.warehouse.read(table).agg(F.max(F.unix_micros(column)).alias("at")).first()
             if newest is not None and newest["at"] is not None:
-                # An open window would start anew, so its counts stay.
-                cut = newest["at"] - max(duration_us(span), least_us)
-                found.append((table, F.unix_micros(column) < cut))
+                found.append((table, F.unix_micros(column) < newest["at"] - span_us))
         return found
 
 
-def largest_lag(warehouse: Warehouse, spec: ModelSpec) -> tuple[str, timedelta]:
+def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
+    """Return queries that the spec no longer defines, that do not run and whose last micro-batch is old enough.
+
+    Also queries that an earlier run has started to remove.
+    """
+    folders = hadoop_files(warehouse, CHECKPOINTS).names("")
+    renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
+    defined = {query.name for verb in VERBS for query in queries_of(spec, verb)}
+    running = {name for verb in VERBS for name in _running(warehouse, verb, spec.name)}
+    started = [query for name in renamed if (query := query_of(spec.name, name)) is not None]
+    found = {query.name: query for query in started}
+    for name in folders:
+        query = query_of(spec.name, name)
+        if query is not None and name not in defined | running and _old_enough(warehouse, spec, query):
+            found[name] = query
+    return list(found.values())
+
+
+def _running(warehouse: Tables, verb: str, model: str) -> list[str]:
+    """Return the queries of a running driver, which may have started with another spec."""
+    last = driver_log(warehouse, verb, model).last(verb)
+    if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
+        return []
+    return last.queries or []
+
+
+def _old_enough(warehouse: Tables, spec: ModelSpec, query: Query) -> bool:
+    checkpoint = Checkpoint(warehouse, query.checkpoint)
+    last = checkpoint.last_commit()
+    if last is None:
+        return True  # no micro-batch yet
+    return datetime.now(UTC) - checkpoint.committed_at(last) > span_of(spec.retention.definitions)
+
+
+def kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
+    """Return how long rows of the tables are kept: table, column of the time, microseconds before the newest."""
+    kept, monitor = spec.retention, spec.monitor
+    # An open window would start anew, so its counts stay.
+    open_us = 0 if monitor is None else duration_us(monitor.watermark)
+    return [
+        (table, column, max(duration_us(span), least_us))
+        for table, column, span, least_us in (
+            (windows(spec.name), "window_end", kept.windows, open_us),
+            (forecast_skill(spec.name), "event_time", kept.skill, 0),
+            (forecasts(spec.name), "event_time", kept.forecasts, 0),
+        )
+        if span is not None
+    ]
+
+
+def largest_lag(warehouse: Tables, spec: ModelSpec) -> tuple[str, timedelta]:
     """Return the verb whose query lags the estimates most, and that lag.
 
     A query without a micro-batch does not lag: it will start with the whole table.

@@ -4,49 +4,50 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
 from jobs.health.content import PROBABILITY, Example, Health
-from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
+from jobs.offline.picture_parts import (
+    axis_end,
+    date_axis,
+    dates,
+    draw_expected,
+    draw_funnel,
+    draw_nis_band,
+    for_page,
+)
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE = (5.0, 3.0)
 """Inches: at the width of a phone the letters of the axes are still about ten pixels high."""
 COLOURS = (BOUND, SMOOTHED, "#7a4fa3", "#2e8540", MEASURED, INK)
 
 
-def without_display() -> None:
-    """Draw into memory: a command has no display."""
-    matplotlib.use("Agg")
-
-
-@styled
-def draw_nis(health: Health) -> str:
+@for_page
+def draw_nis(health: Health) -> Figure:
     """Draw NIS per component over time with error bars, and the band of a correct model."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
     seen = one.degrees > 0
-    time, degrees = _dates(one.time[seen]), one.degrees[seen]
+    time, degrees = dates(one.time[seen]), one.degrees[seen]
     ratio = one.nis[seen] / degrees
-    low, high = mean_bounds(1, np.maximum(degrees, 1))
-    ax.fill_between(time, low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a correct model")
+    draw_nis_band(ax, time, degrees)
     ax.errorbar(
         time, ratio, yerr=_nis_error(health)[seen], fmt=".", color=ESTIMATE, elinewidth=0.8, markersize=4
     )
-    ax.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
+    draw_expected(ax, 1.0)
     _hand_overs(ax, health)
-    ax.set_ylim(0, _top(ratio, 2.0))
+    ax.set_ylim(0, axis_end(ratio, least=2.0))
     ax.set_title("NIS per component (1 is expected)")
-    ax.legend(loc="best", fontsize=8)
-    _date_axis(ax)
-    return inlined(figure)
+    _finish(ax, legend=True)
+    return figure
 
 
 def _nis_error(health: Health) -> NDArray[np.float64]:
@@ -58,8 +59,8 @@ def _nis_error(health: Health) -> NDArray[np.float64]:
         return BAND * np.sqrt(variance / one.judged) * one.judged / one.degrees
 
 
-@styled
-def draw_coverage(health: Health) -> str:
+@for_page
+def draw_coverage(health: Health) -> Figure:
     """Draw the share of rows inside their predicted 95 % interval over time, with Wilson's intervals."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
@@ -67,7 +68,7 @@ def draw_coverage(health: Health) -> str:
     share = one.inside[seen] / one.scored[seen]
     low, high = wilson(one.inside[seen], one.scored[seen])
     ax.errorbar(
-        _dates(one.time[seen]),
+        dates(one.time[seen]),
         100 * share,
         yerr=100 * np.array([share - low, high - share]),
         fmt=".",
@@ -75,12 +76,12 @@ def draw_coverage(health: Health) -> str:
         elinewidth=0.8,
         markersize=4,
     )
-    ax.axhline(100 * PROBABILITY, color=INK, linewidth=0.8, linestyle=":")
+    draw_expected(ax, 100 * PROBABILITY)
     _hand_overs(ax, health)
     ax.set_ylim(min(80.0, 100 * float(low.min()) - 2), 101)
     ax.set_title("coverage: % of rows inside the 95 % interval")
-    _date_axis(ax)
-    return inlined(figure)
+    _finish(ax)
+    return figure
 
 
 def wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any, Any]:
@@ -91,33 +92,26 @@ def wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any,
     return np.clip(middle - half, 0.0, share), np.clip(middle + half, share, 1.0)
 
 
-@styled
-def draw_keys(health: Health) -> str:
+@for_page
+def draw_keys(health: Health) -> Figure:
     """Draw each key's NIS per component over its measured components, with the bounds that narrow with them."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     known = health.keys.degrees > 0
     count, ratio = health.keys.degrees[known], health.keys.ratio[known]
-    ax.set_xscale("log")
-    if len(count):
-        x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
-        ax.fill_between(x, *mean_bounds(1, x), color=INK, alpha=0.08, linewidth=0)
-        low, high = mean_bounds(1, count)
-        outside = (ratio < low) | (ratio > high)
-        for which, colour in ((~outside, ESTIMATE), (outside, BOUND)):
-            ax.plot(count[which], ratio[which], ".", color=colour, markersize=4.5, alpha=0.7)
-    ax.axhline(1.0, color=INK, linewidth=0.8, linestyle=":")
-    ax.set_ylim(0, _top(ratio, 2.0))
+    draw_funnel(ax, count, ratio, lambda components: mean_bounds(1, components), ESTIMATE)
+    draw_expected(ax, 1.0)
+    ax.set_ylim(0, axis_end(ratio, least=2.0))
     ax.set_title("NIS of each key (red: outside its 95 % bounds)")
     ax.set_xlabel("measured components of the key")
-    return inlined(figure)
+    return figure
 
 
-@styled
-def draw_rows(health: Health) -> str:
+@for_page
+def draw_rows(health: Health) -> Figure:
     """Draw rows with an estimate over time, and those with a flag."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
-    time = _dates(one.time)
+    time = dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
     for (flag, counts), colour in zip(one.flags.items(), COLOURS, strict=False):
         ax.plot(time, counts, ".-", color=colour, linewidth=1.0, markersize=4, label=flag)
@@ -125,13 +119,12 @@ def draw_rows(health: Health) -> str:
     ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0)
     ax.set_title("rows and flags by event time")
-    ax.legend(loc="best", fontsize=8)
-    _date_axis(ax)
-    return inlined(figure)
+    _finish(ax, legend=True)
+    return figure
 
 
-@styled
-def draw_lag(health: Health) -> str:
+@for_page
+def draw_lag(health: Health) -> Figure:
     """Draw what the stream lagged behind at the end of each micro-batch."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     some = [one for one in health.progress if one.get("lag_rows") is not None][-2000:]
@@ -139,23 +132,20 @@ def draw_lag(health: Health) -> str:
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
         mine = [one for one in some if one["generation"] == name]
         time = np.array([one["started_at"].timestamp() * 1e6 for one in mine], np.int64)
-        ax.plot(
-            _dates(time), [one["lag_rows"] for one in mine], ".-", color=colour, linewidth=1.0, label=name
-        )
+        ax.plot(dates(time), [one["lag_rows"] for one in mine], ".-", color=colour, linewidth=1.0, label=name)
     ax.set_ylim(bottom=0)
     ax.set_title("rows that waited after each micro-batch")
-    ax.legend(loc="best", fontsize=8)
-    _date_axis(ax)
-    return inlined(figure)
+    _finish(ax, legend=True)
+    return figure
 
 
-@styled
-def draw_example(one: Example) -> str:
+@for_page
+def draw_example(one: Example) -> Figure:
     """Draw the newest estimates of a key with their 95 % band, over what was measured."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     if len(one.measured):
         ax.plot(
-            _dates(one.measured_at),
+            dates(one.measured_at),
             one.measured,
             ".",
             color=MEASURED,
@@ -163,18 +153,17 @@ def draw_example(one: Example) -> str:
             alpha=0.7,
             label="measured",
         )
-    time, half = _dates(one.time), BAND * one.deviation
+    time, half = dates(one.time), BAND * one.deviation
     ax.fill_between(time, one.mean - half, one.mean + half, color=ESTIMATE, alpha=0.2, linewidth=0)
     ax.plot(time, one.mean, color=ESTIMATE, linewidth=1.1, label="estimate, 95 % band")
     ax.set_title(f"{_short(one.key)} · {one.why}")
     ax.set_ylabel(one.quantity)
-    ax.legend(loc="best", fontsize=8)
-    _date_axis(ax)
-    return inlined(figure)
+    _finish(ax, legend=True)
+    return figure
 
 
-@styled
-def draw_parameter(name: str, values: NDArray[np.float64], of_all: float | None) -> str:
+@for_page
+def draw_parameter(name: str, values: NDArray[np.float64], of_all: float | None) -> Figure:
     """Draw how a parameter is distributed over the keys, and the value that keys lean on."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     bins: Any = 30
@@ -187,11 +176,11 @@ def draw_parameter(name: str, values: NDArray[np.float64], of_all: float | None)
         ax.legend(loc="best", fontsize=8)
     ax.set_title(f"{name} of {len(values):,} key{'s'[: len(values) != 1]}")
     ax.set_ylabel("keys")
-    return inlined(figure)
+    return figure
 
 
-@styled
-def draw_shared(name: str, labels: list[str], values: list[float], errors: list[float]) -> str:
+@for_page
+def draw_shared(name: str, labels: list[str], values: list[float], errors: list[float]) -> Figure:
     """Draw a parameter of all keys, or of each group, with error bars of 95 %."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     half = BAND * np.nan_to_num(np.array(errors, float))
@@ -199,34 +188,26 @@ def draw_shared(name: str, labels: list[str], values: list[float], errors: list[
     ax.set_yticks(range(len(values)), [_short(label) for label in labels])
     ax.set_ylim(-0.6, len(values) - 0.4)
     ax.set_title(f"{name}, 95 %")
-    return inlined(figure)
+    return figure
+
+
+def _finish(ax: Axes, legend: bool = False) -> None:
+    """Give a picture over time its dates, and perhaps a legend."""
+    if legend:
+        ax.legend(loc="best", fontsize=8)
+    date_axis(ax, 3, 6)
 
 
 def _hand_overs(ax: Axes, health: Health) -> None:
     """Draw where, in event time, each later generation's live rows begin."""
     order = sorted(health.first_rows.items(), key=lambda item: item[1])
     for name, first in order[1:]:
-        ax.axvline(_dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
+        ax.axvline(dates(np.array([first]))[0], color=SMOOTHED, linewidth=0.9, linestyle="--")
         ax.annotate(
-            name.rpartition("-")[2], (_dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
+            name.rpartition("-")[2], (dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
             fontsize=7.5, color=SMOOTHED, ha="left", va="top", rotation=90,
         )  # fmt: skip
 
 
-def _top(values: NDArray[np.float64], least: float) -> float:
-    known = values[np.isfinite(values)]
-    return max(least, 1.2 * float(np.quantile(known, 0.99))) if len(known) else least
-
-
 def _short(text: str, most: int = 28) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _date_axis(ax: Axes) -> None:
-    locator = AutoDateLocator(minticks=3, maxticks=6)
-    ax.xaxis.set_major_locator(locator)
-    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
-
-
-def _dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
-    return time.astype("datetime64[us]")

@@ -27,8 +27,6 @@ PARAMETERS = 8
 
 def health_page(health: Health) -> str:
     """Return the page, without pictures where matplotlib is not installed."""
-    if figures is not None:
-        figures.without_display()
     kind, sentence = verdict(health)
     body = (
         f"{heading(f'{health.model}: health')}{paragraph(_subject(health))}{paragraph(sentence, f'verdict {kind}')}"

@@ -38,11 +38,13 @@ class Generation(NamedTuple):
 class Estimates(NamedTuple):
     """The table of estimates that is looked at, and which of its rows count.
 
-    last_batch: by generation; empty for a table of history, whose rows all count.
+    last_batch: by generation; empty for a table of history, whose rows all count. corrected: the generations, keys and
+    event times with a correction, and the latest micro-batch of each, whose rows alone count; None: there are none.
     """
 
     table: str
     last_batch: Mapping[str, int]
+    corrected: pa.Table | None = None
 
 
 _NO_END = np.iinfo(np.int64).max
@@ -77,9 +79,50 @@ def estimates_of(root: str, model: str, known: Sequence[Generation]) -> Estimate
     """Return the model's live estimates, else those of its history; None: it has neither."""
     lineage = {name: _NO_END if last is None else last for name, last in lineage_of(known)}
     for table, kept in ((f"estimates/{model}", lineage), (f"estimates_history/{model}", {})):
-        if column_types(root, table) and (kept or not table.startswith("estimates/")):
-            return Estimates(table, kept)
+        columns = column_types(root, table)
+        if columns and (kept or not table.startswith("estimates/")):
+            found = Estimates(table, kept)
+            return found if "correction" not in columns else found._replace(corrected=_corrected(root, found))
     return None
+
+
+_ROW = ["generation", "key", "event_time"]
+
+
+def _corrected(root: str, estimates: Estimates) -> pa.Table | None:
+    """Return the generations, keys and event times with a correction, and the latest micro-batch (`newest`) of each."""
+    marked = [
+        _rows_of(part.filter(pc.fill_null(part["correction"], False)))  # type: ignore[attr-defined]
+        for part in batches(root, estimates, ["key", "event_time", "correction"])
+        if "correction" in part.column_names  # a file from before the column has none
+    ]
+    if not sum(part.num_rows for part in marked):
+        return None
+    wanted = pa.concat_tables(marked).group_by(_ROW).aggregate([])
+    known = [
+        _rows_of(part).join(wanted, _ROW, join_type="inner")
+        for part in batches(root, estimates, ["key", "event_time"])
+    ]
+    newest = pa.concat_tables(known).group_by(_ROW).aggregate([("batch_id", "max")])
+    return newest.rename_columns([*_ROW, "newest"])
+
+
+def _rows_of(part: pa.Table) -> pa.Table:
+    """Return what tells which rows are of the same generation, key and time, and their micro-batches."""
+    names = {name: part[name].cast(pa.string()) for name in ("generation", "key")}
+    return pa.table(
+        {**names, "event_time": part["event_time"].cast(pa.timestamp("us")), "batch_id": part["batch_id"]}
+    )
+
+
+def _without_superseded(part: pa.Table, corrected: pa.Table) -> pa.Table:
+    """Return the rows that no later micro-batch of their generation has corrected."""
+    rows = _rows_of(part).append_column("at", pa.array(np.arange(part.num_rows)))
+    known = rows.join(corrected, _ROW, join_type="inner")
+    old = known.filter(pc.less(known["batch_id"], known["newest"]))["at"]  # type: ignore[attr-defined]
+    kept = np.ones(part.num_rows, bool)
+    kept[old.to_numpy()] = False
+    return part.filter(pa.array(kept))
 
 
 def batches(
@@ -89,7 +132,8 @@ def batches(
     among: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the rows that count, file by file, with those of the columns that the table has, and `generation`."""
-    wanted = list(dict.fromkeys([*columns, "generation", "batch_id"]))
+    same = () if estimates.corrected is None else _ROW
+    wanted = list(dict.fromkeys([*columns, *same, "generation", "batch_id"]))
     for part in parts_of(root, estimates.table, wanted, among=among):
         if estimates.last_batch:
             names = pa.array(list(estimates.last_batch))
@@ -97,6 +141,8 @@ def batches(
             place = pc.index_in(part["generation"].cast(pa.string()), names)  # type: ignore[attr-defined]
             last = pc.take(ends, place)
             part = part.filter(pc.less_equal(part["batch_id"], last))  # type: ignore[attr-defined]
+        if estimates.corrected is not None:
+            part = _without_superseded(part, estimates.corrected)
         if part.num_rows:
             yield part
 
@@ -142,7 +188,9 @@ def progress(root: str, model: str) -> list[dict[str, Any]]:
                 continue  # the last line of a driver that was killed, or the end of the file
     for one in found:
         at = one["started_at"]
-        one["started_at"] = datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
+        one["started_at"] = _utc(
+            datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
+        )
     return sorted(found, key=lambda one: one["started_at"])
 
 

@@ -34,11 +34,6 @@ def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
     return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
 
-def measurement_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
-    """Return the columns of the model's measurements table as DDL."""
-    return f"{typed_columns(spec, key_types)}, _origin string, _landed_at timestamp"
-
-
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     """Refuse a file with a column whose type cannot hold the values that the spec expects.
 

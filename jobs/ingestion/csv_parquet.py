@@ -25,7 +25,7 @@ from jobs.ingestion.csv_records import (
     pieces,
     read_header,
 )
-from jobs.ingestion.dialects import ANY, BEGINNING, Dialect, find_dialect, hint
+from jobs.ingestion.dialects import ANY, BEGINNING, Dialect, comments_above, find_dialect, hint
 from jobs.ingestion.dialects import without_header as made_up
 from jobs.ingestion.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.ingestion.raw_rows import Source, joined
@@ -223,12 +223,15 @@ def without_header(path: Path) -> Dialect | None:
     """Return the dialect of a CSV file without a header, with names made up; None of any other file.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read, or comments stand above its header.
     """
     if check_format(path) not in (".csv", ".csv.gz"):
         return None
     with _readable(path):
-        return made_up(_beginning(path))
+        beginning = _beginning(path)
+    if remedy := comments_above(beginning):
+        raise UserError(f"{path}: {remedy}")
+    return made_up(beginning)
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:

@@ -62,6 +62,8 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     rows = _records(beginning, found.separator)
     if found.names or not rows:
         return ""
+    if remedy := comments_above(beginning):
+        return remedy
     if not set(columns) & set(rows[0]) and has_no_header(rows):
         names = ", ".join(columns) if len(columns) == len(rows[0]) else f"{', '.join(columns)}, ..."
         return (
@@ -78,6 +80,19 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
         if named.separator is not None:
             return f"with {NAMES[named.separator]} as files.separator its header is one field ({_shown(rows[0][0])})"
     return ""
+
+
+def comments_above(beginning: bytes) -> str:
+    """Return that lines of comments stand above a file's header, and how to take them away; empty if none do."""
+    lines = beginning.removeprefix(BOM).split(b"\n")
+    count = next((place for place, line in enumerate(lines) if not line.startswith(b"#")), 0)
+    fields = [
+        [line.count(separator.encode()) for separator in SEPARATORS] for line in lines[count - 1 : count + 1]
+    ]
+    if not count or any(above == below > 0 for above, below in zip(*fields, strict=True)):
+        return ""  # `#time,value` is a header
+    stand = "1 line of comments stands" if count == 1 else f"{count} lines of comments stand"
+    return f"{stand} above its header, which must be its first line: take them away (tail -n +{count + 1} FILE > NEW)"
 
 
 def without_header(beginning: bytes) -> Dialect | None:

@@ -27,6 +27,7 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
+from jobs.ingestion.checking import key_types_of
 from jobs.ingestion.key_from_name import salt_of
 from jobs.ingestion.landing import (
     ALWAYS_READ,
@@ -38,10 +39,10 @@ from jobs.ingestion.landing import (
     endings_of,
     file_schema,
     file_state,
-    prepare,
 )
 from jobs.ingestion.rejected import advice
 from jobs.ingestion.small_files import land_all
+from jobs.ingestion.target_table import prepare
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.session import spark_session
@@ -172,7 +173,9 @@ class FolderLanding:
             try:
                 schema = file_schema(self.spec, path)
                 file = self._files.check(path, numbers)
-                self._key_types = self._key_types or prepare(self.warehouse, self.spec, schema)
+                if not self._key_types:
+                    types = key_types_of(self.spec.naming_columns, schema)
+                    self._key_types = prepare(self.warehouse, self.spec, types)
                 ready.append(file)
             except UserError as error:
                 self._refuse_complete(path, stamp, error)

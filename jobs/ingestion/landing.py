@@ -13,14 +13,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.ingestion.appended import can_be_appended_to, end_of
-from jobs.ingestion.checking import key_types_of, measurement_columns, refuse_types
+from jobs.ingestion.checking import refuse_types
 from jobs.ingestion.csv_parquet import FORMATS, check_columns, read_schema
 from jobs.ingestion.json_rows import FORMATS as JSON_FORMATS
 from jobs.ingestion.json_rows import is_array, is_json, json_schema
@@ -42,12 +42,9 @@ from jobs.ingestion.text_lines import FORMATS as TEXT_FORMATS
 from jobs.ingestion.text_lines import is_text, text_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import HISTORY_PREFIX, MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.measurements_table import HISTORY_PREFIX, KeyTypes
 from jobs.warehouse.quarantine import keep, refusal, rejected_rows, too_many
 from jobs.warehouse.tables import measurements
-
-if TYPE_CHECKING:
-    pass
 
 IN_DRIVER_BYTES = 16 << 20
 """A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""
@@ -282,16 +279,6 @@ def detail_of(file: FileState, rows: int) -> dict[str, Any]:
 def position_of(file: FileState) -> str:
     """Return the `position` of a file's rejected rows in the quarantine."""
     return json.dumps({"file": file.path, "sha256": file.digest})
-
-
-def prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
-    """Create the measurements table if it does not exist, and return the types of its key columns."""
-    table = measurements(spec.name)
-    if not warehouse.exists(table):
-        types = key_types_of(spec.naming_columns, schema)
-        warehouse.create(table, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
-        return types
-    return key_types_in(warehouse, spec)
 
 
 def file_schema(spec: ModelSpec, path: str) -> pa.Schema:

@@ -22,8 +22,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError, first_line
 from jobs.encoding import arrow
 from jobs.ingestion.checking import check_rows, typed_columns
-from jobs.ingestion.json_rows import read_objects
+from jobs.ingestion.json_rows import NOT_UTF8, read_objects
 from jobs.ingestion.raw_rows import Source as Columns
+from jobs.ingestion.raw_rows import valid_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
@@ -150,6 +151,9 @@ class MessageChecker(NamedTuple):
                 known |= arrow.to_numpy(column.is_valid())
             problems = np.full(batch.num_rows, None, object)
             problems[~known] = NOT_AVRO
+            columns, not_utf8 = valid_texts(columns)
+            if not_utf8 is not None:
+                problems[not_utf8] = NOT_UTF8
         else:
             filled = batch.column("value").fill_null(b"")
             keys = [name for name in spec.key if name != key]

@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from jobs.encoding import arrow
 
 CORRUPT = "_corrupt"
 """The column with the text of a row that has not as many fields as the header."""
@@ -30,6 +33,31 @@ class Source(NamedTuple):
     not_utf8: NDArray[np.bool_] | None = None
     unmatched: NDArray[np.bool_] | None = None
     decimal: str = "."
+
+
+def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
+    """Return columns whose texts are UTF-8, and (N,) which rows had others; None where none had.
+
+    Arrow takes the bytes of a text as they are, also those that another reader has not looked at.
+    """
+    found, marks = dict(columns), None
+    for name, column in columns.items():
+        if not pa.types.is_string(column.type):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            written = pa.array(
+                [_as_text(value) for value in column.cast(pa.binary()).to_pylist()], pa.string()
+            )
+            found[name] = written
+            bad = arrow.to_numpy(pc.not_equal(written.cast(pa.binary()), column.cast(pa.binary())), False)
+            marks = bad if marks is None else marks | bad
+    return found, marks
+
+
+def _as_text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")
 
 
 def joined(parts: list[Source], names: list[str]) -> Source:

@@ -144,7 +144,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}.*", value):
         return "there is no such date or time of day; correct it at its source"
     wanted = "ISO 8601, such as 2024-01-31 17:05" if spec.time_format is None else spec.time_format
-    return f"times are read as {wanted}; name another form with time_format in the spec (%Y %m %d %H %M %S %f %z)"
+    return f"times are read as {wanted}; name another form with time_format in the spec (%Y %m %b %d %H %M %S %f %z)"
 
 
 def format_of(value: str) -> str | None:

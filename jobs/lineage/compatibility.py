@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.reading import Tables
 
 ALLOWED, MIGRATION, HAND_OVER, REFUSED = "allowed", "migration", "hand-over", "refused"
 STORE = "spark.sql.streaming.stateStore."
@@ -252,7 +253,7 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
 
 
 def generation_built_with(
-    warehouse: Warehouse, generation: Generation, manifest: Manifest, folder: str | None
+    warehouse: Tables, generation: Generation, manifest: Manifest, folder: str | None
 ) -> BuiltWith:
     """Return what a generation was built with, from its row, its snapshot's spec and its checkpoint.
 
@@ -276,7 +277,7 @@ def generation_built_with(
     )
 
 
-def _reached(warehouse: Warehouse, generation: Generation) -> dict[int, str]:
+def _reached(warehouse: Tables, generation: Generation) -> dict[int, str]:
     """Return the commits of the measurements that a generation is known to have read, by version."""
     if generation.topic is not None:
         return {}

@@ -66,8 +66,12 @@ def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
     `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
     changes; key_parameters: before and after, the averages of the parameters that each key has for itself.
     """
+    return summed(_prepared(rows, migration).mapInArrow(measurer(migration), _CHANGE).collect(), migration)
+
+
+def summed(parts: Sequence[Any], migration: Migration) -> dict[str, Any]:
+    """Return what `change_of` returns, of the rows that `measurer` makes."""
     old, new = migration.source.states, migration.target.states
-    parts = _prepared(rows, migration).mapInArrow(_measurer(migration), _CHANGE).collect()
     keys = sum(part["keys"] for part in parts)
     total = {
         name: np.sum([part[name] for part in parts], axis=0) if parts else np.zeros(2 * len(states))
@@ -169,7 +173,8 @@ def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iter
     return migrate
 
 
-def _measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function that measures how batches of state rows change: a row of sums for each batch."""
     old, new = migration.source.states, migration.target.states
     widths = extras_widths(migration.source)
     nothing = {

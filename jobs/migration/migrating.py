@@ -88,8 +88,7 @@ def migrate_along(
         rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
         with codegen_for(spark, source.key_count):
             change = {**change_of(rows, migration), **told}
-    _refuse_without_numbers(change, source)
-    _refuse_wrong_keys(change, spec.version)
+    refuse_bad_states(change, source, spec.version)
     states = apply_migration(rows, migration)
     rekey = rekey_of(warehouse, steps, migration.target)
     if rekey is not None:
@@ -116,6 +115,16 @@ def migrate_along(
     )
     with labelled(spark, activity, "write the snapshot"):
         return write(warehouse, manifest, states, held), change, True
+
+
+def refuse_bad_states(change: dict[str, Any], source: Manifest, target: int) -> None:
+    """Refuse a migration that would leave out too many keys, or give keys an invalid state.
+
+    Raises:
+        UserError: it would.
+    """
+    _refuse_without_numbers(change, source)
+    _refuse_wrong_keys(change, target)
 
 
 def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
@@ -209,6 +218,18 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
     held = verified(warehouse, source)
     if held is None or source.waiting is None:
         return None
+    refuse_waiting(source, spec)
+    if source.model_spec().id_columns != spec.id_columns:
+        held = held._replace(ids=None)
+    return held if spec.timed else None
+
+
+def refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
+    """Refuse a snapshot with rows that wait for the watermark and that another version of its model could not read.
+
+    Raises:
+        UserError: the other version could not read them.
+    """
     old, version = source.model_spec(), f"version {spec.version}"
     for field, before, now in (
         ("measurement", old.measurement, spec.measurement),
@@ -217,11 +238,8 @@ def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held
     ):
         if before != now:
             _refuse_waiting_rows(source, f"{version} reads other columns ({field})")
-    if old.id_columns != spec.id_columns:
-        held = held._replace(ids=None)
     if not spec.order.waits:
         _refuse_waiting_rows(source, f"{version} has no order.kind: strict to take them")
-    return held if spec.timed else None
 
 
 class Plan(NamedTuple):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.offline.estimate_series import Measuring, Series
+from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import BOUND, ESTIMATE, INK, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
 
 if TYPE_CHECKING:
@@ -117,9 +117,7 @@ def _fit_axes(ax: Axes, one: Series, measured: Floats, lines: list[Line]) -> Non
 
 
 def _date_axis(ax: Axes, one: Series) -> None:
-    locator = AutoDateLocator(minticks=3, maxticks=7)
-    ax.xaxis.set_major_locator(locator)
-    ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+    date_axis(ax, 3, 7)
     margin = (one.time[-1] - one.time[0]) / 50
     if margin:
         ax.set_xlim(one.time[0] - margin, one.time[-1] + margin)

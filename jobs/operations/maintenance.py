@@ -14,23 +14,27 @@ from pyspark.sql import functions as F
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.downstream.queries import tables_of
-from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
+from jobs.downstream.retention import DownstreamCleanup
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
+from jobs.operations.maintenance_preview import (
+    OF_SNAPSHOTS,
+    held_generations,
+    tables_of_model,
+    unread_files,
+)
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
-from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.dictionary import estimate_comments
 from jobs.warehouse.files import Folder
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
+from jobs.warehouse.tables import estimates, estimates_history, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -39,10 +43,6 @@ if TYPE_CHECKING:
     from jobs.operations.retention_plan import Plan
 
 CHECKPOINTS = "checkpoints/"
-
-SHARED = ("manifests", "quarantine", "late_copies")
-
-OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids", "learned")
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Maintenance:
             self.spec.retention,
             clock.now(),
             self.spec.fingerprint(),
-            self._held_generations(),
+            held_generations(self.warehouse, model),
         )
         self.on_progress("removing what the retention plan allows")
         self._remove_generations(planned, known)
@@ -89,7 +89,7 @@ class Maintenance:
         """
         live_table.refresh(self.warehouse, self.spec.name)
         known = [
-            *self._tables(),
+            *tables_of_model(self.warehouse, self.spec.name),
             *(one for one in ("generations", *OF_SNAPSHOTS) if self.warehouse.exists(one)),
         ]
         if self.warehouse.local:
@@ -101,60 +101,16 @@ class Maintenance:
 
     def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the tables."""
+        names = tables_of_model(self.warehouse, self.spec.name)
         self.result["optimized"] = [
-            one for one in (self._compact(table) for table in self._tables()) if one is not None
+            one for one in (self._compact(table) for table in names) if one is not None
         ]
-        self._keep_unread_files()
+        self.result["not_vacuumed"] = unread_files(self.warehouse, self.spec)
         self.result["vacuumed"] = [
             one
-            for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *self._tables()))
+            for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *names))
             if one is not None
         ]
-
-    def _keep_unread_files(self) -> None:
-        """Do not vacuum the estimates while the monitor or forecast skill lags by more than `retention.files`."""
-        verb, lag = largest_lag(self.warehouse, self.spec)
-        if lag >= span_of(self.spec.retention.files):
-            self.result["not_vacuumed"][estimates(self.spec.name)] = (
-                f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
-            )
-
-    def lines(self) -> list[str]:
-        """Return the result as lines of a report."""
-        would = "would remove" if self.dry else "removed"
-        lines = [f"{self.spec.name}: dry run, nothing was changed"] if self.dry else []
-        for what in ("generations", "snapshots"):
-            names = self.result[what]
-            lines.append(f"{would} {len(names)} {what}{': ' if names else ''}{', '.join(names)}")
-        if self.result["checkpoints"]:
-            lines.append(f"{would} the checkpoints of {', '.join(self.result['checkpoints'])}")
-        if self.result["reports"]:
-            lines.append(f"{would} the reports on {', '.join(self.result['reports'])}")
-        for what, text in (
-            ("estimates", "estimates of removed generations"),
-            ("quarantine", "quarantined rows that were replayed or discarded"),
-            ("progress", "records of micro-batches"),
-        ):
-            lines.append(f"{would} {self.result[what]:,} {text}")
-        lines += lines_of(self.result["followers"], would)
-        if self.result["described"]:
-            lines.append(f"explained the columns of {', '.join(self.result['described'])}")
-        for one in self.result["optimized"]:
-            now = f", now {one['files_after']}" if one["files_after"] is not None else ""
-            lines.append(
-                f"{'would compact' if self.dry else 'compacted'} {one['table']}: {one['files']} files{now}"
-            )
-        files = [one for one in self.result["vacuumed"] if one["files"]]
-        if self.dry and files:
-            counts = ", ".join(f"{one['files']} of {one['table']}" for one in files)
-            lines.append(f"would remove files that no table needs: {counts}")
-        elif not self.dry:
-            lines.append(
-                f"vacuumed {', '.join(one['table'] for one in self.result['vacuumed']) or 'nothing'}"
-            )
-        lines += [f"did not vacuum {table}: {why}" for table, why in self.result["not_vacuumed"].items()]
-        kept = {**self.result["kept"]["generations"], **self.result["kept"]["snapshots"]}
-        return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
     def _remove_generations(self, planned: Plan, known: list[Generation]) -> None:
         self.result["generations"] = planned.generations
@@ -220,15 +176,6 @@ class Maintenance:
         """Delete rows of a table in one commit, and return their number."""
         return self.warehouse.delete(table, rows, self.dry)
 
-    def _tables(self) -> list[str]:
-        name = self.spec.name
-        own = (
-            *(estimates(name), archive(name), table_of(name), forecasts(name)),
-            *tables_of(name),
-            *history_tables(name),
-        )
-        return [table for table in (*own, *SHARED) if self.warehouse.exists(table)]
-
     def _compact(self, table: str) -> dict[str, Any] | None:
         """Compact a table's small files; return None with at most one, or after a concurrent write."""
         self.on_progress(f"compacting {table}")
@@ -268,13 +215,6 @@ class Maintenance:
                 RUN_FAILED,
             ) from error
         return {"table": table, "files": None}
-
-    def _held_generations(self) -> set[str]:
-        """Return the generations that a driver holds, from the log of drivers."""
-        log = DriverLog.of(self.warehouse, self.spec.name)
-        return {
-            one.generation for one in log.drivers() if one.ended_at is None and one.owner.alive(one.beat_at)
-        }
 
     def _remove_folder(self, name: str, remove: bool) -> bool:
         """Tell if a checkpoint's folder exists, and remove it if asked to."""

@@ -77,7 +77,7 @@ def read_edited(name: str) -> dict[str, str]:
     """
     path = Path(name).expanduser()
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may have other separators of lines
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     found: dict[str, str] = {}
@@ -87,6 +87,8 @@ def read_edited(name: str) -> dict[str, str]:
         try:
             row = json.loads(line)
             identity, payload = row["id"], row["payload"]
+            if not isinstance(identity, str):
+                raise TypeError(type(identity))
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '

@@ -26,14 +26,15 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
-from jobs.ingestion.checking import ROWS_A_FILE, measurement_columns
+from jobs.ingestion.checking import ROWS_A_FILE
+from jobs.ingestion.target_table import prepare
 from jobs.lineage.leases import stream_lock
 from jobs.sources.landing import landed_line
 from jobs.spark.conf import short_command_conf
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.tables import measurements
 
 WAVE_ROWS = 200
@@ -118,7 +119,7 @@ def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> 
             spark_session(settings, title, short_command_conf() if seconds is None else None),
             settings.warehouse,
         )
-        types = _prepare(warehouse, spec)
+        types = prepare(warehouse, spec, dict.fromkeys(spec.naming_columns, "string"))
         with Progress(title, None, quiet=settings.quiet) as progress:
             rows = _land(warehouse, spec, types, stop, seconds, progress)
         version = warehouse.latest_version(measurements(spec.name))
@@ -176,13 +177,3 @@ def _append(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, made: Made, 
     frame = frame.withColumn("_origin", F.lit(f"rate:{seed}")).withColumn("_landed_at", F.current_timestamp())
     transaction = f"ingest-{spec.name}-rate-{seed}", upto
     warehouse.append(frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
-
-
-def _prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
-    """Create the measurements table if it does not exist, with keys as text, and return the types of its keys."""
-    target = measurements(spec.name)
-    if warehouse.exists(target):
-        return key_types_in(warehouse, spec)
-    types = dict.fromkeys(spec.naming_columns, "string")
-    warehouse.create(target, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
-    return types

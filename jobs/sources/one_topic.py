@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.checking import measurement_columns
 from jobs.ingestion.messages import key_types
+from jobs.ingestion.target_table import prepare
 from jobs.ingestion.topic_start import (
     TopicStart,
     accept_loss,
@@ -27,19 +27,9 @@ from jobs.spark.queries import cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import (
-    MEASUREMENT_PROPERTIES,
-    OFFSET,
-    PARTITION,
-    PLACES,
-    TOPIC,
-    TOPIC_ID,
-    KeyTypes,
-    key_types_in,
-)
+from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
 from jobs.warehouse.positions import offsets_of
 from jobs.warehouse.quarantine import topic_quarantine
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -57,7 +47,9 @@ class TopicReader:
         Raises:
             UserError: there is no such topic, or the brokers do not answer.
         """
-        self._warehouse, self._spec, self._types = warehouse, spec, _prepare(warehouse, spec)
+        self._warehouse, self._spec = warehouse, spec
+        types = key_types(source_of(spec), spec.naming_columns)
+        self._types = prepare(warehouse, spec, types, messages=True)
         self._start: TopicStart = start_of(warehouse, spec)
         self._checkpoint = Checkpoint(warehouse, self._start.checkpoint)
 
@@ -130,14 +122,3 @@ def land_present(
         UserError: as of `land_topic`.
     """
     run(SourceLanding(warehouse, spec, TopicReader(warehouse, spec), on_progress), None, threading.Event())
-
-
-def _prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
-    """Create the measurements table of a topic if it does not exist, and return the types of its key columns."""
-    table = measurements(spec.name)
-    if warehouse.exists(table):
-        return key_types_in(warehouse, spec)
-    types = key_types(source_of(spec), spec.naming_columns)
-    columns = f"{measurement_columns(spec, types)}, {PLACES}"
-    warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
-    return types

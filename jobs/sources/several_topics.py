@@ -19,8 +19,8 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.checking import measurement_columns
 from jobs.ingestion.messages import checked_messages, key_types
+from jobs.ingestion.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.spark.kafka import (
     NoAnswer,
@@ -38,14 +38,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import (
-    MEASUREMENT_PROPERTIES,
-    PLACES,
-    TOPIC,
-    TOPIC_ID,
-    KeyTypes,
-    key_types_in,
-)
+from jobs.warehouse.measurements_table import TOPIC, TOPIC_ID, KeyTypes
 from jobs.warehouse.quarantine import POSITION, rejected_rows
 from jobs.warehouse.tables import measurements
 
@@ -187,7 +180,8 @@ def land_topics(settings: Settings, spec: ModelSpec, seconds: float | None, loss
 
     def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
         assert spec.source is not None
-        types = _prepare(warehouse, spec)
+        types = key_types(spec.source, spec.naming_columns)
+        types = prepare(warehouse, spec, types, messages=True)
         have = found_topics(warehouse, spec.source)
         note = accept_loss(warehouse, spec, have) if lossy else None
         start = start_of(warehouse, spec, have)
@@ -304,16 +298,3 @@ def _record(warehouse: Warehouse, spec: ModelSpec, topics: dict[str, Landed], ch
     transaction = f"ingest-{spec.name}-topics", time.time_ns() // 1_000_000
     warehouse.append(nothing, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
     return start
-
-
-def _prepare(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
-    """Create the measurements table if it does not exist, and return the types of its key columns."""
-    assert spec.source is not None
-    table = measurements(spec.name)
-    if warehouse.exists(table):
-        return key_types_in(warehouse, spec)
-    types = key_types(spec.source, spec.naming_columns)
-    warehouse.create(
-        table, f"{measurement_columns(spec, types)}, {PLACES}", properties=MEASUREMENT_PROPERTIES
-    )
-    return types

@@ -18,8 +18,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.checking import check_rows, key_types_of, measurement_columns, refuse_types, typed_columns
+from jobs.ingestion.checking import check_rows, key_types_of, refuse_types, typed_columns
 from jobs.ingestion.raw_rows import Source as Columns
+from jobs.ingestion.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (
     NOTHING,
@@ -36,9 +37,8 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import closest
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, KeyTypes, key_types_in
+from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import PAYLOAD, REASON, rejected_rows
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -140,7 +140,8 @@ def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
 
     def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
         table = open_table(warehouse, spec)
-        types = _prepare(warehouse, spec, _schema(spec, table))
+        types = key_types_of(spec.naming_columns, _schema(spec, table))
+        types = prepare(warehouse, spec, types)
         note = accept_loss(warehouse, spec, table) if lossy else None
         return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
 
@@ -161,13 +162,3 @@ def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
     schema = to_arrow_schema(frame.select(*spec.columns).schema, timezone="UTC")
     refuse_types(spec, schema, f"table {table.path}")
     return schema
-
-
-def _prepare(warehouse: Warehouse, spec: ModelSpec, schema: pa.Schema) -> KeyTypes:
-    """Create the measurements table if it does not exist, and return the types of its key columns."""
-    target = measurements(spec.name)
-    if warehouse.exists(target):
-        return key_types_in(warehouse, spec)
-    types = key_types_of(spec.naming_columns, schema)
-    warehouse.create(target, measurement_columns(spec, types), properties=MEASUREMENT_PROPERTIES)
-    return types

@@ -35,6 +35,15 @@ _STATE_CALLS = "spark.sql.execution.arrow.transformWithStateInPySpark"
 _ARROW_JAVA = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Without these options Arrow in Java checks the bounds of every value, which Spark has checked already."""
 
+_LONGEST = 1 << 24
+_AVRO_JAVA = " ".join(
+    f"-Dorg.apache.avro.limits.{what}={_LONGEST}"
+    for what in ("bytes.maxLength", "string.maxLength", "collectionItems.maxLength")
+)
+"""Avro allocates what a message's first bytes say, up to 2 GiB, before it looks whether the message is that long."""
+
+_JAVA = f"{_ARROW_JAVA} {_AVRO_JAVA}"
+
 
 def spark_conf() -> dict[str, str]:
     """Return the settings of every job."""
@@ -69,8 +78,8 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are chosen by hand: adaptive planning would only take time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
-        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_ARROW_JAVA}"),
-        "spark.executor.extraJavaOptions": _ARROW_JAVA,
+        **archive_conf(f"-Dlog4j2.configurationFile={LOGGING.as_uri()} {_JAVA}"),
+        "spark.executor.extraJavaOptions": _JAVA,
         "spark.ui.showConsoleProgress": "false",
         # Spark's own list has no word of Kafka's: where it shows plans and settings, it hides these as well.
         "spark.redaction.regex": SECRETS,

@@ -40,11 +40,11 @@ LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 
 def blue_green(context: UpgradeContext) -> Outcome:
     """Start the deployed version in shadow from the migrated state, compare it, and promote it."""
-    done = already_upgraded(context)
+    done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
-    refuse_other_source(context)
-    refuse_other_keys(context, in_shadow=True)
+    refuse_other_source(*context.place)
+    refuse_other_keys(*context.place, in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
     shadow, changed = _shadow(context)

@@ -17,6 +17,7 @@ from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
@@ -50,19 +51,23 @@ class UpgradeContext(NamedTuple):
     force: bool = False
     needed: bool = False
 
+    @property
+    def place(self) -> tuple[Tables, ModelSpec, Generation]:
+        """The tables, the deployed spec and the live generation: what decides if there may be an upgrade."""
+        return self.warehouse, self.spec, self.live
+
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
         """Hold the live generation's stream, which no driver may run meanwhile."""
         reason = f"an upgrade to version {self.spec.version} ({mode})"
         return exclusive_stream(self.warehouse, self.live, reason, self.drain, self.progress.note)
 
 
-def already_upgraded(context: UpgradeContext) -> Outcome | None:
+def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     """Return the outcome if the live generation is of the deployed version already, else None.
 
     Raises:
         UserError: the deployed version is not later than the live one.
     """
-    spec, live = context.spec, context.live
     if live.fingerprint == spec.fingerprint():
         line = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
         return [line], {"generation": live.generation, "promoted": False, "upgraded": False}
@@ -74,13 +79,12 @@ def already_upgraded(context: UpgradeContext) -> Outcome | None:
     return None
 
 
-def refuse_other_source(context: UpgradeContext) -> None:
+def refuse_other_source(warehouse: Tables, spec: ModelSpec, live: Generation) -> None:
     """Refuse a version that reads another source: the state's position is an offset in the old source.
 
     Raises:
         UserError: the version reads another source.
     """
-    warehouse, spec, live = context.warehouse, context.spec, context.live
     built = compatibility.generation_built_with(
         warehouse, live, start_point.origin(warehouse, live), spec.folder
     )
@@ -89,7 +93,7 @@ def refuse_other_source(context: UpgradeContext) -> None:
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {difference}")
 
 
-def refuse_other_keys(context: UpgradeContext, in_shadow: bool = False) -> None:
+def refuse_other_keys(warehouse: Tables, spec: ModelSpec, live: Generation, in_shadow: bool = False) -> None:
     """Refuse a version with other keys if it would read the live generation's rows.
 
     In shadow it always would; otherwise it would read the rows that have landed and the live generation has not read.
@@ -97,7 +101,6 @@ def refuse_other_keys(context: UpgradeContext, in_shadow: bool = False) -> None:
     Raises:
         UserError: the version has other keys, and would read such rows.
     """
-    warehouse, spec, live = context.warehouse, context.spec, context.live
     known = known_versions(warehouse, spec)
     known[live.model_version] = start_point.origin(warehouse, live).model_spec(spec.folder)
     steps = path_between(known, live.model_version, spec.version)

@@ -1,4 +1,4 @@
-"""What the measurements of a local warehouse tell before Spark starts."""
+"""Refuse what the measurements of a local warehouse do not have before Spark starts (`LocalTables`)."""
 
 from __future__ import annotations
 

@@ -373,7 +373,7 @@ class HadoopFiles:
 class Folder:
     """A folder of the warehouse that `maintain` removes. It need not exist."""
 
-    def __init__(self, warehouse: Warehouse, name: str) -> None:
+    def __init__(self, warehouse: Tables, name: str) -> None:
         self._files, self._name, self._path = hadoop_files(warehouse, ""), name, warehouse.path(name)
 
     def exists(self) -> bool:

@@ -1,6 +1,7 @@
-"""The tables and small files of a local warehouse, read without Spark: what status and other looks need.
+"""Answers about the tables of a local warehouse without Spark: what status and other looks need.
 
-`LocalTables` answers what `Warehouse` answers with Spark (`Tables`), so that the same code looks at both.
+`LocalTables` answers what `Warehouse` answers with Spark (`jobs.warehouse.reading.Tables`), so that the same code looks
+at both. The rows themselves are read by `jobs.warehouse.without_spark`, which large tables are read with directly.
 """
 
 from __future__ import annotations

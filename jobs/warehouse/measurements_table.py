@@ -43,8 +43,9 @@ def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
     """
     frame = warehouse.read(measurements(spec.name))
     refuse_absent(frame.columns, spec.name, spec.columns)
-    have = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-    return {name: have[name] for name in spec.naming_columns}
+    # Spark ignores case in the names of columns, and so may the spec.
+    have = {field.name.casefold(): field.dataType.simpleString() for field in frame.schema.fields}
+    return {name: have[name.casefold()] for name in spec.naming_columns}
 
 
 def new_keys(model: str) -> str:

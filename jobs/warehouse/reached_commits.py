@@ -13,8 +13,8 @@ from typing import NamedTuple
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.commit_ids import commit_id
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.reading import Tables
 
 FOLDER = "reached"
 KEPT = 2
@@ -31,7 +31,7 @@ class Reached(NamedTuple):
 class ReachedCommits:
     """The notes of one generation."""
 
-    def __init__(self, warehouse: Warehouse, checkpoint: str, table: str) -> None:
+    def __init__(self, warehouse: Tables, checkpoint: str, table: str) -> None:
         """Open the notes beside a checkpoint, which is given by its path below the warehouse's root."""
         self._warehouse, self._table = warehouse, table
         self._checkpoint = Checkpoint(warehouse, checkpoint)

@@ -1,4 +1,7 @@
-"""What a look at the warehouse needs of its tables and files: with Spark (`Warehouse`) or without (`LocalTables`)."""
+"""What a look at the warehouse asks of its tables and files, whoever reads them.
+
+`Warehouse` (`jobs.warehouse.delta`) answers with Spark, and `LocalTables` (`jobs.warehouse.local_tables`) without.
+"""
 
 from __future__ import annotations
 

@@ -140,8 +140,8 @@ def _gaussian(model: GaussianFilter, before: Array, rows: Rows) -> Matrices:
         packed = [times(scale, q) for q in (resolve(values["Q"], u) if given is None else [*given])]
         if process.noise_inside:
             moved, r = model._moved(before, rows)[0], process.noise_size
-            way = [moved[n + n * n + i * r : n + n * n + (i + 1) * r] for i in range(n)]
-            packed = congruence(way, packed)
+            noise_jacobian = [moved[n + n * n + i * r : n + n * n + (i + 1) * r] for i in range(n)]
+            packed = congruence(noise_jacobian, packed)
         return symmetric(packed)
 
     def measurement_noise() -> list[list[Entry]]:

@@ -130,10 +130,11 @@ def _predicted(model: GaussianFilter, tape: Tape) -> tuple[list[Any], list[Any],
     offset = resolve(process.offset or (0.0,) * n, u)
     if rule is None:
         F = _rows(moved[n : n + n * n], n)
-        way = _rows(moved[n + n * n :], r) if inside else None
-        after = _spread_on(model, _faded(model, S, u), F, Q, way)
+        noise_jacobian = _rows(moved[n + n * n :], r) if inside else None
+        after = _spread_on(model, _faded(model, S, u), F, Q, noise_jacobian)
         mean = [plus(a, b) for a, b in zip(moved[:n], offset, strict=True)]
-        return inputs, state, Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, way))
+        predicted = Predicted(mean, after, np.inf, lambda: _back(model, S, F, Q, after, u, noise_jacobian))
+        return inputs, state, predicted
     regressed = sigma_points.regress(rule, _rows(moved, rule.points))
     if inside:  # the points have drawn all noise there is
         Q = [0.0] * packed_size(n)
@@ -314,27 +315,29 @@ def values_of(model: GaussianFilter, state: list[Any]) -> Values:
     return {**model.constants, **own}
 
 
-def _spread_on(model: GaussianFilter, S: Vector, F: Any, Q: Vector, way: Any = None) -> list[Entry]:
-    """Return F P F' + Q, or its factor from that of P; with a `way` W of the noise F P F' + W Q W'."""
+def _spread_on(
+    model: GaussianFilter, S: Vector, F: Any, Q: Vector, noise_jacobian: Any = None
+) -> list[Entry]:
+    """Return F P F' + Q, or its factor from that of P; with the Jacobian W by the noise: F P F' + W Q W'."""
     if not model.rooted:
-        Q = congruence(way, Q) if way else Q
+        Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         return [plus(a, q) for a, q in zip(congruence(F, S), Q, strict=True)]
     columns = list(zip(*cholesky.rows_of(S), strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    return cholesky.triangle(_beside(moved, _root(Q, way)))
+    return cholesky.triangle(_beside(moved, _root(Q, noise_jacobian)))
 
 
 def _root_of(a: Entry) -> Entry:
     return math.sqrt(a) if isinstance(a, float) else np.sqrt(a)
 
 
-def _root(Q: Vector, way: Any) -> list[list[Entry]]:
+def _root(Q: Vector, noise_jacobian: Any) -> list[list[Entry]]:
     """Return the rows of a factor of Q, or of W Q W'."""
     root = cholesky.rows_of(cholesky.cholesky(Q).L)
-    if not way:
+    if not noise_jacobian:
         return root
     columns = list(zip(*root, strict=True))
-    return [[dot(row, column) for column in columns] for row in way]
+    return [[dot(row, column) for column in columns] for row in noise_jacobian]
 
 
 def _fading(model: GaussianFilter, u: Vector) -> Entry:
@@ -355,19 +358,19 @@ def _times(a: Entry, rows: Any) -> list[list[Entry]]:
 
 
 def _back(
-    model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, way: Any = None
+    model: GaussianFilter, S: Vector, F: Any, Q: Vector, after: Vector, u: Vector, noise_jacobian: Any = None
 ) -> Retrodiction:
     """Return the way back over x' = F x + noise; what fading adds to the covariance is noise."""
     more = minus(squared(_fading(model, u)), 1.0)
     fades = not is_zero(more)
     if not model.rooted:
-        Q = congruence(way, Q) if way else Q
+        Q = congruence(noise_jacobian, Q) if noise_jacobian else Q
         noise = [plus(times(more, a), q) for a, q in zip(congruence(F, S), Q, strict=True)] if fades else Q
         return retrodict(S, F, noise, after)
     L = cholesky.rows_of(S)
     columns = list(zip(*L, strict=True))
     moved = [[dot(row, column) for column in columns] for row in F]
-    root = _root(Q, way)
+    root = _root(Q, noise_jacobian)
     if fades:
         root = _beside(_times(_root_of(more), moved), root)
     return retrodict_by_rotation(L, moved, root)

@@ -18,18 +18,18 @@ from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.mixture_moments import normalised
 from kalman.filters.multiple_models import MultipleModels
 from kalman.learning import constraints
-from kalman.learning.bounds import search_outcome, search_within, spread_within
+from kalman.learning.bounds import search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.filter_pass import Differences, Weights, differences, likelihoods
-from kalman.learning.filter_searches import FilterModel, observed
-from kalman.learning.free_numbers import FreeNumbers, follows_scale
+from kalman.learning.filter_searches import FilterModel, observed_information
+from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import check, fit_each
+from kalman.learning.key_learning import fit_each
 from kalman.learning.key_starts import Free
-from kalman.learning.scoring import Point, finite, maximise
+from kalman.learning.scoring import Point, finite, maximise, point_of
 from kalman.linalg.packing import packed_index, symmetric, unpack
 from kalman.models import columns, learned_entries
-from kalman.models.definition import learn_request, natural
+from kalman.models.definition import learn_request
 from kalman.models.structure import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array, ModelError
@@ -61,16 +61,9 @@ class FilterLearning(FreeNumbers):
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The learned parameters with their constraints, the initial distribution last."""
-        requests = {one.name: one for one in learned_entries.learn_requests(self.definition)}
         if isinstance(self.each, MultipleModels):
             return self.each.own
-        own = [
-            learned_entries.kept_to(p, requests[p.name])
-            for p in self.each.parameters
-            if p.name in self.each.own
-        ]
-        chosen = learned_entries.parameters(self.definition)
-        return (*own, *(p for p in chosen if p.name in learned_entries.INITIAL))
+        return constrained(self.definition, self.each.parameters, self.each.own)
 
     @property
     def measurements(self) -> int:
@@ -79,9 +72,7 @@ class FilterLearning(FreeNumbers):
 
     def field_of(self, parameter: Parameter) -> str:
         """Return the field of the definition that a parameter is written in."""
-        if isinstance(self.each, MultipleModels) or learned_entries.is_chosen(parameter.name):
-            return parameter.name
-        return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
+        return parameter.name if isinstance(self.each, MultipleModels) else super().field_of(parameter)
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
         """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
@@ -168,7 +159,7 @@ class FilterLearning(FreeNumbers):
         )
         return differences(self.each, rows, keys, unit, states, weights)
 
-    def keyed(
+    def evaluate_each(
         self, theta: Array, rows: SortedRows, keys: int, unit: float
     ) -> tuple[Array, Array, np.ndarray]:
         """Return log-likelihood (keys,), gradient and packed information (s, keys), rows used (keys,)."""
@@ -178,7 +169,7 @@ class FilterLearning(FreeNumbers):
 
     def evaluate(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> Evaluation:
         """Return log-likelihood, gradient and packed information, and the number of rows, summed over keys."""
-        value, vector, used = self.keyed(theta, rows, keys, unit)
+        value, vector, used = self.evaluate_each(theta, rows, keys, unit)
         if not np.isfinite(value).all():
             return -math.inf, np.zeros(len(vector)), int(used.sum())
         return (
@@ -189,36 +180,28 @@ class FilterLearning(FreeNumbers):
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
         """Return the theta of the greatest log-likelihood, found from the written parameters on."""
-        p = len(self.start)
 
         def point(theta: Array) -> Point:
-            value, vector, used = evaluate(theta)
-            return Point(
-                theta, value, vector[:p], np.array(symmetric(vector[p:].tolist())).reshape(p, p), used
-            )
+            return point_of(theta, *evaluate(theta))
 
         begin = point(self.start)
         if not finite(begin) or not begin.used:
             reason = "the log-likelihood at the written parameters is not finite, or no row can be used"
             return Fit(self.start, begin.value, 0, Outcome.FAILED, reason, begin.used)
         best = maximise(point, search_within(begin, self.variables, max_iterations))
-        outcome, reason = search_outcome(best, self.variables)
-        place = best.point
-        known = observed(
+        end = best.point
+        known = observed_information(
             lambda theta: point(theta[:, 0]).gradient[:, None],
-            place.theta[:, None],
-            self.sizes(place.theta)[:, None],
+            end.theta[:, None],
+            self.sizes(end.theta)[:, None],
             best.held[:, None] != 0,
-            place.information[:, :, None],
+            end.information[:, :, None],
         )[:, :, 0]
-        spread = spread_within(place._replace(information=known), best.held)
-        errors = self.errors(place.theta, spread)
-        return Fit(
-            place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
-        )
+        return self.fit_at(best, end._replace(information=known))
 
     @cached_property
-    def _key_model(self) -> FilterModel:
+    def key_model(self) -> FilterModel:
+        """What is learned for each key, and how keys are searched."""
         free: list[Free] = []
         for p in self.learned:
             entries = constraints.free_entries(p)
@@ -235,11 +218,7 @@ class FilterLearning(FreeNumbers):
 
     def fit_keys(self, rows: SortedRows, keys: int, unit: float, population: Population | None) -> KeyFit:
         """Return each key's own parameters, all keys at once; as `Learning.fit_keys`."""
-        return fit_each(self._key_model, rows, keys, unit, population)
-
-    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
-        return check(self._key_model, rows, keys, unit, theta)
+        return fit_each(self.key_model, rows, keys, unit, population)
 
 
 def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
@@ -255,11 +234,7 @@ def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
         raise ModelError(
             "learn.parameters", f"nothing is learned for a filter of kind {kind}", "remove learn"
         )
-    chosen = learned_entries.parameters(definition)
-    names, scope = learn_request(definition, (*model.parameters, *chosen))
-    requests = {one.name: one for one in learned_entries.learn_requests(definition) if one.form is not None}
-    formed = [learned_entries.kept_to(p, requests[p.name]) for p in model.parameters if p.name in requests]
-    result = FilterLearning(definition, names, scope, {p.name: natural(p) for p in formed})
+    result = FilterLearning(definition, *requested(definition, model.parameters))
     _ = result.start  # raises here, before the cluster is used
     return result
 

@@ -43,7 +43,7 @@ def likelihoods(
 ) -> tuple[Array, np.ndarray]:
     """Return log-likelihoods (c, keys) of keys that start in each of c states (size, keys), and rows used (keys,)."""
     total = np.zeros((len(starts), keys))
-    found = _passed(model, rows, keys, unit, starts, lambda which, value: _add(total, which, value))
+    found = _run_copies(model, rows, keys, unit, starts, lambda which, value: _add(total, which, value))
     return total, found
 
 
@@ -62,7 +62,7 @@ def differences(
         gradient[:, which] += g
         outer[:, :, which] += g[:, None] * g[None, :]
 
-    used = _passed(model, rows, keys, unit, starts, on_row)
+    used = _run_copies(model, rows, keys, unit, starts, on_row)
     return Differences(np.where(np.isfinite(value), value, -np.inf), gradient, outer, used)
 
 
@@ -70,7 +70,7 @@ def _add(total: Array, which: np.ndarray, logs: Array) -> None:
     total[:, which] += logs
 
 
-def _passed(
+def _run_copies(
     model: Filter,
     rows: SortedRows,
     keys: int,
@@ -95,12 +95,7 @@ def _passed(
             at = slice(part.start + begin, part.start + begin + k)
             first = count[:k] == 0
             dt = np.where(first, 0, time[at] - event_time[:k]) / unit
-            many = Rows(
-                np.tile(dt, copies),
-                np.tile(first, copies),
-                np.tile(y[:, at], copies),
-                np.tile(u[:, at], copies),
-            )
+            many = Rows(dt, first, y[:, at], u[:, at]).repeated(copies)
             before = values[:, :, :k].reshape(len(values), -1)
             after, step = model.step(before, many)
             good = step.flag[:k] == flags.WELL

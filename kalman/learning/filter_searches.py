@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kalman.evaluation.diagnostics import ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RowFigures
 from kalman.learning.filter_pass import Differences
-from kalman.learning.key_learning import KeySearches, Problems
+from kalman.learning.key_learning import KeySearches, Problems, goodness_of_fit
 from kalman.learning.key_search import Point
 from kalman.learning.key_starts import Free, Starts
 from kalman.models.structure import Parameter
@@ -159,7 +158,7 @@ class FilterSearches(KeySearches):
         """Return the problems of these keys, which may repeat, in their order; None: all."""
         return _Points(self, np.arange(self.keys) if which is None else which)
 
-    def informed(
+    def information_at(
         self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
     ) -> Array:
         """Return the curvature (p, p, J) observed at the ends, or the point's information where there is no maximum."""
@@ -169,7 +168,7 @@ class FilterSearches(KeySearches):
         def gradient(moved: Array) -> Array:
             return points.point(moved, zero, every).gradient
 
-        return observed(gradient, theta, self.model.of.sizes(theta), zero, point.information)
+        return observed_information(gradient, theta, self.model.of.sizes(theta), zero, point.information)
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
         """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box of any."""
@@ -179,20 +178,10 @@ class FilterSearches(KeySearches):
         states = KeyStates(self.model.of.begun(theta, keys, at_zero), none, none.copy(), np.zeros(keys))
         figures = RowFigures(model, states, self.sorted, (INNOVATION,))
         run(model, states, self.sorted, self.unit, figures)
-        total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
-        white = figures.found()[INNOVATION]
-        key = self.sorted.key
-        for z in white:
-            known = np.isfinite(z)
-            total += np.bincount(key[known], z[known] ** 2, minlength=keys)
-            count += np.bincount(key[known], minlength=keys)
-            least = np.fmin(least, ljung_box(key, z, keys, fitted=fitted).p_value)
-        with np.errstate(all="ignore"):
-            tested = np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
-            return total / count, tested
+        return goodness_of_fit(self.sorted.key, figures.found()[INNOVATION], keys, fitted)
 
 
-def observed(
+def observed_information(
     gradient: Callable[[Array], Array], theta: Array, sizes: Array, held: np.ndarray, otherwise: Array
 ) -> Array:
     """Return the negative second derivatives (p, p, J) at theta (p, J), by central differences of the gradient.

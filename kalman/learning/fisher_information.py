@@ -42,16 +42,11 @@ def information(
         k = part.stop - part.start
         first = ~begun[:k]
         dt = np.where(first, 0, time[part] - event_time[:k]) / unit
-        many = Rows(
-            np.tile(dt, copies),
-            np.tile(first, copies),
-            np.tile(y[:, part], copies),
-            np.tile(u[:, part], copies),
-        )
+        row = Rows(dt, first, y[:, part], u[:, part])
         before = values[:, :, :k].reshape(len(values), -1)
-        _, step = model.step(values[:, 0, :k], Rows(dt, first, y[:, part], many.u[:, :k]))
+        _, step = model.step(values[:, 0, :k], row)
         good = step.flag == flags.WELL
-        after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, many))
+        after, v, S = (a.reshape(-1, copies, k) for a in _moved(model, before, row.repeated(copies)))
         with np.errstate(all="ignore"):
             dv = (v[:, 1:] - v[:, :1]) / (steps[:, None] * np.sqrt(S[:, :1]))
             dS = (S[:, 1:] - S[:, :1]) / (steps[:, None] * S[:, :1] * np.sqrt(2.0))

@@ -1,7 +1,7 @@
 """The learned parameters of a model as free numbers theta: names, values, bounds, standard errors, the population."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,12 +9,17 @@ import numpy as np
 
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
-from kalman.learning.bounds import Variables
+from kalman.learning.bounds import Variables, search_outcome, spread_within
+from kalman.learning.em import Fit
 from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_learning import Searched, check
 from kalman.learning.key_population import population_of
+from kalman.learning.scoring import Maximum, Point
 from kalman.linalg.packing import packed_index
-from kalman.models.definition import natural
+from kalman.models import learned_entries
+from kalman.models.definition import learn_request, natural
 from kalman.models.structures import Parameter
+from kalman.run import SortedRows
 from kalman.types import Array
 
 
@@ -31,9 +36,16 @@ class FreeNumbers:
         """Number of components of a row."""
         raise NotImplementedError
 
+    @property
+    def key_model(self) -> Searched:
+        """What is learned for each key, and how keys are searched."""
+        raise NotImplementedError
+
     def field_of(self, parameter: Parameter) -> str:
         """Return the field of the definition that a parameter is written in."""
-        raise NotImplementedError
+        if learned_entries.is_chosen(parameter.name):
+            return parameter.name
+        return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
         """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
@@ -101,6 +113,17 @@ class FreeNumbers:
             result[p.name] = natural(p._replace(value=tuple(errors.tolist())))
         return result
 
+    def fit_at(self, best: Maximum, end: Point) -> Fit:
+        """Return the fit of a search; end: its best point, with the information that standard errors are from."""
+        outcome, reason = search_outcome(best, self.variables)
+        spread = spread_within(end, best.held)
+        errors = self.errors(end.theta, spread)
+        return Fit(end.theta, end.value, best.iterations, outcome, reason, end.used, None, spread, errors)
+
+    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
+        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
+        return check(self.key_model, rows, keys, unit, theta)
+
     def pulled(self, theta: Any, slopes: Any) -> list[Any]:
         """Return the derivatives by the free numbers, given those by the packed entries."""
         result: list[Any] = []
@@ -133,6 +156,35 @@ class FreeNumbers:
         ]
         zero = np.concatenate([one.parameters[free] == 0.0 for one in sound], axis=1)
         return population_of(theta, information, zero, self.start)
+
+
+def requested(
+    definition: Mapping[str, Any], parameters: Sequence[Parameter]
+) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+    """Return what a definition asks to learn: names, scope, and initial values in place of the written ones.
+
+    parameters: of the model as it is written. One for which the definition asks a form begins in that form.
+
+    Raises:
+        ModelError: it asks for what cannot be learned.
+    """
+    names, scope = learn_request(definition, (*parameters, *learned_entries.parameters(definition)))
+    forms = {one.name: one for one in learned_entries.learn_requests(definition) if one.form is not None}
+    formed = [learned_entries.kept_to(p, forms[p.name]) for p in parameters if p.name in forms]
+    return names, scope, {p.name: natural(p) for p in formed}
+
+
+def constrained(
+    definition: Mapping[str, Any], parameters: Sequence[Parameter], own: Sequence[str]
+) -> tuple[Parameter, ...]:
+    """Return the learned parameters with the constraints of the definition, the initial distribution last.
+
+    parameters: of the filter; own: the names of those that its state holds.
+    """
+    requests = {one.name: one for one in learned_entries.learn_requests(definition)}
+    kept = [learned_entries.kept_to(p, requests[p.name]) for p in parameters if p.name in own]
+    chosen = learned_entries.parameters(definition)
+    return (*kept, *(p for p in chosen if p.name in learned_entries.INITIAL))
 
 
 def entry_name(parameter: Parameter, entry: int) -> str:

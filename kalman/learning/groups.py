@@ -19,13 +19,12 @@ from kalman.learning.bounds import Variables, search_outcome, search_within, spr
 from kalman.learning.em import Fit, climb_each
 from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.filter_learning import FilterLearning
-from kalman.learning.filter_searches import observed
+from kalman.learning.filter_searches import observed_information
 from kalman.learning.fisher_information import information
 from kalman.learning.key_fits import Outcome
 from kalman.learning.maximum_likelihood import STEP, Learning
 from kalman.learning.score import score
-from kalman.learning.scoring import Maximum, Point, finite
-from kalman.linalg.packing import symmetric
+from kalman.learning.scoring import Maximum, Point, finite, point_of
 from kalman.run import SortedRows
 from kalman.types import Array
 
@@ -86,7 +85,7 @@ class GroupLearning:
         add = _adder(group, groups)
         own = theta[:, group]
         if isinstance(model, FilterLearning):
-            value, vector, rows_used = model.keyed(own, rows, keys, unit)
+            value, vector, rows_used = model.evaluate_each(own, rows, keys, unit)
             count = np.bincount(group, rows_used, minlength=groups).astype(np.int64)
             finite = np.where(np.isfinite(vector), vector, 0.0)
             return _sums(add, value), np.array([add(row) for row in finite]), count
@@ -132,19 +131,12 @@ class GroupLearning:
         def points(theta: Array, which: np.ndarray) -> list[Point]:
             value, vector, used = evaluate(theta, which)
             return [
-                Point(
-                    theta[:, j],
-                    float(value[j]),
-                    vector[:p, j],
-                    np.array(symmetric(vector[p:, j].tolist())),
-                    int(used[j]),
-                )
-                for j in range(len(which))
+                point_of(theta[:, j], float(value[j]), vector[:, j], int(used[j])) for j in range(len(which))
             ]
 
         starts = points(np.repeat(middle[:, None], groups, axis=1), np.arange(groups))
         able = [g for g, start in enumerate(starts) if finite(start) and start.used]
-        scaled = _together(
+        scaled = _search_together(
             {g: to_scale(starts[g], variables.scale, variables.measurements) for g in able}, points
         )
         precision = _precision(middle, variables, free, [scaled[g].theta for g in able])
@@ -152,12 +144,14 @@ class GroupLearning:
         if self.em is not None and statistics is not None and able:
             climbed = self._climbed(statistics, [scaled[g] for g in able], able)
             scaled = dict(zip(able, points(climbed, np.array(able)), strict=True))
-        found = _together(
-            {g: search_within(prior.added(scaled[g]), variables, max_iterations) for g in able},
-            lambda theta, which: [prior.added(point) for point in points(theta, which)],
+        found = _search_together(
+            {g: search_within(prior.posterior(scaled[g]), variables, max_iterations) for g in able},
+            lambda theta, which: [prior.posterior(point) for point in points(theta, which)],
         )
         still = np.zeros(p, np.int8)
-        all_found = [found.get(g) or Maximum(prior.added(starts[g]), 0, still, None) for g in range(groups)]
+        all_found = [
+            found.get(g) or Maximum(prior.posterior(starts[g]), 0, still, None) for g in range(groups)
+        ]
         if isinstance(self.model, FilterLearning):
             all_found = self._curved(all_found, prior, points)
         return self._result(all_found, prior)
@@ -175,11 +169,11 @@ class GroupLearning:
         which = np.arange(len(found))
 
         def gradient(moved: Array) -> Array:
-            at = [prior.added(one).gradient for one in points(moved, which)]
+            at = [prior.posterior(one).gradient for one in points(moved, which)]
             return np.array(at).T
 
         known = np.moveaxis(np.array([one.point.information for one in found]), 0, -1)
-        known = observed(gradient, theta, self.model.sizes(theta), held, known)
+        known = observed_information(gradient, theta, self.model.sizes(theta), held, known)
         pairs = zip(found, np.moveaxis(known, -1, 0), strict=True)
         return [one._replace(point=one.point._replace(information=J)) for one, J in pairs]
 
@@ -205,7 +199,7 @@ class GroupLearning:
 
     def _result(self, found: list[Maximum], prior: "_Prior") -> GroupFit:
         variables = self.model.variables
-        ends = [_told(one, variables, prior) for one in found]
+        ends = [_outcome_of(one, variables, prior) for one in found]
         errors = [
             self.model.errors(one.point.theta, spread_within(one.point, one.held))
             if finite(one.point)
@@ -239,7 +233,7 @@ class _Prior:
         away = theta - self.mean
         return -0.5 * float(away @ self.precision @ away)
 
-    def added(self, point: Point) -> Point:
+    def posterior(self, point: Point) -> Point:
         """Return a point of the posterior."""
         return point._replace(
             value=point.value + self.value(point.theta),
@@ -266,7 +260,7 @@ def _precision(middle: Array, variables: Variables, free: Array, scaled: Sequenc
     return result
 
 
-def _told(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome, str | None, float]:
+def _outcome_of(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome, str | None, float]:
     """Return how a group's search ended, why it did not converge, and the share of its own rows in the result."""
     held = np.diag(prior.precision) > 0.0
     whole = np.diag(found.point.information)[held]
@@ -285,7 +279,7 @@ def _told(found: Maximum, variables: Variables, prior: _Prior) -> tuple[Outcome,
 T = TypeVar("T")
 
 
-def _together(
+def _search_together(
     searches: dict[int, Generator[Array, Point, T]],
     points: Callable[[Array, np.ndarray], Sequence[Point]],
 ) -> dict[int, T]:

@@ -175,14 +175,14 @@ class KeySearches:
         self.rows = by_rounds(rows, unit)
         self.keys = self.rows.keys
 
-    def informed(
+    def information_at(
         self, theta: Array, zero: np.ndarray, point: Point, which: np.ndarray | None = None
     ) -> Array:
         """Return the information (p, p, J) at the ends of keys `which`, None: all; point: as the search left it."""
         return point.information
 
     def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
-        """Return NIS and p-value (J,) as `_checked` at theta (p, J), after so many numbers were fitted to each key."""
+        """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
         return _checked(self, free_entries(self.model, theta, zero), fitted)
 
     def points(self, which: np.ndarray | None = None) -> Problems:
@@ -418,7 +418,7 @@ def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
     found = searches.alone(climbed)
     p = len(found.theta)
     gone = found.zero[:, None] | found.zero[None, :]
-    known = searches.informed(found.theta, found.zero, found.point)
+    known = searches.information_at(found.theta, found.zero, found.point)
     information = np.where(gone | ~np.isfinite(known), 0.0, known)
     held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
     covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
@@ -451,7 +451,7 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     box = searches.box._replace(low=-free, high=free, alone=np.zeros(p, bool))
     found = search(point, begin, box, searches.measured[which])
     plain = points.point(found.theta, none, np.arange(len(which)))
-    plain = plain._replace(information=searches.informed(found.theta, none, plain, which))
+    plain = plain._replace(information=searches.information_at(found.theta, none, plain, which))
     alone = evidence(
         population,
         ends.theta[:, which],
@@ -542,24 +542,36 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
 
 
 def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array]:
-    """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components."""
-    rows, m = searches.rows, searches.model.of.model.measurements
+    """Return what `goodness_of_fit` says of keys at the learned entries (p, J)."""
+    rows = searches.rows
     found = whitened(searches.model.of, rows, entries[:, rows.number])
     with np.errstate(all="ignore"):
         white = found[0::2] / np.sqrt(found[1::2])
     widths = np.diff(rows.starts)
     key = rows.number[np.arange(rows.size) - np.repeat(rows.starts[:-1], widths)]
-    total, count = np.zeros(searches.keys), np.zeros(searches.keys)
-    least = np.full(searches.keys, np.inf)
     order = np.argsort(key, kind="stable")
+    return goodness_of_fit(key[order], white[:, order], searches.keys, fitted)
+
+
+def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array]:
+    """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components.
+
+    Args:
+        key: of each row (N,), ascending.
+        white: innovations over their standard deviations (m, N), NaN where there is none.
+        keys: J.
+        fitted: how many numbers were fitted to each key.
+
+    The p-value is that of Bonferroni: m times the smallest one of a component, at most 1.
+    """
+    total, count, least = np.zeros(keys), np.zeros(keys), np.full(keys, np.inf)
     for z in white:
         known = np.isfinite(z)
-        total += np.bincount(key[known], z[known] ** 2, minlength=searches.keys)
-        count += np.bincount(key[known], minlength=searches.keys)
-        p_value = ljung_box(key[order], z[order], searches.keys, fitted=fitted).p_value
-        least = np.fmin(least, p_value)
+        total += np.bincount(key[known], z[known] ** 2, minlength=keys)
+        count += np.bincount(key[known], minlength=keys)
+        least = np.fmin(least, ljung_box(key, z, keys, fitted=fitted).p_value)
     with np.errstate(all="ignore"):
-        return total / count, np.where(np.isfinite(least), np.minimum(1.0, m * least), np.nan)
+        return total / count, np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
 
 
 def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:

@@ -15,20 +15,17 @@ import numpy as np
 
 from kalman.building.registry import build
 from kalman.filters.linear import LinearFilter
-from kalman.learning.bounds import search_outcome, search_within, spread_within
+from kalman.learning.bounds import search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.fisher_information import information
-from kalman.learning.free_numbers import FreeNumbers, follows_scale
+from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import Climbed, Model, check, fit_each, key_model
+from kalman.learning.key_learning import Climbed, Model, fit_each, key_model
 from kalman.learning.optimisers import fit
 from kalman.learning.score import score
-from kalman.learning.scoring import Point, finite, maximise
+from kalman.learning.scoring import Point, finite, maximise, point_of
 from kalman.learning.tangents import learned
-from kalman.linalg.packing import symmetric
 from kalman.models import learned_entries
-from kalman.models.definition import learn_request, natural
-from kalman.models.learned_entries import is_chosen
 from kalman.models.structures import Parameter
 from kalman.run import SortedRows
 from kalman.types import Array, ModelError
@@ -58,13 +55,9 @@ class Learning(FreeNumbers):
         return tuple(name for name in self.names if name not in learned_entries.INITIAL)
 
     @cached_property
-    def _chosen(self) -> list[Parameter]:
-        return learned_entries.parameters(self.definition)
-
-    @cached_property
     def entries_of_matrices(self) -> tuple[tuple[str, int, int], ...]:
         """The entries of matrices that are learned: letter, row, column."""
-        found = [learned_entries.place(p.name) for p in self._chosen]
+        found = [learned_entries.place(p.name) for p in learned_entries.parameters(self.definition)]
         return tuple(a for a in found if a is not None)
 
     @cached_property
@@ -76,22 +69,12 @@ class Learning(FreeNumbers):
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The learned parameters with their constraints: the structure's, R and entries of H, then the initial ones."""
-        requests = {request.name: request for request in learned_entries.learn_requests(self.definition)}
-        own = [
-            learned_entries.kept_to(p, requests[p.name])
-            for p in self.each.parameters
-            if p.name in self.own_names
-        ]
-        return (*own, *(p for p in self._chosen if p.name in learned_entries.INITIAL))
+        return constrained(self.definition, self.each.parameters, self.own_names)
 
     @property
     def measurements(self) -> int:
         """Number of components of a row."""
         return self.filter.measurements
-
-    def field_of(self, parameter: Parameter) -> str:
-        """Return the field of the definition that a parameter is written in."""
-        return _field(self.filter, parameter)
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
         """Return how a free number changes with the logarithm of all noise."""
@@ -143,25 +126,17 @@ class Learning(FreeNumbers):
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
         """Return the theta of the greatest log-likelihood, found from the written parameters on."""
-        p = len(self.start)
 
         def point(theta: Array) -> Point:
-            value, vector, used = evaluate(theta)
-            return Point(theta, value, vector[:p], np.array(symmetric(vector[p:].tolist())), used)
+            return point_of(theta, *evaluate(theta))
 
         begin = point(self.start)
-        if not p:
+        if not len(self.start):
             return Fit(self.start, begin.value, 0, Outcome.CONVERGED, used=begin.used)
         if not finite(begin):
             return fit(lambda theta: point(theta)[1:3], self.start, max_iterations)
         best = maximise(point, search_within(begin, self.variables, max_iterations))
-        outcome, reason = search_outcome(best, self.variables)
-        spread = spread_within(best.point, best.held)
-        errors = self.errors(best.point.theta, spread)
-        place = best.point
-        return Fit(
-            place.theta, place.value, best.iterations, outcome, reason, place.used, None, spread, errors
-        )
+        return self.fit_at(best, best.point)
 
     def begun(self, theta: Array, keys: int) -> Array:
         """Return the states (size, keys) of keys without rows at theta (p,), or (p, keys) for each key's own."""
@@ -192,29 +167,18 @@ class Learning(FreeNumbers):
         With a population the result is the mode of the posterior, and a key without rows has the population's mean.
         climbed: where another method leads from the starts, at which the search then begins.
         """
-        return fit_each(self._key_model, rows, keys, unit, population, climbed)
-
-    def check(self, theta: Array, rows: SortedRows, keys: int, unit: float) -> tuple[Array, Array]:
-        """Return each key's mean NIS (K,) and p-value of Ljung and Box at theta (p, K), NaN where there is none."""
-        return check(self._key_model, rows, keys, unit, theta)
+        return fit_each(self.key_model, rows, keys, unit, population, climbed)
 
     @cached_property
-    def _key_model(self) -> Model:
+    def key_model(self) -> Model:
+        """What is learned for each key, and how keys are searched."""
         return key_model(learned(self.each), self.learned, self.start)
 
 
 def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
     """Return the learner of a linear filter. Raises ModelError."""
     model = _linear({**definition, "learn": None})
-    chosen = learned_entries.parameters(definition)
-    names, scope = learn_request(definition, (*model.parameters, *chosen))
-    requests = {
-        request.name: request
-        for request in learned_entries.learn_requests(definition)
-        if request.form is not None
-    }
-    formed = [learned_entries.kept_to(p, requests[p.name]) for p in model.parameters if p.name in requests]
-    result = Learning(definition, names, scope, {p.name: natural(p) for p in formed})
+    result = Learning(definition, *requested(definition, model.parameters))
     _ = result.start  # raises here, before the cluster is used
     return result
 
@@ -231,9 +195,3 @@ def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None 
             "remove learn, or use a linear filter",
         )
     return model
-
-
-def _field(model: LinearFilter, parameter: Parameter) -> str:
-    if is_chosen(parameter.name):
-        return parameter.name
-    return "observation.R" if parameter.name == "R" else f"process.{parameter.name}"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kalman.linalg.packing import symmetric
 from kalman.types import Array
 
 TOLERANCE = 1e-12
@@ -35,6 +36,13 @@ class Point(NamedTuple):
     gradient: Array
     information: Array
     used: int
+
+
+def point_of(theta: Array, value: float, vector: Array, used: int) -> Point:
+    """Return an evaluation at theta (p,) as a point; vector: gradient (p,) and packed information (p(p+1)/2,)."""
+    p = len(theta)
+    information = np.array(symmetric(vector[p:].tolist())).reshape(p, p)
+    return Point(theta, value, vector[:p], information, used)
 
 
 class Maximum(NamedTuple):

@@ -41,6 +41,19 @@ FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
 DAYS = 4
 SENSORS = 3
 ROWS_A_DAY = 12
+VERBS = (
+    "estimate",
+    "export",
+    "import",
+    "ingest",
+    "maintain",
+    "pretrain",
+    "rollback",
+    "stream",
+    "upgrade",
+    "verify",
+)
+"""The verbs of the DAGs that every model has."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,6 +120,22 @@ def run_dag(tiny: Tiny, dag_id: str, day: int, conf: dict[str, Any] | None = Non
         # By hand a run's interval is the last whole one before its logical date.
         run = dag.test(run_conf=conf, logical_date=FIRST_DAY + timedelta(days=day + 1))
         return {task.task_id: str(task.state) for task in run.get_task_instances()}
+
+
+def events(uri: str) -> list[tuple[dict[str, Any], str | None]]:
+    """Return extra and partition of the events of an asset, oldest first."""
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        query = (
+            select(AssetEvent.extra, AssetEvent.partition_key)
+            .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+            .where(AssetModel.uri == uri)
+            .order_by(AssetEvent.id)
+        )
+        return [(extra, key) for extra, key in session.execute(query)]
 
 
 @pytest.fixture(scope="session")

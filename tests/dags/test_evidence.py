@@ -126,3 +126,11 @@ def test_missing_days() -> None:
     assert (found.first, found.last, found.landed) == (min(landed), max(landed), 3)
     assert among("@daily", set()) is None
     assert among("@daily", {"2013-01-01T00:00:00Z"}) == ("2013-01-01T00:00:00Z",) * 2 + (1, [])
+
+
+def test_of_many_intervals_the_newest_are_looked_at() -> None:
+    landed = {"2013-01-01T00:00:00Z", "2014-01-01T00:00:00Z", "2014-01-01T02:00:00Z"}
+    found = among("0 * * * *", landed)
+    assert found is not None and len(found.missing) < 365 * 24
+    assert found.missing == sorted(found.missing) and found.missing[-1] == "2014-01-01T01:00:00Z"
+    assert (found.first, found.last, found.landed) == ("2013-06-06T19:00:00Z", max(landed), 2)

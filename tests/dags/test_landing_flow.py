@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.models.asset import AssetEvent, AssetModel
-from airflow.utils.session import create_session
-from sqlalchemy import select
 
 from dags.kalman_dags.pages.missing import landed_intervals
 from jobs.specs.loading import load_spec
-from tests.dags.conftest import FIRST_DAY, MODELS, load_bag
+from tests.dags.conftest import FIRST_DAY, MODELS, events, load_bag
 
 pytestmark = pytest.mark.airflow
 
@@ -24,18 +21,6 @@ data = dict(rows=12, quarantined=1, version=4, reasons={{}}, seconds=1.0)
 report = dict(lines=["landed 12 rows of 1 file for daily", "quarantined 1 row"], data=data)
 pathlib.Path(os.environ["KALMAN_REPORT_FILE"]).write_text(json.dumps(report))
 """
-
-
-def events(uri: str) -> list[tuple[dict[str, Any], str | None]]:
-    """Return extra and partition of the events of an asset, oldest first."""
-    with create_session() as session:
-        query = (
-            select(AssetEvent.extra, AssetEvent.partition_key)
-            .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
-            .where(AssetModel.uri == uri)
-            .order_by(AssetEvent.id)
-        )
-        return [(extra, key) for extra, key in session.execute(query)]
 
 
 def test_each_interval_is_a_partition_and_what_is_missing_shows(

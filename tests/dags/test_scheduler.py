@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from demo.delta_log import rows_of
-from tests.dags.conftest import FIRST_DAY, ROWS_A_DAY, Tiny
+from tests.dags.conftest import FIRST_DAY, ROWS_A_DAY, VERBS, Tiny
 from tests.support.airflow_api import wait_for
 from tests.support.standalone import Airflow, standalone
 
@@ -51,18 +51,7 @@ def test_the_script_says_where_and_how_to_log_in(airflow: Airflow) -> None:
     assert airflow.address in airflow.said()
     assert f"admin / {airflow.password()}" in airflow.said()
     names = {dag["dag_id"] for dag in airflow.call("/dags")["dags"]}
-    verbs = (
-        "estimate",
-        "export",
-        "ingest",
-        "maintain",
-        "pretrain",
-        "rollback",
-        "stream",
-        "upgrade",
-        "verify",
-    )
-    assert names == {f"kalman_{verb}__tiny" for verb in verbs}
+    assert names == {f"kalman_{verb}__tiny" for verb in VERBS}
     assert airflow.call("/importErrors")["import_errors"] == []
 
 

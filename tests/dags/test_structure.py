@@ -24,7 +24,7 @@ from airflow.sdk import (
 )
 
 from kalman_dags.submit import application
-from tests.dags.conftest import ROOT, load_bag
+from tests.dags.conftest import ROOT, VERBS, load_bag
 
 pytestmark = pytest.mark.airflow
 
@@ -59,22 +59,7 @@ def test_the_shipped_models_have_their_dags(monkeypatch: pytest.MonkeyPatch, mod
     shipped = load_bag()
     names = sorted(path.stem for path in models_dir.glob("*.yaml"))
     assert shipped.import_errors == {}
-    assert sorted(shipped.dags) == sorted(
-        f"kalman_{verb}__{name}"
-        for verb in (
-            "estimate",
-            "export",
-            "import",
-            "ingest",
-            "maintain",
-            "pretrain",
-            "rollback",
-            "stream",
-            "upgrade",
-            "verify",
-        )
-        for name in names
-    )
+    assert sorted(shipped.dags) == sorted(f"kalman_{verb}__{name}" for verb in VERBS for name in names)
 
 
 def test_ingest_pretrain_and_estimate_run_on_the_intervals_of_their_schedule(bag: DagBag) -> None:

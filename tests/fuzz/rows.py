@@ -110,15 +110,10 @@ def read(path: Path) -> list[Checked]:
     """Return all rows of a file as `ingest` reads and checks them, in order."""
     types = {"id": "string"}
     found: list[Checked] = []
-    for part in reading.parts_of(*_arguments(path)):
+    for part in reading.parts_of(SPEC, path):
         for batch in reading._checked(SPEC, reading.Rows(part, True), types, str(path)):
             found += rows_of(batch)
     return found
-
-
-def _arguments(path: Path) -> tuple[Any, ...]:
-    count = len(reading.parts_of.__code__.co_varnames[: reading.parts_of.__code__.co_argcount])
-    return (SPEC, path) if count == 4 else (path,)
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Checked]:

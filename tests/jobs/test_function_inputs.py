@@ -80,8 +80,9 @@ def test_stream_batch_and_the_filter_alone_agree_to_the_bit(tmp_path: Path, kind
     pipeline.land(days[0])
     pipeline.pretrain()
     missing = days[1].assign(push=days[1]["push"].where(days[1].index != 5))
-    landed = pipeline.land(missing, days[2])
+    landed = pipeline.land(missing)
     assert landed.data["quarantined"] == 1  # an input cannot be guessed
+    pipeline.land(days[2])
     reasons = [row["reason"] for row in pipeline.warehouse.read("quarantine").collect()]
     assert len(reasons) == 1 and "control push: missing" in reasons[0]
     pipeline.stream()

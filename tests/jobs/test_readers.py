@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,9 @@ from jobs.lineage.live import live_estimates
 from jobs.lineage.live_table import NO_END
 from jobs.warehouse.dictionary import TYPES
 from scripts import reference
-from tests.fixtures.make_release import FOLDER, PLACE
+from tests.fixtures.make_release import FOLDER
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
+from tests.jobs.support.released import unpacked
 from tests.test_docs import FENCE, ROOT
 
 pytestmark = pytest.mark.spark
@@ -92,12 +91,9 @@ def test_the_page_s_queries_read_the_live_rows(
 
 
 def test_a_released_warehouse_explains_itself_and_goes_on(tmp_path: Path) -> None:
-    shutil.rmtree(PLACE, ignore_errors=True)
-    with tarfile.open(sorted(FOLDER.glob("*.tar.gz"))[0]) as archive:
-        archive.extractall(PLACE, filter="data")
-    try:
-        pipeline = Pipeline(PLACE, yaml.safe_load((PLACE / "models" / "walk.yaml").read_text()))
-        warehouse = PLACE / "warehouse"
+    with unpacked(sorted(FOLDER.glob("*.tar.gz"))[0]) as folder:
+        pipeline = Pipeline(folder, yaml.safe_load((folder / "models" / "walk.yaml").read_text()))
+        warehouse = folder / "warehouse"
         assert set(comments_of(warehouse / "estimates" / "walk").values()) == {None}
         rows = len(pipeline.estimates())
         assert (
@@ -118,8 +114,6 @@ def test_a_released_warehouse_explains_itself_and_goes_on(tmp_path: Path) -> Non
         assert maintain.run(pipeline.settings, "walk").data["described"] == []
         assert DeltaTable(str(warehouse / "generations")).version() == versions
         assert os.listdir(warehouse / "live" / "model=walk")
-    finally:
-        shutil.rmtree(PLACE, ignore_errors=True)
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ Within a release batch and stream are equal to the last bit. Between two the ari
 
 from __future__ import annotations
 
-import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +16,9 @@ import yaml
 
 from jobs.lineage.live import live_estimates
 from jobs.snapshots.manifests import all_of
-from tests.fixtures.make_release import FOLDER, PLACE
+from tests.fixtures.make_release import FOLDER
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered
+from tests.jobs.support.released import unpacked
 
 pytestmark = pytest.mark.spark
 
@@ -27,13 +26,10 @@ RELEASES = sorted(FOLDER.glob("*.tar.gz"))
 
 
 @pytest.fixture
-def unpacked(release: Path) -> Iterator[Path]:
-    """The warehouse of a release, at the place where it was made."""
-    shutil.rmtree(PLACE, ignore_errors=True)
-    with tarfile.open(release) as archive:
-        archive.extractall(PLACE, filter="data")
-    yield PLACE
-    shutil.rmtree(PLACE, ignore_errors=True)
+def folder(release: Path) -> Iterator[Path]:
+    """The folder of a release's warehouse and specs."""
+    with unpacked(release) as place:
+        yield place
 
 
 def assert_equal_up_to_rounding(found: pd.DataFrame, expected: pd.DataFrame) -> None:
@@ -45,9 +41,9 @@ def assert_equal_up_to_rounding(found: pd.DataFrame, expected: pd.DataFrame) -> 
 
 
 @pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name.removesuffix(".tar.gz"))
-def test_a_release_s_state_is_taken_up(unpacked: Path) -> None:
-    spec = yaml.safe_load((unpacked / "models" / "walk.yaml").read_text())
-    pipeline = Pipeline(unpacked, spec)
+def test_a_release_s_state_is_taken_up(folder: Path) -> None:
+    spec = yaml.safe_load((folder / "models" / "walk.yaml").read_text())
+    pipeline = Pipeline(folder, spec)
     first, exported = all_of(pipeline.warehouse, "walk")
     expected = pipeline.batch(parameters=first.parameters)
 

@@ -18,9 +18,11 @@ from unittest import mock
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.ingestion import landing
+from jobs.ingestion.checking import key_types_of
+from jobs.ingestion.target_table import prepare
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
-from jobs.rejected_rows import replay as quarantine_replay
+from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.specs.loading import load_spec
@@ -112,7 +114,8 @@ def ingest(path: str, spec: ModelSpec | None = None) -> None:
 
 def _land(path: str, spec: ModelSpec, history: bool) -> None:
     here = warehouse()
-    types = landing.prepare(here, spec, landing.file_schema(spec, path))
+    types = key_types_of(spec.naming_columns, landing.file_schema(spec, path))
+    types = prepare(here, spec, types)
     files = landing.FileLanding(here, spec, history=history)
     files.land(files.check(path), types)
 
@@ -172,7 +175,7 @@ def replay(spec: ModelSpec | None = None) -> None:
         rows: Any = here.read("quarantine")
         held = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
         columns = ("id", "payload", "source", "position", "generation", "batch_id")
-        quarantine_replay.replay(here, spec or spec_of(), held.select(*columns))
+        replay_rows(here, spec or spec_of(), held.select(*columns))
 
 
 def change_inputs() -> None:

@@ -13,11 +13,11 @@ from sqlalchemy import select
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5000
-"""At most so many intervals are looked at, the newest."""
+"""At most so many intervals are looked at, back from the last that has landed."""
 
 
 class Intervals(NamedTuple):
-    """The intervals that have landed, by their beginning: the first, the last, how many, and those missing between."""
+    """The newest intervals, by their beginnings: first, last, how many have landed, and those missing between."""
 
     first: str
     last: str
@@ -42,15 +42,18 @@ def landed_intervals(spec: ModelSpec) -> Intervals | None:
 
 def among(schedule: str, landed: set[str]) -> Intervals | None:
     """Return what is missing among the intervals of a cron expression that have landed, by their beginnings."""
-    keys = sorted(landed)[-MOST:]
+    keys = sorted(landed)
     if not keys:
         return None
-    found = croniter(schedule, datetime.fromisoformat(keys[0]))
+    first = key = keys[-1]
+    found = croniter(schedule, datetime.fromisoformat(key))
     missing: list[str] = []
-    for _ in range(MOST):
-        key = found.get_next(datetime).strftime("%Y-%m-%dT%H:%M:%SZ")
-        if key >= keys[-1]:
+    for _ in range(MOST - 1):
+        key = found.get_prev(datetime).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if key <= keys[0]:
+            first = keys[0]
             break
+        first = key
         if key not in landed:
             missing.append(key)
-    return Intervals(keys[0], keys[-1], len(keys), missing)
+    return Intervals(first, keys[-1], sum(one >= first for one in keys), missing[::-1])

@@ -168,7 +168,6 @@ def _pictures(content: Content) -> list[str]:
     if figures is None:
         text = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
         return [section("Pictures", text, "")]
-    figures.without_display()
     sections = [
         section(
             "Which predicts better",

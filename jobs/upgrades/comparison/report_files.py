@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
+from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
     from jobs.warehouse.files import Files
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 FOLDER = "reports"
 
 
-def report_files(warehouse: Warehouse, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
+def report_files(warehouse: Tables, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
     """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
     return hadoop_files(warehouse, f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")

@@ -27,7 +27,7 @@ def alerts(pipeline: Pipeline, table: str) -> Any:
 
 def test_racks_by_a_function_live_and_over_history(tmp_path: Path) -> None:
     mine = [
-        {**rule, "function": rule["function"].replace("tests.jobs.downstream.", "my_")}
+        {**rule, "function": rule["function"].replace("tests.jobs.downstream.", "local_")}
         for rule in (CLIMBING, NEWEST)
     ]
     pipeline = Pipeline(tmp_path, racks(*mine, BUILT_IN))
@@ -36,9 +36,9 @@ def test_racks_by_a_function_live_and_over_history(tmp_path: Path) -> None:
     rows: Any = readings(READINGS).sort_values("at", ignore_index=True)
     pipeline.land(rows[:5])
     pipeline.stream()
-    with pytest.raises(Exception, match="there is no module my_racks"):
+    with pytest.raises(Exception, match="there is no module local_racks"):
         monitor.run(pipeline.settings, "rack")
-    shutil.copy(functions.__file__, Path(pipeline.settings.models) / "my_racks.py")
+    shutil.copy(functions.__file__, Path(pipeline.settings.models) / "local_racks.py")
     monitor.run(pipeline.settings, "rack")
     # The run of readings goes on in the next micro-batch, of another process, which crashes before its commit.
     pipeline.land(rows[5:])

@@ -149,6 +149,25 @@ def test_the_numbers_are_those_of_the_live_rows(tmp_path: Path) -> None:
     assert health.made_at <= datetime.now(UTC) and len(health.progress) == 1  # half a line is no record
 
 
+def test_a_corrected_row_counts_once(tmp_path: Path) -> None:
+    """Of a generation's rows with a key, a time and any correction, those of the latest micro-batch count."""
+    live = warehouse(tmp_path)
+    again = live[(live["generation"] == "rooms-g0002") & (live["batch_id"] == 0)].iloc[:40]
+    twice = [again.assign(batch_id=batch, correction=True, nis=float(batch), flags=None) for batch in (3, 4)]
+    withdrawn = live[live["generation"] == "rooms-g0001"].iloc[:25].assign(batch_id=2, correction=True)
+    put(tmp_path, "estimates/rooms", pd.concat([*twice, withdrawn]), schema_mode="merge")
+    every = pd.concat([live.assign(correction=False), *twice])
+    same: Any = every.groupby(["generation", "key", "event_time"])
+    stays = ~same["correction"].transform("max") | (every["batch_id"] == same["batch_id"].transform("max"))
+    kept = every[stays.astype(bool)]
+    health = gather(str(tmp_path), "rooms", None)
+    assert health.rows == len(kept) == len(live)
+    good = kept[kept["flags"].isna()]
+    assert health.over_time.nis.sum() == pytest.approx(good["nis"].sum(), rel=1e-13)
+    assert health.over_time.flags["gated"].sum() == kept["flags"].notna().sum() < 75
+    np.testing.assert_allclose(health.keys.rows, kept.groupby("key").size())
+
+
 def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path) -> None:
     live = warehouse(tmp_path)
     health = gather(str(tmp_path), "rooms", None, ["room-3"])

@@ -7,6 +7,7 @@ import gzip
 import io
 import time
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,35 @@ def test_init_finds_a_dialect_and_writes_it_into_the_spec(tmp_path: Path) -> Non
     assert (done.data["rows"], done.data["rejected"]) == (400, 0)
 
 
+def test_init_reads_months_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "turnover.csv"
+    names = [datetime(2000 + n // 12, n % 12 + 1, 1).strftime("%b-%-d-%Y") for n in range(120)]
+    path.write_text("DATE,turnover\n" + "".join(f"{name},{n % 7}.5\n" for n, name in enumerate(names)))
+    settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=tmp_path, quiet=True)
+    init.run(settings, str(path), quick=True, no_picture=True)
+    assert load_spec("turnover", tmp_path).time_format == "%b-%d-%Y"
+    done = offline.run(settings, "turnover", str(path), str(tmp_path / "out.csv"))
+    assert (done.data["rows"], done.data["rejected"]) == (120, 0)
+
+
+def test_a_comment_above_the_header_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "prices.csv"
+    path.write_text("# Source: somebody, 2024\n# and more\nDate,price\n2024-01-01,1.5\n2024-02-01,2.5\n")
+    settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=tmp_path, quiet=True)
+    for attempt in (
+        lambda: init.run(settings, str(path), quick=True, no_picture=True),
+        lambda: read_schema(path, ["Date", "price"]),
+        lambda: read(path, ["Date", "price"]),
+    ):
+        with pytest.raises(UserError, match="2 lines of comments stand above its header") as error:
+            attempt()
+        assert "tail -n +3" in error.value.message
+    path.write_text("#Date,price\n2024-01-01,1.5\n")
+    assert read_schema(path, ["#Date", "price"]).names == ["#Date", "price"]
+    with pytest.raises(UserError, match="rename it"):
+        init.run(settings, str(path), quick=True, no_picture=True)
+
+
 def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path: Path) -> None:
     path = tmp_path / "sales.csv"
     rows = "".join(f'2024-01-{day:02};"1,{day:03}";{day * day % 7}\n' for day in range(1, 29))
@@ -200,6 +230,7 @@ def test_a_file_that_lacks_a_column_says_what_is_likely(tmp_path: Path, content:
         ({}, "time at: not a time", '{"at": "1700000000000000000"}', 'set time_format: "epoch_nanoseconds"'),
         ({}, "time at: not a time", '{"at": "31.12.2023 17:05"}', 'set time_format: "%d.%m.%Y %H:%M"'),
         ({}, "time at: not a time", '{"at": "202401311705"}', 'set time_format: "%Y%m%d%H%M"'),
+        ({}, "time at: not a time", '{"at": "Dec 31, 2023"}', 'set time_format: "%b %d, %Y"'),
         ({}, "time at: not a time", '{"at": "1871"}', "such as 1871-01-01"),
         ({}, "time at: not a time", '{"at": "17:05"}', "without a date"),
         ({}, "time at: not a time", '{"at": "2023-02-30"}', "no such date"),

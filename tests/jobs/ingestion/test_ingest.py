@@ -60,7 +60,7 @@ def test_an_error_comes_before_anything_has_landed(tmp_path: Path) -> None:
         (good.assign(at=1), "time column 'at' holds numbers \\(int64\\); set time_format"),
     ):
         with pytest.raises(UserError, match=message):
-            pipeline.land(good, bad)
+            pipeline.land_files(pipeline.file_of(good), pipeline.file_of(bad))
     for name in ("absent.csv", "*.csv", "notes.txt"):
         (tmp_path / "notes.txt").touch()
         with pytest.raises(UserError, match=r"no such file|unknown file format"):

@@ -19,7 +19,7 @@ from jobs.core.progress import Progress
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
-from jobs.rejected_rows import replay as quarantine_replay
+from jobs.rejected_rows import replay
 from jobs.snapshots import manifests
 from jobs.sources import one_topic
 from jobs.spark.kafka import topic_id
@@ -77,13 +77,13 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     # `ingest` has not read it, and will land it by itself: a replay would land it a second time.
     pipeline.write_spec({**spec, **MENDED})
     ahead = replayed(pipeline)
-    assert (ahead["landed"], ahead["copies"], ahead["reasons"]) == (0, 0, {quarantine_replay.AHEAD: 2})
+    assert (ahead["landed"], ahead["copies"], ahead["reasons"]) == (0, 0, {replay.AHEAD: 2})
     pipeline.write_spec(spec)
     assert ingest.run(pipeline.settings, "poison").data["quarantined"] == 1
 
     pipeline.write_spec({**spec, **MENDED})
     with monkeypatch.context() as patch:
-        patch.setattr(quarantine_replay, "_mark_replayed", fails)
+        patch.setattr(replay, "_mark_replayed", fails)
         with pytest.raises(KeyboardInterrupt):
             replayed(pipeline)
     done = replayed(pipeline)

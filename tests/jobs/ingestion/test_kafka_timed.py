@@ -15,6 +15,7 @@ from jobs.lineage.live import latest_corrections
 from jobs.warehouse.positions import landed_position
 from tests.jobs.ingestion.test_kafka import topic_spec
 from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
+from tests.jobs.support.avro import encoded_long, encoded_text
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
 from tests.jobs.training.test_new_keys import after, of_new_keys
@@ -131,20 +132,12 @@ def test_avro_records_of_a_topic(feed: Feed, tmp_path: Path) -> None:
 def as_avro(rows: pd.DataFrame, partitions: list[int]) -> list[Message]:
     """Return rows as Avro records (specification 1.11, binary) after the five bytes of a schema registry."""
 
-    def whole(value: int) -> bytes:
-        zigzag, out = (value << 1) ^ (value >> 63), bytearray()
-        while zigzag > 0x7F:
-            out.append(zigzag & 0x7F | 0x80)
-            zigzag >>= 7
-        return bytes([*out, zigzag])
-
     def number(value: float) -> bytes:
-        return whole(0) if value != value else whole(1) + struct.pack("<d", value)
+        return encoded_long(0) if value != value else encoded_long(1) + struct.pack("<d", value)
 
     messages = []
     for row, partition in zip(rows.to_dict("records"), partitions, strict=True):
-        text = str(row["id"]).encode()
-        at = whole(int(row["at"].value // 1000))
-        record = whole(len(text)) + text + at + number(row["a"]) + number(row["b"])
+        at = encoded_long(int(row["at"].value // 1000))
+        record = encoded_text(str(row["id"])) + at + number(row["a"]) + number(row["b"])
         messages.append(Message(b"\x00\x00\x00\x00\x07" + record, int(partition)))
     return messages

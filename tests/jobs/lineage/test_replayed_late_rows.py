@@ -12,7 +12,7 @@ import pytest
 
 from jobs import quarantine
 from jobs.lineage import generations
-from jobs.rejected_rows import replay as quarantine_replay
+from jobs.rejected_rows import replay
 from jobs.streaming.driver import Driver
 from jobs.warehouse.quarantine import Choice
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
@@ -37,7 +37,7 @@ def test_the_first_copies_do_not_reach_a_stream_that_has_the_originals(
     pipeline.write_spec(random_walk_spec(late="apply"))
     with monkeypatch.context() as patch:
         # The rows are chosen for the generation that refused them, and the replay is killed before it lands them.
-        patch.setattr(quarantine_replay, "_complete", fails)
+        patch.setattr(replay, "_complete", fails)
         with pytest.raises(KeyboardInterrupt):
             quarantine.act(pipeline.settings, "replay", "walk", Choice(reason="late"))
     # Meanwhile another generation begins from a batch pass, which has applied the originals, and its stream runs.

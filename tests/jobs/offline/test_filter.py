@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import csv
 import math
 from datetime import UTC, date, datetime, timedelta
@@ -377,6 +378,24 @@ def test_times_without_an_offset_are_in_the_zone() -> None:
 def test_time_formats(form: str, text: str, seconds: float) -> None:
     assert TimeParser(form, UTC)(text) == round(seconds * 1e6)
     assert TimeParser(form, UTC)(text + "x") is None
+
+
+def test_months_by_their_english_names() -> None:
+    parser = TimeParser("%b %d, %Y", UTC)
+    for month in range(1, 13):
+        day = datetime(2024, month, 2, tzinfo=UTC)
+        for name in (
+            calendar.month_abbr[month],
+            calendar.month_name[month],
+            calendar.month_abbr[month].upper(),
+        ):
+            assert parser(f"{name} 2, 2024") == round(day.timestamp() * 1e6)
+    assert parser("Sept 2, 2024") == parser("Sep 2, 2024")
+    assert parser("Mai 2, 2024") is parser("Januar 2, 2024") is parser("Feb 30, 2024") is None
+    with pytest.raises(ValueError, match="the month is given twice"):
+        TimeParser("%b %d %m %Y", UTC)
+    with pytest.raises(ValueError, match="%j is not known; there are %Y %m %b %d %H %M %S %f %z"):
+        TimeParser("%j %Y", UTC)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,16 @@ def last_rows(out: pd.DataFrame) -> dict[int, tuple[float, float]]:
     }
 
 
+def states_of(pipeline: Pipeline, identity: str) -> dict[int, tuple[float, float]]:
+    """Return mean and variance of each key of a snapshot, by the number of the key."""
+    state = pipeline.snapshot(identity)
+    keys = [int(key.strip('[]"').rpartition('"')[2] or key) for key in state["key"]]
+    return {
+        key: (float(m[0]), float(P[0]))
+        for key, m, P in zip(keys, state["mean"], state["covariance"], strict=True)
+    }
+
+
 @pytest.mark.spark
 def test_filter_ends_in_the_states_of_the_snapshot_whose_parameters_it_takes(tmp_path: Path) -> None:
     """The filter and `pretrain` start from the prior with the same parameters, so they end with the same bits."""
@@ -84,13 +94,7 @@ def test_filter_ends_in_the_states_of_the_snapshot_whose_parameters_it_takes(tmp
         identity = pipeline.pretrain().data["snapshot"]
         report, out = filtered(pipeline, rows)
         assert report.data["snapshot"] == identity
-        state = pipeline.snapshot(identity)
-        keys = [int(key.strip('[]"').rpartition('"')[2] or key) for key in state["key"]]
-        expected = {
-            key: (float(m[0]), float(P[0]))
-            for key, m, P in zip(keys, state["mean"], state["covariance"], strict=True)
-        }
-        assert last_rows(out) == expected, name
+        assert last_rows(out) == states_of(pipeline, identity), name
         assert report.data["log_likelihood"] > nothing.data["log_likelihood"] + 20
         own = {"by_key": "their own", "by_group": "their group's"}.get(name)
         told = f"parameters of snapshot {identity}"

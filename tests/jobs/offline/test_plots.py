@@ -30,9 +30,10 @@ def test_one_keys_pictures(tmp_path: Path) -> None:
         plots.Line(outputs.mean[0], np.sqrt(outputs.covariance[0])),
         plots.Line(smoothed.mean[0], np.sqrt(smoothed.covariance[0]), "smoothed", plots.SMOOTHED),
     ]
+    before = matplotlib.pyplot.get_fignums()
     plots.figure(tmp_path / "nile.png", "Nile", np.arange(1871, 1971), y, lines, white[0], outputs.nis)
     assert (tmp_path / "nile.png").read_bytes()[:4] == b"\x89PNG"
-    assert matplotlib.pyplot.get_fignums() == []
+    assert matplotlib.pyplot.get_fignums() == before
 
 
 def test_what_the_axes_say() -> None:

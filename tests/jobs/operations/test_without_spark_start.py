@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 import yaml
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
+from jobs import migrate as jobs_migrate
 from jobs import quarantine, status
+from jobs.core.errors import UserError
 from jobs.core.report import plain
 from jobs.core.settings import Settings
-from jobs.rejected_rows import without_spark as quarantine_without_spark
+from jobs.migration import preview as migration_preview
+from jobs.migration.migrating import migrate, source_snapshot
+from jobs.migration.versions import path_from
+from jobs.operations import maintenance_preview
+from jobs.operations.maintenance import Maintenance
+from jobs.rejected_rows import without_spark
 from jobs.rejected_rows.rows import count_by_reason, sorted_rows
+from jobs.specs.loading import load_spec
 from jobs.warehouse.delta import Warehouse, utc
 from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.quarantine import TABLE, Choice
@@ -74,6 +82,13 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> Settings:
         "quarantined_at": pa.array([at for *_, at in REJECTED], pa.timestamp("us", "UTC")),
         "id": [name for name, *_ in REJECTED],
         "status": pa.array([status for _, _, status, _ in REJECTED], pa.string()),
+        "resolved_at": pa.array(
+            [
+                at - timedelta(days=1) if status == "replayed" else at if status else None
+                for *_, status, at in REJECTED
+            ],
+            pa.timestamp("us", "UTC"),
+        ),
     }
     write_deltalake(str(folder / "warehouse" / "quarantine"), pa.table(rows))
     (folder / "models" / "other.yaml").write_text(yaml.safe_dump(WALK))
@@ -107,11 +122,65 @@ def test_quarantine_is_the_same_with_and_without_spark(
 ):
     tables, warehouse = LocalTables(released.warehouse), Warehouse(spark, released.warehouse)
     frame = warehouse.read(TABLE).filter(choice.condition())
-    assert quarantine_without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
+    assert without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
     held = sorted_rows(frame.filter("status IS NULL")).collect()
-    assert quarantine_without_spark.held_rows(tables, "walk", choice, 20) == [
-        utc(row.asDict()) for row in held
-    ]
+    assert without_spark.held_rows(tables, "walk", choice, 20) == [utc(row.asDict()) for row in held]
+
+
+@pytest.fixture
+def upgraded(released: Settings, tmp_path: Path) -> Settings:
+    """The released warehouse, and a spec of version 2 that drops the slope and keeps little."""
+    spec = yaml.safe_load((released.models / "walk.yaml").read_text())
+    changed = {
+        "version": 2,
+        "states": ["level"],
+        "process": {"kind": "random_walk", "variance": 1.0},
+        "observation": {**spec["observation"], "H": [[1.0], [0.5]]},
+        "initial": {"mean": [0.0], "covariance": [[10.0]]},
+        "migrate": {"from": 1, "drop": ["slope"]},
+        "retention": {"progress": "1d", "quarantine": "1d", "estimates": True},
+        "learn": None,
+    }
+    (tmp_path / "walk.yaml").write_text(yaml.safe_dump({**spec, **changed}))
+    return Settings.load(warehouse=released.warehouse, models=tmp_path, quiet=True)
+
+
+@pytest.mark.spark
+def test_dry_runs_are_the_same_with_and_without_spark(upgraded: Settings, spark: SparkSession):
+    tables, warehouse = LocalTables(upgraded.warehouse), Warehouse(spark, upgraded.warehouse)
+    spec = load_spec("walk", upgraded.models)
+    with_spark = Maintenance(warehouse, spec, dry=True, with_estimates=True)
+    with_spark.run()
+    without = maintenance_preview.preview(tables, spec, with_estimates=True)
+    assert plain(without) == plain(with_spark.result)
+    assert without["quarantine"] == 1, "of two rows that were resolved one is old"
+    source = source_snapshot(tables, "walk", None, 2)
+    manifest, change, is_new = migrate(warehouse, source, spec, 2, dry_run=True)
+    told = migration_preview.preview(tables, source, path_from(tables, spec, source, 2))
+    assert (manifest, is_new) == (None, False) and told is not None and told[0] is None
+    assert change["keys"] == source.key_count > 0 and change["dropped"] == ["slope"]
+    assert plain(told[1]) == plain(change)
+
+
+def test_dry_runs_need_no_java(upgraded: Settings, run_cli: RunCli):
+    stateless = ("upgrade", "--mode", "stateless", "--lose-state")
+    for args, said in (
+        (("migrate",), "to version 2"),
+        (("maintain",), "walk: dry run, nothing was changed"),
+        (stateless, "dry run: version 2 would start without the states of walk-g0001"),
+    ):
+        done = run_cli(*args, "--model", "walk", "--dry-run", *where(upgraded), env=NO_JAVA)
+        assert done.code == 0 and said in done.stdout, done.stderr
+
+
+def test_a_snapshot_that_lost_keys_is_told_without_spark(upgraded: Settings, tmp_path: Path):
+    shutil.copytree(upgraded.warehouse, tmp_path / "warehouse")
+    tables = LocalTables(str(tmp_path / "warehouse"))
+    source = source_snapshot(tables, "walk", None, 2)
+    DeltaTable(tables.path("snapshots")).delete(f"snapshot_id = '{source.snapshot_id}' AND key <> 'never'")
+    settings = Settings.load(warehouse=tables.root, models=upgraded.models, quiet=True)
+    with pytest.raises(UserError, match=f"is damaged: 0 keys, where its manifest says {source.key_count}"):
+        jobs_migrate.run(settings, "walk", dry_run=True)
 
 
 def test_looks_at_tables_need_no_java(released: Settings, run_cli: RunCli):

@@ -14,7 +14,7 @@ from jobs import ingest, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.lineage import generations
-from jobs.rejected_rows import replay as quarantine_replay
+from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
 from jobs.warehouse.quarantine import Choice
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -107,7 +107,7 @@ def test_a_replay_that_fails_between_its_commits_is_completed_by_the_next(
     pipeline = rejected(tmp_path)
     mend(pipeline)
     with monkeypatch.context() as patch:
-        patch.setattr(quarantine_replay, "_complete" if after == "the choice" else "_mark_replayed", fails)
+        patch.setattr(replay, "_complete" if after == "the choice" else "_mark_replayed", fails)
         for _ in range(2 if after == "landing" else 1):
             with pytest.raises(KeyboardInterrupt):
                 call(pipeline, "replay")
@@ -168,7 +168,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
         f"UPDATE delta.`{pipeline.warehouse.path('quarantine')}` SET status = NULL WHERE status = 'replayed'"
     )
     stale = call(pipeline, "replay")
-    assert (stale.data["landed"], stale.data["reasons"]) == (0, {quarantine_replay.STALE: refused})
+    assert (stale.data["landed"], stale.data["reasons"]) == (0, {replay.STALE: refused})
 
 
 def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ def test_the_limit_is_a_share_of_the_rows_from_a_minimum_on(
         ('{"id": "a"}\n', "1: each line is a JSON object"),
         ('{"id": "a", "payload": {}}\n\n{"id": "a", "payload": {}}\n', "3: row a appears twice"),
         ("[]\n", "1: each line"),
+        ('{"id": 7, "payload": {}}\n', "1: each line"),
+        ('{"id": ["a"], "payload": {}}\n', "1: each line"),
     ],
 )
 def test_a_malformed_file_of_edited_rows_is_refused_with_its_line(
@@ -125,3 +127,18 @@ def test_a_malformed_file_of_edited_rows_is_refused_with_its_line(
         read_edited(str(path))
     with pytest.raises(UserError, match="cannot be read"):
         read_edited(str(tmp_path / "absent.jsonl"))
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x1e"])
+def test_a_character_that_separates_lines_elsewhere_does_not_end_a_line_of_json(
+    tmp_path: Path, separator: str
+) -> None:
+    """Texts come from files of users, and JSON leaves such characters in texts as they are."""
+    payload = {"id": f"a{separator}b"}
+    path = tmp_path / "rows.jsonl"
+    lines = [{"id": one, "payload": payload} for one in ("1", "2")]
+    path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines), encoding="utf-8")
+    assert {name: json.loads(text) for name, text in read_edited(str(path)).items()} == {
+        "1": payload,
+        "2": payload,
+    }

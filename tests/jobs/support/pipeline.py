@@ -80,14 +80,18 @@ class Pipeline:
         """Land each frame as one file, in a commit of its own; return the last one's report."""
         report = Report([], {})
         for frame in frames:
-            path = self.folder / f"landing-{self.files:04d}{suffix}"
-            self.files += 1
-            if suffix == ".parquet":
-                frame.to_parquet(path, index=False)
-            else:
-                frame.to_csv(path, index=False)
-            report = self.land_files(path, history=history)
+            report = self.land_files(self.file_of(frame, suffix), history=history)
         return report
+
+    def file_of(self, frame: pd.DataFrame, suffix: str = ".parquet") -> Path:
+        """Write a frame to a new file, which has not landed."""
+        path = self.folder / f"landing-{self.files:04d}{suffix}"
+        self.files += 1
+        if suffix == ".parquet":
+            frame.to_parquet(path, index=False)
+        else:
+            frame.to_csv(path, index=False)
+        return path
 
     def land_files(self, *paths: str | Path, history: bool = False) -> Report:
         """Land existing files."""

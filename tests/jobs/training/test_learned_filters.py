@@ -20,7 +20,7 @@ from jobs.training.key_learning import fit_bucket, learn_populations, learned_st
 from jobs.training.learning import Window
 from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
-from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec
+from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec, states_of
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.training.test_learn import KIND, Frame, Work, keyed_bucket
 
@@ -114,13 +114,7 @@ def test_pretrain_writes_what_was_learned_and_filter_ends_in_its_states(tmp_path
         identity = pipeline.pretrain().data["snapshot"]
         report, out = filtered(pipeline, rows)
         assert report.data["snapshot"] == identity, name
-        state = pipeline.snapshot(identity)
-        keys = [int(key.strip('[]"').rpartition('"')[2] or key) for key in state["key"]]
-        expected = {
-            key: (float(m[0]), float(P[0]))
-            for key, m, P in zip(keys, state["mean"], state["covariance"], strict=True)
-        }
-        assert last_rows(out) == expected, name
+        assert last_rows(out) == states_of(pipeline, identity), name
         scope = sections["learn"]["scope"]
         table = pipeline.warehouse.spark.read.format("delta").load(str(pipeline.warehouse.path("learned")))
         found = [row.asDict(recursive=True) for row in table.collect()]

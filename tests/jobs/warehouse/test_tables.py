@@ -1,4 +1,4 @@
-"""Tables that other processes make while this one runs."""
+"""Tables that other processes make while this one runs, and columns whose names differ in case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.measurements_table import key_types_in
+from tests.jobs.support.pipeline import random_walk_spec
 
 pytestmark = pytest.mark.spark
 
@@ -31,3 +34,12 @@ def test_a_table_that_another_process_has_made_is_seen(
     assert here.exists("things")
     assert here.read("things").count() == 1
     assert DeltaTable.forPath(spark, here.path("things")).toDF().count() == 1
+
+
+def test_the_types_of_keys_are_found_whatever_the_case_of_their_names(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    spec = ModelSpec.model_validate(random_walk_spec(key=["station"]))
+    warehouse = Warehouse(spark, str(tmp_path))
+    warehouse.create("measurements/walk", "Station bigint, AT timestamp, a double, b double")
+    assert key_types_in(warehouse, spec) == {"station": "bigint"}

@@ -17,7 +17,7 @@ from tests.kalman.filters.test_modes import walk
 from tests.kalman.learning.test_group_learning import fit_all, of_group
 from tests.kalman.learning.test_mode_learning import switching_rows
 from tests.kalman.learning.test_own_entries import rows_of
-from tests.kalman.support.models import same
+from tests.kalman.support.models import same, states_with
 from tests.kalman.support.oracles import UNIT
 
 HERE = "tests.kalman.learning.test_filter_learning"
@@ -157,9 +157,7 @@ def test_a_key_filters_with_what_it_learned(kind, form):
         definition = level(kind, {"parameters": ["Q", "R"], **BY_KEY}, form=form, **sections)
         found = learners.learnable(definition).fit_keys(rows_of(y), 2, UNIT, None)
         model = kalman.build(definition)
-        states = kalman.initial_states(model, 2)
-        states = states._replace(values=model.with_parameters(states.values, found.parameters))
-        after, _ = kalman.run(model, states, rows_of(y), UNIT)
+        after, _ = kalman.run(model, states_with(model, found.parameters), rows_of(y), UNIT)
         np.testing.assert_allclose(after.log_likelihood, found.log_likelihood, rtol=1e-11)
         for k in range(2):
             Q, R = ([[float(a)]] for a in found.parameters[:, k])

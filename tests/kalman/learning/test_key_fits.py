@@ -15,7 +15,7 @@ from kalman.learning.tangents import evaluate, learned
 from tests.kalman.learning.test_learning import LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers
 from tests.kalman.support.key_series import LEVEL, TREND, loads, made, rows_of
-from tests.kalman.support.models import random_definition, random_rows
+from tests.kalman.support.models import random_definition, random_rows, states_with
 from tests.kalman.support.oracles import UNIT
 
 LEVELS, TRENDS = maximum_likelihood(LEVEL), maximum_likelihood(TREND)
@@ -131,8 +131,7 @@ def test_diagnostics_are_those_of_the_filter():
     learner = maximum_likelihood(definition)
     rows = random_rows(rng, definition, 5, 60)
     found = learner.fit_keys(rows, 5, UNIT, None)
-    states = kalman.initial_states(learner.each, 5)
-    states = states._replace(values=learner.each.with_parameters(states.values, found.parameters))
+    states = states_with(learner.each, found.parameters)
     after, _, white = innovations(learner.each, states, rows, UNIT)
     for key in np.flatnonzero(np.isfinite(found.log_likelihood) & (found.used > 12)):
         seen = white[:, rows.key == key]

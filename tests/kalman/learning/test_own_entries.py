@@ -17,7 +17,7 @@ from kalman.learning.score import score
 from kalman.learning.tangents import evaluate, learned
 from kalman.models.groups import begin_states
 from tests.kalman.learning.test_group_learning import fit_all, of_group
-from tests.kalman.support.models import random_definition, random_rows, same
+from tests.kalman.support.models import random_definition, random_rows, same, states_with
 from tests.kalman.support.oracles import UNIT
 
 BY_KEY = {"scope": "key"}
@@ -165,15 +165,11 @@ def test_a_key_filters_with_what_it_learned():
     definition = {**AR, "learn": {"parameters": FREE, **BY_KEY}}
     found = learners.learnable(definition).fit_keys(rows_of(y), 2, UNIT, None)
     model = kalman.build(definition)
-    states = kalman.initial_states(model, 2)
-    states = states._replace(values=model.with_parameters(states.values, found.parameters))
-    after, _ = kalman.run(model, states, rows_of(y), UNIT)
+    after, _ = kalman.run(model, states_with(model, found.parameters), rows_of(y), UNIT)
     np.testing.assert_allclose(after.log_likelihood, found.log_likelihood, rtol=1e-11)
     for form in ("square_root", "information"):
         other = kalman.build({**definition, "form": form})
-        begun = kalman.initial_states(other, 2)
-        begun = begun._replace(values=other.with_parameters(begun.values, found.parameters))
-        ended, _ = kalman.run(other, begun, rows_of(y), UNIT)
+        ended, _ = kalman.run(other, states_with(other, found.parameters), rows_of(y), UNIT)
         np.testing.assert_allclose(ended.log_likelihood, after.log_likelihood, rtol=1e-9)
 
 

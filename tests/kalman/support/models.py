@@ -121,3 +121,9 @@ def same(a: Any, b: Any) -> None:
     else:
         for x, y in zip(a, b, strict=True):
             same(x, y)
+
+
+def states_with(model: Any, parameters: Any) -> Any:
+    """Return the states of K keys without rows, each with its own learned parameters (d, K)."""
+    states = kalman.initial_states(model, parameters.shape[1])
+    return states._replace(values=model.with_parameters(states.values, parameters))
