@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,9 +37,21 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
         [distinct.dictionary] if len(kind.columns) == 1 else _parts(distinct.dictionary, len(kind.columns))
     )
     return {
-        name: one.cast(_TYPES[type_]).take(distinct.indices)
+        name: _typed(one, _TYPES[type_]).take(distinct.indices)
         for name, type_, one in zip(kind.columns, kind.types, values, strict=True)
     }
+
+
+def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the values of texts as Spark writes them."""
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        if not pa.types.is_date(kind):
+            raise
+    # Arrow reads no dates before year 0 or after 9999.
+    days = np.array(texts.to_pylist(), "datetime64[D]")
+    return pa.array(days.astype(np.int64), mask=np.isnat(days)).cast(pa.int32()).cast(kind)
 
 
 def _parts(texts: pa.Array, count: int) -> list[pa.Array]:

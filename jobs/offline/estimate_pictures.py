@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +9,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.offline.estimate_series import Measuring, Series
 from jobs.offline.picture_parts import date_axis
-from jobs.offline.plots import BOUND, ESTIMATE, INK, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
+from jobs.offline.plots import BOUND, ESTIMATE, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,23 +27,6 @@ PANELS = 3
 """Measurements, or states where the model does not say by numbers what is measured, that are drawn of each key."""
 FORMATS = (".png", ".html")
 _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: {ink} }}
-img {{ max-width: 100%; height: auto }} .wide {{ overflow-x: auto }} table {{ border-collapse: collapse }}
-th, td {{ padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d9dee6 }} th:first-child, td:first-child
-{{ text-align: left }}</style>
-<h1>{title}</h1>
-<p>{subtitle}</p>
-<img alt="Measurements, estimates with their 95 % bands, and NIS of each key" src="{picture}">
-<h2>The last estimate of each key</h2>
-<div class="wide"><table><tr>{head}</tr>
-{rows}
-</table></div>
-</html>
-"""
 
 
 @styled
@@ -157,12 +140,15 @@ def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> st
         cells = [one.key, f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
         cells += [f"{m:.6g} ± {s:.3g}" for m, s in zip(line.mean[at], deviations, strict=True)]
         rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
-    return _PAGE.format(
-        title=html.escape(title),
-        ink=INK,
-        subtitle=f"{plural(len(series), 'key')} of {html.escape(spec.name)}, version {spec.version}. Times are in UTC. "
-        f"Where the model fits, the mean NIS is {len(spec.measurement)}.",
-        picture=picture,
-        head="".join(f"<th>{html.escape(one)}</th>" for one in head),
-        rows="\n".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows),
+    told = (
+        f"{plural(len(series), 'key')} of {spec.name}, version {spec.version}. Times are in UTC. "
+        f"Where the model fits, the mean NIS is {len(spec.measurement)}."
     )
+    drawn = html_page.picture(picture, "Measurements, estimates with their 95 % bands, and NIS of each key")
+    body = (
+        html_page.heading(title)
+        + html_page.paragraph(told)
+        + html_page.section("Estimates", "", drawn)
+        + html_page.section("The last estimate of each key", "", html_page.table(head, rows))
+    )
+    return html_page.page(title, body)

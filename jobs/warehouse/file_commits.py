@@ -9,6 +9,7 @@ Java: tables of other stores, with further features, partitions or columns (`Fil
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.part_files import TARGET_BYTES, PartFile
@@ -54,9 +55,13 @@ class FileTable:
         self.folder = root / table
         self._log: DeltaTable | None = None
         self._seen: _Seen | None = None
+        self._asked: pa.Schema | None = None
 
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
+        self._asked = schema
+        if "%" in str(self.folder):
+            return False  # the library would decode the path
         log = self._fresh()
         return log is not None and _plain(log) and _fits(schema, log)
 
@@ -71,7 +76,8 @@ class FileTable:
         """Add files to the table in one commit; retries of a transaction (application, number) add them once.
 
         Raises:
-            UserError: other commits came in between again and again, or the log cannot be read or written.
+            UserError: other commits came in between again and again, the log cannot be read or written, a file is gone,
+                or the table no longer takes the columns of which it was asked last.
         """
         application, number = transaction
         with self._warehouse.lock(self.name):
@@ -83,6 +89,7 @@ class FileTable:
                     # The library compares with commits after those that it has read, not with the latter.
                     last = log.transaction_version(application)
                     if last is None or last < number:
+                        self._check(log, parts)
                         self._write(log, parts, Transaction(application, number))
                     return
                 except CommitFailedError as error:
@@ -92,6 +99,24 @@ class FileTable:
                 except (DeltaError, OSError) as error:
                     self._log = None
                     raise self._problem(error) from error
+
+    def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
+        """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
+        again = "restart the stream, which writes the micro-batch again"
+        if self._asked is not None and not (_plain(log) and _fits(self._asked, log)):
+            raise UserError(
+                f"{self.folder}: the table was changed during the micro-batch; {again}", RUN_FAILED
+            )
+        for part in parts:
+            try:
+                whole = os.stat(self.folder / part.path).st_size == part.size
+            except FileNotFoundError:
+                whole = False
+            if not whole:
+                raise UserError(
+                    f"{self.folder / part.path}: the file was changed or removed before it was committed; {again}",
+                    RUN_FAILED,
+                )
 
     def _write(self, log: DeltaTable, parts: Sequence[PartFile], transaction: Transaction) -> None:
         adds: list[Any] = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
@@ -119,9 +144,15 @@ class FileTable:
             log = self._fresh()
             if log is not None:
                 log.create_checkpoint()
-                log.cleanup_metadata()
+                if (
+                    log.metadata().configuration.get("delta.enableExpiredLogCleanup", "true").lower()
+                    == "true"
+                ):
+                    log.cleanup_metadata()
         except (UserError, DeltaError, OSError):
-            self._log = None  # the commit is made; a later one writes a checkpoint again
+            pass  # the commit is made; a later one writes a checkpoint again
+        # What is followed costs more with each commit that it followed; what is read from a checkpoint less.
+        self._log = None
 
     def _fresh(self) -> DeltaTable | None:
         """Return the log up to now, or None if there is no such table."""
@@ -146,7 +177,14 @@ class FileTable:
         return _Seen(found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _problem(self, error: Exception) -> UserError:
-        return UserError(f"{self.folder}: the commit failed: {first_line(error)}", RUN_FAILED)
+        return UserError(f"{self.folder}: the commit failed: {_reason(error)}", RUN_FAILED)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message on one line: the library draws its causes below each other, in color."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
+    return ": ".join(cause for cause in causes if cause)[:600]
 
 
 def _plain(log: DeltaTable) -> bool:

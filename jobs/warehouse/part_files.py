@@ -24,6 +24,8 @@ TARGET_BYTES = 256 << 20
 """Bytes from which a file is full, unless its table asks for others."""
 _GROUP_ROWS = 1 << 17
 """Rows from which gathered batches become a row group."""
+_GROUP_BYTES = 64 << 20
+"""Bytes from which they do: rows of a model with many states are large."""
 _TEXT = 32
 """Characters of a text that statistics keep, as Delta's own."""
 _INDEXED = 32
@@ -61,13 +63,16 @@ class PartWriter:
     def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES) -> None:
         self._folder, self._prefix, self._full = folder, prefix, full
         self._held: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
         self._part: _Part | None = None
 
     def add(self, batch: pa.RecordBatch) -> list[PartFile]:
         """Add rows, in order and all with the same columns; return the files that are complete."""
         if batch.num_rows:
             self._held.append(batch)
-        return self._write() if sum(one.num_rows for one in self._held) >= _GROUP_ROWS else []
+            self._rows += batch.num_rows
+            self._bytes += batch.nbytes
+        return self._write() if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES else []
 
     def end(self) -> list[PartFile]:
         """Write what is left, and return the last files."""
@@ -81,6 +86,7 @@ class PartWriter:
 
     def _write(self) -> list[PartFile]:
         rows, self._held = pa.Table.from_batches(self._held), []
+        self._rows = self._bytes = 0
         if self._part is None:
             name = f"{self._prefix}-{uuid.uuid4()}.snappy.parquet"
             self._part = _Part(self._folder, name, rows.schema)
@@ -156,9 +162,12 @@ class _Part:
 
     def abandon(self) -> None:
         """Remove what was written of the file."""
-        with suppress(OSError), self._file:
+        # On a full disk the end of the file fails again, in several ways; the first error is the one to tell.
+        with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
+        with suppress(OSError):
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _statistics(self) -> str:
@@ -172,10 +181,13 @@ class _Part:
             name = groups[0].column(place).path_in_schema
             if name not in kept or name in self._not_numbers:
                 continue
-            found = _bounds([group.column(place).statistics for group in groups])
-            if found is None:
-                continue
-            low, high = _low(found[0]), _high(found[1])
+            try:
+                found = _bounds([group.column(place).statistics for group in groups])
+                if found is None:
+                    continue
+                low, high = _low(found[0]), _high(found[1])
+            except (OverflowError, ValueError):
+                continue  # a time that Python cannot hold: readers take all rows of the file
             if low is not None and high is not None:
                 least[name], greatest[name] = low, high
         return json.dumps(

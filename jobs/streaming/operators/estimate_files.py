@@ -27,7 +27,7 @@ from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batc
 from jobs.encoding.key_texts import key_columns
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.streaming.operators.wrappers import DelegatingProcessor
-from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name
+from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name, remove
 
 PROPERTY = "kalman.estimates"
 """Name of the property of a micro-batch's job that says where its estimates go."""
@@ -119,7 +119,9 @@ class EstimateWriter(DelegatingProcessor):
 
     def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
         """Write packets of estimates as they come, and yield the other packets and a row for each file."""
-        writers = {kind: PartWriter(Path(target.folder), name, target.file_bytes) for kind in FILES}
+        folder = Path(target.folder)
+        writers = {kind: PartWriter(folder, name, target.file_bytes) for kind in FILES}
+        complete: list[PartFile] = []
         try:
             for frame in frames:
                 mine = frame["kind"].isin(list(FILES)).to_numpy()
@@ -129,16 +131,22 @@ class EstimateWriter(DelegatingProcessor):
                         rows = self._rows.batch(bytes(payload), target, kind)
                     with step(WRITE):
                         done = writers[kind].add(rows)
+                    complete += done
                     yield from _rows_of(done, kind)
                 if not mine.all():
                     yield frame.loc[~mine]
             for kind, writer in writers.items():
                 with step(WRITE):
                     done = writer.end()
+                complete += done
                 yield from _rows_of(done, kind)
-        except BaseException:
+        except BaseException as problem:
             for writer in writers.values():
                 writer.abandon()
+            if isinstance(problem, Exception):
+                remove(
+                    folder, complete
+                )  # the attempt has failed: on a full disk the next one needs their space
             raise
 
 

@@ -78,7 +78,7 @@ class EstimateFiles:
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER, DEFAULT) == "java":
+        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER, DEFAULT) != "files":
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))

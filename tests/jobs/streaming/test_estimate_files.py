@@ -135,6 +135,22 @@ def test_of_two_attempts_of_a_task_only_the_one_whose_rows_arrive_counts(
         assert corrections["correction"].to_pylist() == [True] and corrections["mean"].to_pylist() == [[50.0]]
 
 
+def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the one that it wrote nor those that were complete: on a full disk the next one needs the space."""
+    put = Packets.handleInputRows
+
+    def failing(*arguments: Any) -> Iterator[pd.DataFrame]:
+        yield from put(*arguments)
+        assert len(list(tmp_path.iterdir())) == 3
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Packets, "handleInputRows", failing)
+    monkeypatch.setattr("jobs.warehouse.part_files._GROUP_ROWS", 1)
+    with pytest.raises(OSError, match="no space left"):
+        put_out(monkeypatch, Target(str(tmp_path), 1, {"batch_id": 5, "generation": "g1"}).encode())
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("cuts", [1, 2, 1000])
 def test_files_are_read_in_the_order_of_the_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int
@@ -172,6 +188,9 @@ def test_columns_of_a_key_come_from_its_text() -> None:
         "x",
         "y",
     ]
+    far = pa.array(["+12345-01-01", "-0044-03-15", None, "2024-02-29"])
+    days = key_columns(KeyKind(("day",), ("date",), False), far)["day"].cast(pa.int32()).to_pylist()
+    assert days == [3_789_391, -735_525, None, 19_782]
     assert key_columns(KeyKind((), (), False), pa.array(["[]"])) == {}
     assert not has_columns(KeyKind(("at",), ("timestamp",), False))
     assert not has_columns(KeyKind(("a", "b"), ("string", "double"), False))

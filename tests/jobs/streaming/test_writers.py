@@ -34,7 +34,8 @@ def actions(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def writers(folder: Path) -> list[str]:
     """Return who made each commit that added files."""
-    return ["files" if "delta-rs" in one["engineInfo"] else "java" for one in actions(folder, "commitInfo")]
+    made = [one for one in actions(folder, "commitInfo") if one["operation"] == "WRITE"]
+    return ["files" if "delta-rs" in one["engineInfo"] else "java" for one in made]
 
 
 def streamed(folder: Path, days: list[pd.DataFrame]) -> Pipeline:

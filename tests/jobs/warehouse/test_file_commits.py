@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, is_full
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.file_commits import FileTable
 from jobs.warehouse.part_files import write_parts
+from tests.jobs.test_disk_full import Ballast, disk
+
+__all__ = ["disk"]  # the fixture
 
 SCHEMA = pa.schema([("x", pa.int64()), ("values", pa.list_(pa.float64())), ("at", pa.timestamp("us", "UTC"))])
 
@@ -29,12 +37,13 @@ def table(root: Path) -> FileTable:
     return FileTable(Warehouse(spark, str(root)), "t")
 
 
+def some_rows(*values: int) -> pa.RecordBatch:
+    found = {"x": values, "values": [[float(one)] for one in values], "at": [one * 1000 for one in values]}
+    return pa.RecordBatch.from_pydict(found, SCHEMA)
+
+
 def add(to: FileTable, number: int, *values: int, name: str = "app") -> None:
-    rows = pa.RecordBatch.from_pydict(
-        {"x": values, "values": [[float(one)] for one in values], "at": [one * 1000 for one in values]},
-        SCHEMA,
-    )
-    to.commit(write_parts(to.folder, "part-00000", [rows]), (name, number))
+    to.commit(write_parts(to.folder, "part-00000", [some_rows(*values)]), (name, number))
 
 
 def rows(root: Path) -> list[int]:
@@ -95,6 +104,178 @@ def test_a_long_log_gets_checkpoints_which_keep_transactions_and_files(tmp_path:
     assert one.takes(SCHEMA)
     add(one, 26, 26)  # the first follows, though the commit that it read last may be gone
     assert rows(tmp_path) == list(range(27))
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path: Path, clean: bool) -> None:
+    one = made(tmp_path, configuration={"delta.enableExpiredLogCleanup": str(clean).lower()})
+    for number in range(15):
+        add(one, number, number)
+    log = one.folder / "_delta_log"
+    ago = time.time() - 60 * 24 * 3600
+    for path in log.glob("*.json"):
+        os.utime(path, (ago + int(path.name[:20]), ago + int(path.name[:20])))
+    for number in range(15, 22):
+        add(one, number, number)
+    assert (log / f"{1:020d}.json").exists() != clean
+    assert rows(tmp_path) == list(range(22))
+
+
+WRITES = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+import pyarrow as pa
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.part_files import write_parts
+
+root, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+Warehouse.lock = lambda *_: nullcontext()  # as if the processes ran on machines that share no lock
+table = FileTable(Warehouse(None, root), "t")
+for number in range(first, last):
+    rows = pa.RecordBatch.from_pydict({"x": pa.array([number], pa.int64())})
+    assert table.takes(rows.schema)
+    table.commit(write_parts(table.folder, "part-00000", [rows]), (name, number))
+    print(number, flush=True)
+"""
+"""A process that commits a row for each number, and prints the number after its commit."""
+
+
+def started(root: Path, name: str, first: int, last: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITES, str(root), name, str(first), str(last)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_process_that_is_killed_amid_its_commits_leaves_each_of_them_whole_or_not_there(
+    tmp_path: Path,
+) -> None:
+    """Every second commit writes a checkpoint too, so some kills fall into that."""
+    one = made(tmp_path, configuration={"delta.checkpointInterval": "2"})
+    moments, told = random.Random(1), -1
+    for kills in range(1, 7):
+        process = started(tmp_path, "app", told + 1, 1000)
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = int(line)
+            if told % 8 == 7:
+                break
+        time.sleep(moments.uniform(0.0, 0.05))
+        process.kill()
+        told = max([told, *map(int, process.stdout.read().split())])
+        process.wait()
+        found = rows(tmp_path)
+        assert found in (
+            list(range(told + 1)),
+            list(range(told + 2)),
+        )  # the last may be there before it is told
+        assert told >= 8 * kills - 1
+    add(one, told, told)  # as its next driver would repeat it
+    add(one, told + 1, told + 1)
+    assert rows(tmp_path) == list(range(told + 2))
+
+
+@pytest.mark.parametrize("names", ["ab", "aa"])
+def test_two_processes_that_share_no_lock_add_each_transaction_once(tmp_path: Path, names: str) -> None:
+    """Drivers of two generations, or two drivers of one, such as a zombie and its heir."""
+    made(tmp_path)
+    both = [started(tmp_path, name, 0, 40) for name in names]
+    assert [one.wait(120) for one in both] == [0, 0]
+    assert rows(tmp_path) == sorted([*range(40)] * len(set(names)))
+    log = DeltaTable(str(tmp_path / "t"))
+    assert {log.transaction_version(name) for name in names} == {39}
+    assert log.version() == 40 * len(set(names))
+
+
+def test_a_disk_without_room_for_the_log_is_named_and_takes_the_commit_later(disk: Path) -> None:
+    one = made(disk)
+    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
+    ballast = Ballast(disk)
+    ballast.leave(0)
+    with pytest.raises(UserError, match=r"the commit failed: .*No space left on device") as told:
+        one.commit(parts, ("app", 1))
+    assert is_full(told.value) and "\x1b" not in str(told.value) and "\n" not in str(told.value)
+    assert rows(disk) == []
+    ballast.clear()
+    one.commit(parts, ("app", 1))
+    assert rows(disk) == [1]
+
+
+def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Path) -> None:
+    """A driver that was frozen for longer than VACUUM keeps files that no commit names."""
+    one = made(tmp_path)
+    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
+    (one.folder / parts[0].path).unlink()
+    with pytest.raises(UserError, match="removed before it was committed; restart"):
+        one.commit(parts, ("app", 1))
+    assert rows(tmp_path) == [] and DeltaTable(str(one.folder)).version() == 0
+
+
+@pytest.mark.parametrize("change", ["constraint", "columns"])
+def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path, change: str) -> None:
+    one = made(tmp_path)
+    assert one.takes(SCHEMA)
+    parts = write_parts(one.folder, "part-00000", [some_rows(-1)])
+    if change == "constraint":
+        DeltaTable(str(one.folder)).alter.add_constraint({"positive": "x > 0"})
+    else:
+        shutil.rmtree(one.folder / "_delta_log")
+        DeltaTable.create(str(one.folder), pa.schema([("x", pa.string())]))
+    with pytest.raises(UserError, match="changed during the micro-batch; restart"):
+        one.commit(parts, ("app", 1))
+    assert DeltaTable(str(one.folder)).to_pyarrow_table().num_rows == 0
+
+
+FEATURES = {
+    (3, 7, "deletionVectors"): {"delta.enableDeletionVectors": "true"},
+    (2, 5, ""): {"delta.columnMapping.mode": "name"},
+    (1, 2, ""): {"delta.columnMapping.mode": "name"},
+    (3, 7, "v2Checkpoint"): {"delta.checkpointPolicy": "v2"},
+    (3, 7, "variantType"): {},
+    (3, 7, "typeWidening"): {"delta.enableTypeWidening": "true"},
+    (3, 7, "timestampNtz"): {},
+    (3, 7, "catalogManaged"): {},
+    (3, 7, "aFeatureOfTomorrow"): {},
+    (1, 7, "rowTracking"): {"delta.enableRowTracking": "true"},
+    (1, 7, "inCommitTimestamp"): {"delta.enableInCommitTimestamps": "true"},
+    (1, 7, "clustering"): {},
+    (1, 7, "allowColumnDefaults"): {},
+    (1, 7, "aWritersFeatureOfTomorrow"): {},
+    (1, 4, ""): {"delta.enableChangeDataFeed": "true"},
+    (9, 9, ""): {},
+}
+
+
+@pytest.mark.parametrize(("asked", "settings"), FEATURES.items())
+def test_a_table_with_a_feature_beyond_files_is_left_to_java(
+    tmp_path: Path, asked: tuple[int, int, str], settings: dict[str, str]
+) -> None:
+    """Those that the library does not know are no error either."""
+    one = made(tmp_path)
+    reader, writer, feature = asked
+    protocol: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if reader == 3:
+        protocol["readerFeatures"] = [feature]
+    if writer == 7:
+        protocol["writerFeatures"] = [feature]
+    path = one.folder / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "protocol" in line:
+            line["protocol"] = protocol
+        if "metaData" in line:
+            line["metaData"]["configuration"] = settings
+    path.write_text("\n".join(map(json.dumps, lines)))
+    try:
+        assert not one.takes(SCHEMA)
+    except UserError as error:
+        assert "the commit failed" in str(error)
+
+
+def test_a_path_that_the_library_would_decode_is_left_to_java(tmp_path: Path) -> None:
+    (tmp_path / "a%20b" / "t").mkdir(parents=True)
+    made(tmp_path / "a b")
+    assert not table(tmp_path / "a%20b").takes(SCHEMA)
 
 
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,63 @@ def test_a_full_file_is_followed_by_another_and_no_row_is_lost(tmp_path: Path) -
     for one in parts:
         rows, said = pq.read_table(tmp_path / one.path)["x"].to_numpy(), json.loads(one.stats)
         assert (said["minValues"]["x"], said["maxValues"]["x"]) == (rows.min(), rows.max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.timestamp("us", "UTC"), 253_402_300_799_999_999),  # 9999-12-31T23:59:59.999999
+        (pa.timestamp("us", "UTC"), 253_402_300_800_000_000),
+        (pa.timestamp("us", "UTC"), -62_135_596_800_000_001),
+        (pa.date32(), 2_932_897),  # 10000-01-01
+        (pa.date32(), -719_163),  # the last day before year 1
+    ],
+)
+def test_times_beyond_those_that_python_holds_have_no_bounds(
+    tmp_path: Path, kind: pa.DataType, value: int
+) -> None:
+    size = pa.int64() if pa.types.is_timestamp(kind) else pa.int32()
+    (part,) = written(tmp_path, batch(x=[1, 2], at=pa.array([0, value], size).cast(kind)))
+    said = json.loads(part.stats)
+    assert said["minValues"] == {"x": 1} and said["maxValues"] == {"x": 2} and said["nullCount"]["at"] == 0
+
+
+def test_wide_rows_are_written_before_they_fill_the_memory(tmp_path: Path) -> None:
+    wide = np.zeros(20 * 200_000)
+    rows = pa.RecordBatch.from_pydict(
+        {"x": pa.FixedSizeListArray.from_arrays(wide, 200_000).cast(pa.list_(pa.float64()))}
+    )  # 32 MB
+    (part,) = written(tmp_path, *[rows] * 5)
+    about = pq.ParquetFile(tmp_path / part.path).metadata
+    assert [about.row_group(i).num_rows for i in range(about.num_row_groups)] == [60, 40]
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np, pyarrow as pa
+from jobs.warehouse.part_files import write_parts
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
+rows = pa.RecordBatch.from_pydict({"x": np.random.default_rng(1).normal(size=200_000)})
+try:
+    write_parts(Path(sys.argv[1]), "part-00000", [rows])
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("size", [2, 100_000, 1_600_100])
+def test_a_file_that_the_disk_does_not_take_is_removed_and_the_first_error_told(
+    tmp_path: Path, size: int
+) -> None:
+    """The limit is met at the file's first bytes, amid its rows, or at its end."""
+    ran = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path), str(size)], capture_output=True, text=True, check=True
+    )
+    assert "File too large" in ran.stdout, (ran.stdout, ran.stderr)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_a_file_whose_rows_end_in_an_error(tmp_path: Path) -> None:
