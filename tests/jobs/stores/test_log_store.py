@@ -24,6 +24,8 @@ _NEEDED = (
     "hadoop-client-",
     "slf4j-api",
     "py4j",
+    "ivy-",
+    "json4s-",
     "http",
     "netty-",
     "commons-",
