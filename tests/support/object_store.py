@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 from demo.ports import HOST, free_ports, listens
@@ -33,6 +34,13 @@ def program() -> str | None:
     """Return the program of the store; None where it is not installed."""
     own = Path.home() / "go" / "bin" / "versitygw"
     return shutil.which("versitygw") or (str(own) if own.is_file() else None)
+
+
+def missing() -> str | None:
+    """Return what a test on the store misses on this machine; None if all is there."""
+    if program() is None:
+        return HOW_TO_GET
+    return None if find_spec("obstore") else "obstore is not installed: pip install 'kalman-pipeline[s3]'"
 
 
 class ObjectStore(Service):
@@ -91,6 +99,7 @@ class Proxy:
 
     lose: for a request that the store has answered, whether the client gets no answer but a closed connection.
     refuse: for a request, whether the client gets a 503 and the store does not see it.
+    delay: for a request, how many seconds pass before the store sees it.
     without_condition: the store does not see the header If-None-Match, as if it ignored it; the rest is signed anew.
     """
 
@@ -98,8 +107,12 @@ class Proxy:
         self._store = store.removeprefix("http://")
         self.lose: Callable[[Asked], bool] = lambda asked: False
         self.refuse: Callable[[Asked], bool] = lambda asked: False
+        self.delay: Callable[[Asked], float] = lambda asked: 0.0
         self.without_condition = False
         self.seen: list[tuple[Asked, int]] = []
+        self.lost: list[str] = []
+        self.refused: list[str] = []
+        self.delayed: list[str] = []
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -117,6 +130,11 @@ class Proxy:
         self._server.daemon_threads = True
         self.address = f"http://{HOST}:{self._server.server_address[1]}"
 
+    def behave(self) -> None:
+        """Lose, refuse and delay nothing from now on."""
+        self.lose = self.refuse = lambda asked: False
+        self.delay = lambda asked: 0.0
+
     @contextmanager
     def running(self) -> Iterator[Proxy]:
         """Listen until the end of the `with`."""
@@ -131,15 +149,17 @@ class Proxy:
     def forward(self, handler: BaseHTTPRequestHandler) -> None:
         """Pass one request on, and its answer back, unless told otherwise."""
         asked = (handler.command, handler.path, handler.headers.get("If-None-Match") is not None)
-        if handler.headers.get("Expect", "").lower() == "100-continue":
-            pass  # the handler has said that it wants the content
         length = int(handler.headers.get("Content-Length") or 0)
         body = handler.rfile.read(length)
         if self.refuse(asked):
+            self.refused.append(asked[1])
             handler.send_response(503)
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
+        if seconds := self.delay(asked):
+            self.delayed.append(asked[1])
+            time.sleep(seconds)
         headers = {name: value for name, value in handler.headers.items() if name.lower() != "expect"}
         if self.without_condition and asked[2]:
             headers = _signed_again(asked, headers)
@@ -155,6 +175,7 @@ class Proxy:
             store.close()
         self.seen.append((asked, answer.status))
         if self.lose(asked):
+            self.lost.append(asked[1])
             handler.close_connection = True
             handler.connection.close()
             return

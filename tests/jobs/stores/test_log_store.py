@@ -106,8 +106,8 @@ def _drawn(iterator: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
-    if object_store.program() is None:
-        pytest.skip(object_store.HOW_TO_GET)
+    if (missing := object_store.missing()) is not None:
+        pytest.skip(missing)
     with (
         ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store,
         Proxy(store.address).running() as proxy,
@@ -122,7 +122,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
 @pytest.fixture(autouse=True)
 def a_good_proxy(java: Java) -> Iterator[None]:
     yield
-    java.proxy.lose = java.proxy.refuse = lambda asked: False
+    java.proxy.behave()
     java.proxy.seen.clear()
 
 

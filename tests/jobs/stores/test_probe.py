@@ -22,8 +22,8 @@ ROOT = f"s3a://{BUCKET}/warehouse"
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    if object_store.program() is None:
-        pytest.skip(object_store.HOW_TO_GET)
+    if (missing := object_store.missing()) is not None:
+        pytest.skip(missing)
     with ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store:
         yield store
 
