@@ -40,8 +40,8 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     if scheme == S3 and os.environ.get(SWITCH) != "1":
         raise UserError(
             f"a warehouse in S3 is switched off ({text}): its commits are safe from each other, but killed and frozen "
-            "drivers have not been tried there; read docs/deploy.md and set KALMAN_OBJECT_STORE=1, or use a folder that all "
-            "machines share, or HDFS"
+            "drivers have not been tried there; read docs/deploy.md and set KALMAN_OBJECT_STORE=1, or use a folder "
+            "that all machines share, or HDFS"
         )
     if scheme == "file":
         local = local_path(text)
