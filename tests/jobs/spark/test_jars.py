@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Stand in for Ivy: it leaves one jar, and this list holds the commands. And for the compiler, which would need more."""
+    """Stand in for Ivy, which leaves one jar, and for the compiler; this list holds the commands of Ivy."""
     commands: list[list[str]] = []
 
     def ivy(command: list[str]) -> tuple[str, bool]:
