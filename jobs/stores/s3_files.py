@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.stores.settings import S3, credentials_of_file, in_s3, store
+from jobs.core.roots import S3
+from jobs.stores.settings import credentials_of_file, in_s3, store
 
 _IDENTITY = "kalman-write"
 """Metadata of an object: which creation made it. The same in Java (ConditionalFile)."""

@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-S3 = "s3a"
-"""The scheme of a warehouse in S3."""
+from jobs.core.roots import S3
+
 _REGION = "us-east-1"
 
 
