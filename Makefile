@@ -16,7 +16,7 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
+.PHONY: help setup demo demo-kafka cluster test test-all test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,13 @@ demo-kafka: setup ## Feed a topic, stream it, kill the broker on the way, check 
 
 PYTEST := $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: setup ## Run the tests: half an hour or more on two cores
+# Of the tests that start Spark or Airflow, those with the mark core: each promise once, from files to a DAG's run.
+CORE := (core or not spark and not airflow) and not slow and not soak
+
+test: setup ## Run the tests without Spark, and the core of those with it: a quarter of an hour on two cores
+	$(PYTEST) -m "$(CORE)" $(PYTEST_ARGS)
+
+test-all: setup ## Run all tests but slow and soak: what a change has to pass, an hour on two cores
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-slow: setup ## Run the tests that take longer, too many for every change

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,17 @@ def test_ci_runs_the_test_command_and_lint():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     text = script.read_text(encoding="utf-8")
-    assert "make test" in text and "make lint" in text
+    assert "make test-all" in text and "make lint" in text
+
+
+def test_make_test_leaves_out_nothing_that_test_all_does_not_run():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    default = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"][
+        "ini_options"
+    ]
+    marks = default["addopts"][default["addopts"].index("-m") + 1]
+    core = re.search(r"^CORE := \((.*?)\) and (.*)$", makefile, re.M)
+    assert core is not None and core[2] == marks
 
 
 def test_the_check_speaks_to_an_old_python():

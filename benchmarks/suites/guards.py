@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 from benchmarks.contenders.contenders import PARTITIONS, Contender, ours
 from benchmarks.run import session
 from benchmarks.suites.streaming import Share, compare
-from benchmarks.workloads.work import ALL, Work
+from benchmarks.workloads.work import QUICK, Work
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-WORKS = ("dense_20k_x5", "sparse_1k_of_100k")
 ROUNDS, BATCHES = 6, 3
 STORE = "spark.sql.streaming.stateStore."
 GUARDS = {f"{STORE}rowChecksum.enabled": ("false", "true"), f"{STORE}checkpointFormatVersion": ("1", "2")}
@@ -48,7 +47,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         spark = session(Settings.load(warehouse=folder, master=f"local[{PARTITIONS}]", quiet=True))
         print(f"load at the start: {os.getloadavg()[0]:.2f}")
-        for work in (one for one in ALL if one.name in WORKS):
+        for work in QUICK:
             try:
                 shares = [Share(one, BATCHES) for one in contenders]
                 found = compare(spark, work, shares, ROUNDS, Path(folder) / work.name)

@@ -13,7 +13,7 @@ from airflow.dag_processing.dagbag import DagBag
 
 from tests.dags.conftest import ROOT
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.core]
 
 DAG_FILES = sorted((ROOT / "dags").glob("*.py"))
 HEAVY = ("pyspark", "numpy", "pandas", "scipy", "pyarrow", "kalman")

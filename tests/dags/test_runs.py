@@ -25,6 +25,7 @@ def test_ingest_lands_what_the_form_names(landed: Tiny) -> None:
     assert "warm" in rejected["payload"]
 
 
+@pytest.mark.core
 def test_pretrain_then_stream(landed: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     last = DAYS - 1
     assert run_dag(landed, "kalman_pretrain__tiny", last - 1) == {"pretrain": "success"}

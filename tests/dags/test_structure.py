@@ -26,7 +26,7 @@ from airflow.sdk import (
 from kalman_dags.submit import application
 from tests.dags.conftest import ROOT, VERBS, load_bag
 
-pytestmark = pytest.mark.airflow
+pytestmark = [pytest.mark.airflow, pytest.mark.core]
 
 
 def uris(condition: Any) -> set[str]:

@@ -46,6 +46,7 @@ def killed_in_batch(pipeline: Pipeline, batch: int, delay: float, whole_group: b
     return not ended
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("kills", "writer"),
     [
@@ -133,6 +134,7 @@ def test_a_pretrain_killed_before_its_manifest_leaves_nothing_visible(tmp_path: 
     assert pipeline.warehouse.read("snapshots").count() == retried.key_count
 
 
+@pytest.mark.core
 def test_an_ingest_killed_between_its_commits_is_completed_by_the_next(tmp_path: Path) -> None:
     frame = random_rows(1)[0].astype({"a": "string"})
     frame.loc[:4, "a"] = "many"

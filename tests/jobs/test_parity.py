@@ -18,6 +18,7 @@ INITIALS = {
 }
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("text", "initial"), [pytest.param(False, "proper", marks=pytest.mark.slow), (True, "diffuse")]
 )
@@ -54,6 +55,7 @@ def test_pretrain_then_stream_is_one_batch_over_everything(tmp_path: Path, text:
     assert_bit_equal(whole.estimates(), everything)
 
 
+@pytest.mark.core
 def test_the_offline_command_gives_the_same_bits(tmp_path: Path) -> None:
     from jobs import filter as offline
 

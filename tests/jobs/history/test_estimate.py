@@ -108,6 +108,7 @@ def some_slow(kinds: dict[str, Any], *quick: str) -> list[Any]:
     return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.slow) for kind in kinds]
 
 
+@pytest.mark.core
 @pytest.mark.parametrize("kind", some_slow(STREAMED, "duplicates, in any order"))
 def test_history_is_the_stream_over_the_same_rows(tmp_path: Path, kind: str) -> None:
     pipeline = pipeline_of(tmp_path, **STREAMED[kind])

@@ -25,6 +25,7 @@ BAD = """id,at,a,b,comment
 """
 
 
+@pytest.mark.core
 def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     path = tmp_path / "bad.csv"

@@ -38,6 +38,7 @@ def topic_spec(topic: str, **changes: Any) -> dict[str, Any]:
     return random_walk_spec(name=topic, source=source, **changes)
 
 
+@pytest.mark.core
 def test_history_lands_and_the_stream_starts_at_the_exact_offsets(feed: Feed, tmp_path: Path) -> None:
     pipeline = Pipeline(tmp_path, topic_spec("exact", source={"max_offsets_per_batch": 150}))
     feed.make("exact")

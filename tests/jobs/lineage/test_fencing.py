@@ -126,6 +126,7 @@ def test_the_next_driver_skips_rows_that_are_written(warehouse: Warehouse) -> No
     assert values(warehouse) == [1, 2, 3, 4]
 
 
+@pytest.mark.core
 def test_the_commit_of_a_driver_that_froze_before_it_is_skipped_and_the_driver_stops(
     warehouse: Warehouse,
 ) -> None:

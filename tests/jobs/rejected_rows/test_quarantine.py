@@ -60,6 +60,7 @@ def assert_all_landed(pipeline: Pipeline) -> None:
     assert set(statuses(pipeline)) == {"replayed"}
 
 
+@pytest.mark.core
 def test_a_row_is_listed_edited_replayed_and_discarded(tmp_path: Path) -> None:
     pipeline = rejected(tmp_path)
     (reason,) = call(pipeline, "list").data["reasons"]

@@ -100,6 +100,7 @@ class Ended(Exception):
     """Stands for the end of the process."""
 
 
+@pytest.mark.core
 def test_a_version_is_compared_in_shadow_promoted_and_rolled_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
