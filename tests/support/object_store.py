@@ -21,6 +21,7 @@ from pathlib import Path
 
 from demo.ports import HOST, free_ports, listens
 from demo.service import Service, end
+from jobs.spark.jars import MANIFEST, jar_folder
 
 KEY, SECRET, BUCKET = "kalman", "a-secret-of-the-tests", "bucket"
 HOW_TO_GET = (
@@ -36,11 +37,18 @@ def program() -> str | None:
     return shutil.which("versitygw") or (str(own) if own.is_file() else None)
 
 
-def missing() -> str | None:
-    """Return what a test on the store misses on this machine; None if all is there."""
+def missing(java: bool = False) -> str | None:
+    """Return what a test on the store misses on this machine, with Spark's jars or without; None if all is there.
+
+    Tests fetch nothing for it.
+    """
     if program() is None:
         return HOW_TO_GET
-    return None if find_spec("obstore") else "obstore is not installed: pip install 'kalman-pipeline[s3]'"
+    if find_spec("obstore") is None:
+        return "obstore is not installed: pip install 'kalman-pipeline[s3]'"
+    if java and not (jar_folder() / "s3" / MANIFEST).is_file():
+        return "the client of S3 for Spark is not there: python -m jobs.spark.jars s3"
+    return None
 
 
 class ObjectStore(Service):

@@ -106,7 +106,7 @@ def _drawn(iterator: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
-    if (missing := object_store.missing()) is not None:
+    if (missing := object_store.missing(java=True)) is not None:
         pytest.skip(missing)
     with (
         ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store,

@@ -20,7 +20,7 @@ KILLS, EACH = 3, 4
 
 def found_in(folder: Path, part: str) -> dict[str, Any]:
     """Run a part in a process of its own, and return what each of its steps has found."""
-    if (missing := object_store.missing()) is not None:
+    if (missing := object_store.missing(java=True)) is not None:
         pytest.skip(missing)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.in_s3", str(folder), part],
