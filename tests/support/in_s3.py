@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
@@ -39,12 +38,12 @@ from tests.jobs.support.pipeline import (
     random_walk_spec,
     since,
 )
-from tests.jobs.support.processes import Driver, files
+from tests.jobs.support.processes import PATIENCE, Driver, files
 from tests.support.object_store import BUCKET, Asked, ObjectStore, Proxy, environment
 
 ROOT = f"s3a://{BUCKET}"
 EACH = 4
-KILLS = 3
+DAYS = 8
 STREAM = ("stream", "--model", "walk")
 
 
@@ -230,17 +229,26 @@ def every(number: int) -> Callable[[Asked], bool]:
 
 
 def drivers(folder: Path, proxy: Proxy) -> None:
-    """Run drivers as processes: killed at random moments, two at once, and frozen right before a commit."""
-    killed_drivers(in_store(folder, "killed"), proxy)
-    two_drivers(in_store(folder, "two"))
-    frozen_drivers(in_store(folder, "frozen"))
-
-
-def prepared(pipeline: Pipeline, days: list[pd.DataFrame]) -> None:
-    """Put one day into the snapshot, and land the others."""
+    """Run drivers of one stream as processes: frozen right before a commit, killed, two at once; compare in the end."""
+    days = random_rows(DAYS)
+    pipeline = in_store(folder, "drivers")
     pipeline.land(days[0])
     pipeline.pretrain()
-    pipeline.land(*days[1:])
+    pipeline.land(*days[1:4])
+    frozen_drivers(pipeline)
+    proxy.lose = first_answers()
+    for number, day in enumerate(days[4:6]):
+        pipeline.land(day)
+        killed_driver(pipeline, batch=3 + number, whole_group=number == 0)
+    tell("killed", lost=counted(proxy.lost))
+    proxy.behave()
+    pipeline.land(*days[6:])
+    two_drivers(pipeline, last=DAYS - 2)
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
+    (live,) = generations.all_of(pipeline.warehouse, "walk")
+    log = DriverLog.at(pipeline.settings.warehouse, "walk")
+    ends = [one.how for one in log.history("walk-g0001")]
+    tell("drivers", rows=len(pipeline.estimates()), epoch=live.epoch, ends=ends)
 
 
 def started(pipeline: Pipeline, *more: str, **given: str) -> Driver:
@@ -254,47 +262,9 @@ def checkpoint(pipeline: Pipeline) -> Path:
     return pipeline.folder.parent.parent / "objects" / BUCKET / name / "checkpoints" / "walk-g0001"
 
 
-def killed_drivers(pipeline: Pipeline, proxy: Proxy) -> None:
-    """Kill a driver in each of some micro-batches, while first answers to creations are lost."""
-    days = random_rows(KILLS + 3)
-    prepared(pipeline, days)
-    proxy.lost.clear()
-    proxy.lose = first_answers()
-    for batch in range(KILLS):
-        driver = started(pipeline)
-        driver.wait_for(lambda batch=batch: str(batch) in files(checkpoint(pipeline) / "offsets"))
-        time.sleep(0.5 * batch)
-        driver.kill(whole_group=batch % 2 == 0)
-    done = pipeline.stream()
-    proxy.behave()
-    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
-    (live,) = generations.all_of(pipeline.warehouse, "walk")
-    tell("killed", kills=KILLS, began=done.data["began"], epoch=live.epoch, lost=counted(proxy.lost))
-
-
-def two_drivers(pipeline: Pipeline) -> None:
-    """Start two drivers at once, as if on two machines."""
-    days = random_rows(3)
-    prepared(pipeline, days)
-    both = [started(pipeline, "--trigger", "1", KALMAN_HOST=host) for host in ("one", "two")]
-    deadline = time.monotonic() + 180
-    while all(one.process.poll() is None for one in both) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    ended = [one for one in both if one.process.poll() is not None]
-    assert [one.process.returncode for one in ended] == [ALREADY_RUNNING], [one.said() for one in both]
-    running = next(one for one in both if one not in ended)
-    running.wait_for(lambda: "1" in files(checkpoint(pipeline) / "commits"))
-    assert running.interrupt() == 0, running.said()
-    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
-    tell("two", refused=len(ended))
-
-
 def frozen_drivers(pipeline: Pipeline) -> None:
-    """Freeze a driver right before a commit, let another take over, and wake the first one up."""
-    days = random_rows(4)
-    prepared(pipeline, days)
+    """Freeze a driver right before its commit of micro-batch 1, let another take over, and wake the first one up."""
     (pipeline.folder / "sitecustomize.py").write_text(FREEZES)
-    log = DriverLog.at(pipeline.settings.warehouse, "walk")
     path = os.pathsep.join([str(pipeline.folder), str(HERE)])
     frozen = pipeline.folder / "frozen"
     given = {"PYTHONPATH": path, "KALMAN_LEASE_SECONDS": "6", "FREEZE": str(frozen)}
@@ -305,9 +275,28 @@ def frozen_drivers(pipeline: Pipeline) -> None:
     assert new.process.returncode == 0, new.said()
     os.killpg(old.process.pid, signal.SIGCONT)
     assert old.finish() == RUN_FAILED, old.said()
-    ends = [one.how for one in log.history("walk-g0001")]
-    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
-    tell("frozen", ends=ends)
+    tell("frozen", woken=old.process.returncode)
+
+
+def killed_driver(pipeline: Pipeline, batch: int, whole_group: bool) -> None:
+    """Kill a driver while it processes a micro-batch."""
+    driver = started(pipeline)
+    driver.wait_for(lambda: str(batch) in files(checkpoint(pipeline) / "offsets"))
+    driver.kill(whole_group=whole_group)
+
+
+def two_drivers(pipeline: Pipeline, last: int) -> None:
+    """Start two drivers at once, which share no lock: one ends, the other one processes what there is."""
+    both = [started(pipeline, "--trigger", "1") for _ in range(2)]
+    deadline = time.monotonic() + PATIENCE
+    while all(one.process.poll() is None for one in both) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    ended = [one for one in both if one.process.poll() is not None]
+    assert [one.process.returncode for one in ended] == [ALREADY_RUNNING], [one.said() for one in both]
+    running = next(one for one in both if one not in ended)
+    running.wait_for(lambda: str(last) in files(checkpoint(pipeline) / "commits"))
+    assert running.interrupt() == 0, running.said()
+    tell("two", refused=len(ended))
 
 
 if __name__ == "__main__":
