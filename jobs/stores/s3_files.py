@@ -9,9 +9,11 @@ It needs the package `obstore` (the extra `s3`).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -107,7 +109,8 @@ class S3Files:
         source, target = self._path(name), self._path(to)
         try:
             for one in self._below(source):
-                self._store.copy(one, target + one.removeprefix(source))
+                with contextlib.suppress(FileNotFoundError):  # the mark of an empty folder
+                    self._store.copy(one, target + one.removeprefix(source))
             for one in self._below(source):
                 self._store.delete(one)
         except (
@@ -128,7 +131,7 @@ class S3Files:
     def names(self, folder: str) -> list[str]:
         """Return the names within a folder, sorted; an empty list if the folder does not exist."""
         found = self._level(folder)
-        paths = [*(one["path"] for one in found["objects"]), *found["common_prefixes"]]
+        paths = [one["path"] for one in found["objects"]] + list(found["common_prefixes"])
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
         return sorted(name for name in names if not name.startswith("."))
 
@@ -159,16 +162,21 @@ class S3Files:
             raise self._refused(name, error) from error
 
     def _level(self, folder: str) -> Any:
+        """Return the objects and folders within a folder, without the mark that Hadoop leaves for the folder itself."""
+        path = self._path(folder)
         try:
-            return self._store.list_with_delimiter(self._path(folder) or None)
+            found = self._store.list_with_delimiter(path or None)
         except Exception as error:
             raise self._refused(folder, error) from error
+        return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
     def _below(self, path: str) -> list[str]:
-        """Return the objects of a name: itself, or those of the folder."""
-        found = [one["path"] for some in self._store.list(path) for one in some]
-        if found:
-            return found
+        """Return the objects of a name: itself, or those of the folder; marks of folders are none of them."""
+        found = [one for some in self._store.list(path) for one in some]
+        folders = {path, *(parent for one in found for parent in _parents(one["path"]))}
+        objects = [one["path"] for one in found if one["size"] or one["path"] not in folders]
+        if objects:
+            return objects
         try:
             self._store.head(path)
         except FileNotFoundError:
@@ -184,6 +192,13 @@ class S3Files:
             "credentials (environment, ~/.aws/credentials or the machine's role)",
             RUN_FAILED,
         )
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the folders above an object."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 @lru_cache(maxsize=8)

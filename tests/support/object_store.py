@@ -98,6 +98,18 @@ def environment(address: str) -> dict[str, str]:
     }
 
 
+def mark_folder(address: str, path: str) -> None:
+    """Create the empty object by which Hadoop marks a folder: its name ends with a slash."""
+    host = address.removeprefix("http://")
+    asked = ("PUT", f"/{BUCKET}/{path}/", False)
+    connection = http.client.HTTPConnection(host, timeout=60)
+    try:
+        connection.request(*asked[:2], headers=_signed_again(asked, {"Host": host, "Content-Length": "0"}))
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()
+
+
 Asked = tuple[str, str, bool]
 """A request: its method, its path, and whether it has the condition."""
 

@@ -126,6 +126,19 @@ def test_files_behave_as_those_of_a_folder(proxy: Proxy):
     assert files.remove_tree("one") and not files.exists("one")
 
 
+def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
+    files = S3Files(f"{ROOT}/marks")
+    for folder in ("a", "a/b", "a/empty"):
+        object_store.mark_folder(proxy.address, f"warehouse/marks/{folder}")
+    assert not files.exists("a/empty") and files.names("a/empty") == []
+    files.write("a/b/one.json", b"1")
+    files.write("a/b/none", b"")
+    assert files.names("a/b") == ["none", "one.json"] and files.exists("a/b") and files.names("") == ["a"]
+    assert files.rename("a", "c") and files.names("c/b") == ["none", "one.json"]
+    assert not files.exists("a/b") and files.names("a/b") == []
+    assert files.remove_tree("c") and not files.exists("c/b")
+
+
 def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-than-the-stores")
     s3_files._client.cache_clear()
