@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from jobs.offline.estimate_series import Series
     from jobs.specs.model_spec import ModelSpec
 
+CROWDED = 3_000
+"""Rows of a key from which on a daily season is drawn as one blot."""
+
 
 @answer
 def run(
@@ -51,6 +54,10 @@ def run(
         ),
     ] = None,
     keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
+    rows: Annotated[
+        int | None,
+        Option(min=2, help="Draw the newest rows of each key, so many; by default all.", show_default=False),
+    ] = None,
 ) -> Report:
     """Draw estimates of some keys with their bands, as a PNG or an HTML page. No Spark.
 
@@ -76,11 +83,15 @@ def run(
         what, series = Path(input).name, of_files(spec, Path(input).expanduser(), measured, key or [], keys)
     else:
         what, series = _of_warehouse(settings.warehouse, spec, history, key or [], keys)
+    series = [one.newest(rows) for one in series]
     draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
-    rows, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
-    data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": rows}
-    line = f"{what} of {plural(len(series), 'key')}, {plural(rows, 'row')} -> {path}"
-    return Report([line], {**data, "output": str(path), "seconds": seconds})
+    drawn, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
+    data = {"model": spec.name, "estimates": what, "keys": [one.key for one in series], "rows": drawn}
+    lines = [f"{what} of {plural(len(series), 'key')}, {plural(drawn, 'row')} -> {path}"]
+    longest = max(len(one.time) for one in series)
+    if longest > CROWDED:
+        lines.append(f"note: {longest:,} rows of a key are drawn; --rows 500 shows the newest alone")
+    return Report(lines, {**data, "output": str(path), "seconds": seconds})
 
 
 def _target(output: str) -> Path:

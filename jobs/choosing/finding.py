@@ -147,7 +147,8 @@ def find(input: str, wishes: Wishes) -> Found:
         if series is None:
             raise UserError(
                 f"{input}: no key has {FEWEST} rows with each measurement; give more rows, name another key with "
-                f"--key, or fewer measurements with --measurement"
+                "--key, or fewer measurements with --measurement; of short series write the spec yourself "
+                "(docs/models.md)"
             )
         season = _season(rows, series, rhythm)
     if season is not None:

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from jobs.choosing.finding import Found
+from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import (
     BOUND,
     ESTIMATE,
@@ -45,6 +46,7 @@ def draw(path: Path, name: str, found: Found) -> None:
     mine = found.filtered.rows.key == key
     time = found.filtered.rows.time[mine].astype("datetime64[us]")
     draw_innovations(innovations, time[-ROWS:], found.filtered.innovations[m, mine][-ROWS:])
+    date_axis(innovations, 3, 6)
     draw_nis(
         nis, found.filtered.nis[np.isin(found.filtered.rows.key, found.series.keys)], len(found.measurements)
     )
@@ -69,6 +71,7 @@ def _draw_series(ax: Axes, found: Found, key: int, m: int) -> None:
     line = Line(filtered.mean[m, mine], filtered.deviation[m, mine])
     measured = filtered.rows.y[m, mine]
     draw_estimate(ax, time, measured, [line])
+    date_axis(ax, 4, 9)
     known = measured[np.isfinite(measured)]
     if len(known):  # a diffuse start has a band without end
         low, high = known.min(), known.max()

@@ -26,6 +26,8 @@ DAYS = (10_000, 80_000)  # 1927 to 2119 as a spreadsheet counts
 YEARS = (1500, 2200)
 ENOUGH = 0.95
 """Share of the values that must be times."""
+NEAR_START = 0.1
+"""Share of the values that are no larger than those with which series begin."""
 TRIED = 500
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 
@@ -89,8 +91,25 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
     if not fitting:
         if re.fullmatch(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
-        return f"holds text that is no time, such as {tried[0]!r}"
+        return _several(table, column, tried, zone) or f"holds text that is no time, such as {tried[0]!r}"
     return _best(table, name, fitting[:1] if fitting[0] is None else fitting, zone)
+
+
+def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo) -> str | None:
+    """Return where times are written in one form in some rows and in another in the others, or None."""
+    rest, named = tried, []
+    for _ in range(2):
+        form = max((None, *USUAL_FORMATS), key=lambda one: _share(one, zone, rest))
+        parser = TimeParser(form, zone)
+        first = next((text for text in rest if parser(text) is not None), None)
+        if first is None:
+            return None
+        file = table.files[int(table.file[column.index(first).as_py()])].name
+        named.append(f"{first!r} ({form or 'ISO 8601'}) in {file}")
+        rest = [text for text in rest if parser(text) is None]
+        if len(rest) <= (1 - ENOUGH) * len(tried):
+            return f"holds times in two forms, {' and '.join(named)}; write all in one"
+    return None
 
 
 def _share(form: str | None, zone: tzinfo, texts: list[str]) -> float:
@@ -136,8 +155,7 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
         return "is empty"
     whole = bool((known == np.floor(known)).all())
     low, high = (float(np.quantile(known, q)) for q in (0.01, 0.99))
-    steps = np.diff(values)[np.diff(table.file) == 0]
-    rising = bool((steps >= 0).mean() >= ENOUGH and (steps > 0).any()) if len(steps) else False
+    rising = _rises(values, table.file)
     for form, least, most in EPOCH_RANGES:
         if least <= low and high <= most and (hinted or rising):
             return _read(table, name, form, zone)
@@ -149,6 +167,20 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
         return found if isinstance(found, str) else found._replace(note=note)
-    return "holds numbers that are no times" + (
-        f" ({low:g} to {high:g}); known are {', '.join(EPOCH_FORMATS)}" if hinted else ""
+    if not hinted:
+        return "holds numbers that are no times"
+    return (
+        f"holds numbers that are no times ({low:g} to {high:g}); known are {', '.join(EPOCH_FORMATS)}; a count "
+        f"of days or steps can be read as if it were of seconds: --time {name} --time-format epoch_seconds"
     )
+
+
+def _rises(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
+    """Return whether numbers rise from row to row within a file, or begin anew with each of several series."""
+    steps = np.diff(values)[np.diff(file) == 0]
+    if not (steps > 0).any():
+        return False
+    if (steps >= 0).mean() >= ENOUGH:
+        return True
+    landed = values[1:][np.diff(file) == 0][steps < 0]
+    return bool((steps >= 0).mean() > 0.5 and (landed <= np.nanquantile(values, NEAR_START)).mean() >= ENOUGH)

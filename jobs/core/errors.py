@@ -56,7 +56,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
     The traceback of an unexpected exception goes to a file, which the line names; with `debug` it goes to `stream`.
     """
-    out = stream or sys.stderr
+    error, out = _interrupt(error) or error, stream or sys.stderr
     if debug and not isinstance(error, KeyboardInterrupt | Terminated):
         out.write(redacted("".join(traceback.format_exception(error))))
     if isinstance(error, UserError):
@@ -77,6 +77,17 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
     for line in lines:
         print(f"error: {redacted(line)}", file=out)
     return code
+
+
+def _interrupt(error: BaseException) -> BaseException | None:
+    """Return the signal amid which an error was raised, or None.
+
+    A signal may cut off an answer of Java: what unwinding then asks of Java fails, with errors that say nothing.
+    """
+    one: BaseException | None = error
+    while one is not None and not isinstance(one, KeyboardInterrupt | Terminated):
+        one = one.__context__
+    return one
 
 
 def _is_model_error(error: BaseException) -> bool:

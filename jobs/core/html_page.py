@@ -130,18 +130,19 @@ height: auto; display: block; } .wide { overflow-x: auto; } .two { display: grid
 repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * { min-width: 0; } table { border-collapse: collapse;
 width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; } th, td { padding: .45rem .6rem; border-bottom:
 1px solid var(--line); text-align: right; white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
-td:last-child { white-space: normal; min-width: 6rem; } th { color: var(--soft); font-weight: 600; white-space:
-normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td { border-bottom: 0; } .bar { display: grid;
-grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem; align-items: center; padding: .25rem 0; font-size:
-.92rem; } .bar i { display: block; height: .8rem; background: #2563a8; border-radius: 3px; min-width: 2px; } .bar b {
-font-variant-numeric: tabular-nums; font-weight: 600; } @media (max-width: 640px) { main { padding: 1.25rem .75rem
-3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; } .cards { grid-template-columns: 1fr 1fr; } .card {
-padding: .7rem .75rem; } .card b { font-size: 1.25rem; } table { font-size: .8rem; } th, td { padding: .4rem .25rem;
-white-space: normal; overflow-wrap: normal; } th:first-child, td:first-child { padding-left: 0; } td:first-child {
-min-width: 4rem; overflow-wrap: anywhere; } td:last-child { min-width: 3rem; overflow-wrap: anywhere; } .many thead {
-display: none; } .many tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); } .many
-tr:last-child { border-bottom: 0; } .many td, .many td:first-child { display: flex; justify-content: space-between;
-gap: 1rem; border: 0; padding: .1rem 0; text-align: right; } .many td::before { content: attr(data-name); color:
-var(--soft); text-align: left; white-space: nowrap; } .wide > img { width: 720px; max-width: none; } .bar {
-grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3; } }
+td:last-child, .many td { white-space: normal; overflow-wrap: normal; } td:last-child { min-width: 6rem; } th { color:
+var(--soft); font-weight: 600; white-space: normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td
+{ border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem;
+align-items: center; padding: .25rem 0; font-size: .92rem; } .bar i { display: block; height: .8rem; background:
+#2563a8; border-radius: 3px; min-width: 2px; } .bar b { font-variant-numeric: tabular-nums; font-weight: 600; } @media
+(max-width: 640px) { main { padding: 1.25rem .75rem 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; }
+.cards { grid-template-columns: 1fr 1fr; } .card { padding: .7rem .75rem; } .card b { font-size: 1.25rem; } table {
+font-size: .8rem; } th, td { padding: .4rem .25rem; white-space: normal; overflow-wrap: normal; } th:first-child,
+td:first-child { padding-left: 0; } td:first-child { min-width: 4rem; overflow-wrap: anywhere; } td:last-child {
+min-width: 3rem; overflow-wrap: anywhere; } .many thead { display: none; } .many tr { display: block; padding: .5rem
+0; border-bottom: 1px solid var(--line); } .many tr:last-child { border-bottom: 0; } .many td, .many td:first-child {
+display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right; } .many
+td::before { content: attr(data-name); color: var(--soft); text-align: left; white-space: nowrap; } .wide > img {
+width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3; }
+}
 """

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.health.content import PROBABILITY, Example, Health
 from jobs.offline.picture_parts import (
+    SIZE,
     axis_end,
     date_axis,
     dates,
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIZE = (5.0, 3.0)
-"""Inches: at the width of a phone the letters of the axes are still about ten pixels high."""
 COLOURS = (BOUND, SMOOTHED, "#7a4fa3", "#2e8540", MEASURED, INK)
 
 

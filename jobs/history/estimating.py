@@ -16,6 +16,7 @@ from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan, estimator
+from jobs.history.files import can_be_files, write_files
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
@@ -358,14 +359,28 @@ class _Run:
                 mine = packed if layout.commits == 1 else packed.filter(layout.of_commit(commit))
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
-                rows = self._marked(mine, plan)
                 part = Part(layout.slices(commit), question.request.interval)
                 with codegen_for(self.warehouse.spark, total):
-                    written += self.table.replace(rows, question.mark, part)
+                    written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:
             packed.unpersist()
         return written, len(missing)
+
+    def _replaced(self, packed: DataFrame, plan: Plan, part: Part) -> int:
+        """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
+        rows, mark = self._marked(packed, plan), self.question.mark
+        files = self.table.taking(rows, part) if can_be_files(plan) else None
+        if files is None:
+            return self.table.replace(rows, mark, part)
+        return self.table.add(
+            files, write_files(packed, plan, files, rows.schema, self._constants), mark, part
+        )
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """Return the columns that are the same in all rows of the run."""
+        return {"model_version": self.question.spec.version, "generation": self.question.run}
 
     def _packed(self, runtime: ModelRuntime, plan: Plan, frame: DataFrame, layout: Layout) -> DataFrame:
         """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""

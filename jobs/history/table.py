@@ -7,21 +7,30 @@ metadata of each commit says what it has replaced, so a run that was killed is c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
 from delta.tables import DeltaTable
+from pyspark.sql.pandas.types import to_arrow_schema
 
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.source import Interval
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import to_datetime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.warehouse.part_files import PartFile
+
 STATISTICS = "generation,batch_id,event_time,key"
 """Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
+STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
+APPLICATION = "history"
+"""The transactions of runs whose tasks write files: of two that have not seen each other, one fails."""
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
 
 
@@ -85,12 +94,40 @@ class HistoryTable(NamedTuple):
     def replace(self, rows: DataFrame, run: Run, part: Part) -> int:
         """Replace a part of the table by rows of a run, in one commit; return how many were written."""
         self._create(rows)
-        detail = {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
         writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", part.condition)
-        writer = writer.option("mergeSchema", "true").option("userMetadata", json.dumps(detail))
+        writer = writer.option("mergeSchema", "true").option("userMetadata", json.dumps(_detail(run, part)))
         with self.warehouse.lock(self.name):
             writer.save(self.warehouse.path(self.name))
             return self._written()
+
+    def taking(self, rows: DataFrame, part: Part) -> FileTable | None:
+        """Return the table as one that takes files with such rows of a part, or None if Java has to replace its rows.
+
+        It takes them if it is local, and no file of it can have a row of the part: so there is nothing to replace.
+        """
+        if wanted_writer() == JAVA or not self.warehouse.local:
+            return None
+        self._create(rows)
+        files = FileTable(self.warehouse, self.name, frozenset({STATISTICS_SETTING}))
+        try:
+            bounds = files.bounds() if files.takes(to_arrow_schema(rows.schema, timezone="UTC")) else None
+        except UserError:
+            return None  # Java may read what delta-rs cannot
+        return None if bounds is None or not part.is_beside(bounds) else files
+
+    def add(self, files: FileTable, parts: Sequence[PartFile], run: Run, part: Part) -> int:
+        """Add the files of a part's rows in one commit; return how many rows they have.
+
+        Raises:
+            UserError: another run has written rows of the part meanwhile, or the commit failed.
+        """
+        detail = json.dumps(_detail(run, part))
+        if not files.add(parts, APPLICATION, part.is_beside, {"userMetadata": detail}):
+            raise UserError(
+                f"{files.folder}: another run has written estimates of the same rows meanwhile; run it again",
+                RUN_FAILED,
+            )
+        return sum(one.rows for one in parts)
 
     def runs(self) -> list[Run]:
         """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
@@ -132,7 +169,7 @@ class HistoryTable(NamedTuple):
 
     def _create(self, rows: DataFrame) -> None:
         fields = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
-        self.warehouse.create(self.name, fields, properties={"delta.dataSkippingStatsColumns": STATISTICS})
+        self.warehouse.create(self.name, fields, properties={STATISTICS_SETTING: STATISTICS})
 
     def _written(self) -> int:
         """Return how many rows the newest commit has written."""
@@ -158,6 +195,35 @@ class Part(NamedTuple):
             if time is not None:
                 conditions.append(f"event_time {sign} TIMESTAMP '{time:%Y-%m-%d %H:%M:%S.%f}+00:00'")
         return " AND ".join(conditions)
+
+    def is_beside(self, bounds: pa.Table) -> bool:
+        """Tell from the bounds of files (`FileTable.bounds`) if none of them has a row of the part.
+
+        A file without bounds may have some. Those of times are in whole milliseconds, which Delta in Java
+        rounds down.
+        """
+        if bounds.num_rows == 0:
+            return True
+        names = [f"{side}.{name}" for name in ("batch_id", "event_time") for side in ("min", "max")]
+        if not set(names) <= set(bounds.column_names):
+            return False
+        if any(bounds.column(name).null_count for name in names):
+            return False
+        least, greatest, earliest, latest = (
+            bounds.column(name).cast(kind).cast(pa.int64()).to_numpy()
+            for name, kind in zip(names, [pa.int64()] * 2 + [pa.timestamp("us", "UTC")] * 2, strict=True)
+        )
+        beside = (greatest < self.slices.first) | (least >= self.slices.stop)
+        if self.interval.first is not None:
+            beside |= latest + 1000 < self.interval.first
+        if self.interval.last is not None:
+            beside |= earliest >= self.interval.last
+        return bool(beside.all())
+
+
+def _detail(run: Run, part: Part) -> dict[str, Any]:
+    """Return what a commit's metadata says of a part that a run has written."""
+    return {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
 
 
 def _meet(one: Interval, other: Interval) -> bool:

@@ -58,6 +58,20 @@ class Series(NamedTuple):
     flagged: NDArray[np.bool_]
     measured: Floats
 
+    def newest(self, rows: int | None) -> Series:
+        """Return the newest rows alone, so many; None: all."""
+        if rows is None:
+            return self
+        lines = [Line(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
+        return Series(
+            self.key,
+            self.time[-rows:],
+            lines,
+            self.nis[-rows:],
+            self.flagged[-rows:],
+            self.measured[:, -rows:],
+        )
+
 
 class Measuring(NamedTuple):
     """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 P = ParamSpec("P")
+SIZE = (5.0, 3.0)
+"""Inches of a picture of a report: at the width of a phone the letters of the axes are still about ten pixels high."""
 
 
 def for_page(draw: Callable[P, Figure]) -> Callable[P, str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,15 +24,44 @@ from jobs.core.roots import local_path
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.part_files import TARGET_BYTES, PartFile
 
+WRITER = "KALMAN_DELTA_WRITER"
+"""Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
+FILES, JAVA = "files", "java"
+DEFAULT = JAVA
+"""Until the proofs of exactly-once have been run over both writers."""
 _WRITER_VERSION = 2
 """The newest version of Delta's protocol whose features are all known here."""
 _FEATURES = {"appendOnly", "invariants"}
 """Features of that version; newer tables name theirs."""
 _META = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.id")
 """Metadata of columns that ask a writer for more than the values."""
+_SETTINGS = {
+    "delta.appendOnly",
+    "delta.checkpointInterval",
+    "delta.deletedFileRetentionDuration",
+    "delta.enableExpiredLogCleanup",
+    "delta.isolationLevel",
+    "delta.logRetentionDuration",
+    "delta.setTransactionRetentionDuration",
+    "delta.targetFileSize",
+}
+"""Settings of a table that commits here honour, or that say nothing to them. Others may ask a writer for more, such as
+to compact files, to list them for other engines, or for other statistics."""
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 _TRIES = 5
+
+
+def wanted_writer() -> str:
+    """Return who is to write estimates where either can.
+
+    Raises:
+        UserError: the environment variable names none of the two.
+    """
+    found = os.environ.get(WRITER) or DEFAULT
+    if found not in (FILES, JAVA):
+        raise UserError(f"{WRITER}={found}: unknown; use {FILES} (the default is {DEFAULT}) or {JAVA}")
+    return found
 
 
 class _Seen(NamedTuple):
@@ -46,24 +76,31 @@ class FileTable:
     """A table of a local warehouse that takes files by name.
 
     The log is read once and followed from then on; it is read anew if the table is no longer the one that was read.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        settings: of the table that the files honour, beside those that all files do.
     """
 
-    def __init__(self, warehouse: Warehouse, table: str) -> None:
-        self._warehouse, self.name = warehouse, table
+    def __init__(self, warehouse: Warehouse, table: str, settings: Set[str] = frozenset()) -> None:
+        self._warehouse, self.name, self._settings = warehouse, table, settings
         root = local_path(warehouse.root)
         assert root is not None, "the files of a remote warehouse are not within reach"
         self.folder = root / table
         self._log: DeltaTable | None = None
         self._seen: _Seen | None = None
         self._asked: pa.Schema | None = None
+        self.tried = False
+        """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
 
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
         self._asked = schema
-        if "%" in str(self.folder):
-            return False  # the library would decode the path
+        if "%" in str(self.folder) or "\\" in str(self.folder):
+            return False  # the library would decode the path, or take another folder's table
         log = self._fresh()
-        return log is not None and _plain(log) and _fits(schema, log)
+        return log is not None and _plain(log, self._settings) and _fits(schema, log)
 
     @property
     def file_bytes(self) -> int:
@@ -71,6 +108,14 @@ class FileTable:
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
         return _bytes_of(asked) or TARGET_BYTES
+
+    def bounds(self) -> pa.Table | None:
+        """Return the least and the greatest values of the table's files, as `DeltaTable.get_add_actions` flattens them.
+
+        None if there is no such table.
+        """
+        log = self._fresh()
+        return None if log is None else _bounds(log)
 
     def commit(self, parts: Sequence[PartFile], transaction: tuple[str, int]) -> None:
         """Add files to the table in one commit; retries of a transaction (application, number) add them once.
@@ -80,17 +125,62 @@ class FileTable:
                 or the table no longer takes the columns of which it was asked last.
         """
         application, number = transaction
+
+        def due(log: DeltaTable) -> Transaction | None:
+            # The library compares with commits after those that it has read, not with the latter.
+            last = log.transaction_version(application)
+            return _transaction(application, number) if last is None or last < number else None
+
+        # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
+        self._commit(parts, due, {"isBlindAppend": True})
+
+    def add(
+        self,
+        parts: Sequence[PartFile],
+        application: str,
+        fits: Callable[[pa.Table], bool],
+        metadata: Mapping[str, Any],
+    ) -> bool:
+        """Add files to the table in one commit if it has no rows in their place; tell if they were added.
+
+        Args:
+            parts: the files.
+            application: whose commits refuse each other, if one has not seen the other.
+            fits: tells from the bounds of the table's files (`bounds`) if none has such rows.
+            metadata: of the commit.
+
+        Raises:
+            UserError: as `commit` does.
+        """
+        added = False
+
+        def due(log: DeltaTable) -> Transaction | None:
+            nonlocal added
+            added = fits(_bounds(log))
+            last = log.transaction_version(application)
+            return _transaction(application, 1 if last is None else last + 1) if added else None
+
+        self._commit(parts, due, {**metadata, "isBlindAppend": False})
+        return added
+
+    def _commit(
+        self,
+        parts: Sequence[PartFile],
+        due: Callable[[DeltaTable], Transaction | None],
+        metadata: Mapping[str, Any],
+    ) -> None:
+        """Commit files under the transaction that is due of the newest log, if one is."""
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
                 log = self._fresh()
                 try:
                     if log is None:
                         raise TableNotFoundError("the table is gone")
-                    # The library compares with commits after those that it has read, not with the latter.
-                    last = log.transaction_version(application)
-                    if last is None or last < number:
+                    transaction = due(log)
+                    if transaction is not None:
                         self._check(log, parts)
-                        self._write(log, parts, Transaction(application, number))
+                        self.tried = True
+                        self._write(log, parts, transaction, metadata)
                     return
                 except CommitFailedError as error:
                     self._log = None
@@ -102,10 +192,10 @@ class FileTable:
 
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
         """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
-        again = "restart the stream, which writes the micro-batch again"
-        if self._asked is not None and not (_plain(log) and _fits(self._asked, log)):
+        again = "run the command again, which writes its rows again"
+        if self._asked is not None and not (_plain(log, self._settings) and _fits(self._asked, log)):
             raise UserError(
-                f"{self.folder}: the table was changed during the micro-batch; {again}", RUN_FAILED
+                f"{self.folder}: the table was changed while its files were written; {again}", RUN_FAILED
             )
         for part in parts:
             try:
@@ -118,7 +208,13 @@ class FileTable:
                     RUN_FAILED,
                 )
 
-    def _write(self, log: DeltaTable, parts: Sequence[PartFile], transaction: Transaction) -> None:
+    def _write(
+        self,
+        log: DeltaTable,
+        parts: Sequence[PartFile],
+        transaction: Transaction,
+        metadata: Mapping[str, Any],
+    ) -> None:
         adds: list[Any] = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
         rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
         metrics = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
@@ -127,9 +223,7 @@ class FileTable:
             "append",
             log.schema(),
             commit_properties=CommitProperties(
-                # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
-                {"operationMetrics": metrics, "isBlindAppend": True},
-                app_transactions=[transaction],
+                {"operationMetrics": metrics, **metadata}, app_transactions=[transaction]
             ),
             post_commithook_properties=PostCommitHookProperties(
                 create_checkpoint=False, cleanup_expired_logs=False
@@ -187,13 +281,26 @@ def _reason(error: Exception) -> str:
     return ": ".join(cause for cause in causes if cause)[:600]
 
 
-def _plain(log: DeltaTable) -> bool:
+def _transaction(application: str, number: int) -> Transaction:
+    # Delta in Java may forget a transaction that does not say when it was.
+    return Transaction(application, number, int(time.time() * 1000))
+
+
+def _bounds(log: DeltaTable) -> pa.Table:
+    return pa.table(log.get_add_actions(flatten=True))
+
+
+def _plain(log: DeltaTable, settings: Set[str]) -> bool:
     """Tell if a table asks nothing of its writers but files and their statistics."""
     protocol, about = log.protocol(), log.metadata()
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     known = protocol.min_writer_version <= _WRITER_VERSION or bool(features) and features <= _FEATURES
-    mapped = about.configuration.get("delta.columnMapping.mode", "none") != "none"
-    return known and not mapped and not about.partition_columns
+    asked = {
+        name
+        for name, text in about.configuration.items()
+        if name.startswith("delta.") and text.lower() not in ("false", "none")
+    }
+    return known and asked <= _SETTINGS | settings and not about.partition_columns
 
 
 def _fits(schema: pa.Schema, log: DeltaTable) -> bool:

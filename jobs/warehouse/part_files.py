@@ -28,6 +28,8 @@ _GROUP_BYTES = 64 << 20
 """Bytes from which they do: rows of a model with many states are large."""
 _TEXT = 32
 """Characters of a text that statistics keep, as Delta's own."""
+_LAST = "\U0010ffff"
+"""The character behind all others."""
 _INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
 
@@ -238,8 +240,10 @@ def _high(value: Any) -> Any:
     if isinstance(value, datetime):
         return _instant(value + timedelta(microseconds=-value.microsecond % 1000))
     if isinstance(value, str):
-        # Any text that begins so is less than this prefix with the last character of all.
-        return value if len(value) <= _TEXT else value[:_TEXT] + "\U0010ffff"
+        if len(value) <= _TEXT:
+            return value
+        # Any text that begins so and goes on otherwise is less than this prefix with the last character of all.
+        return None if value[_TEXT] == _LAST else value[:_TEXT] + _LAST
     return _number(value)
 
 
@@ -261,9 +265,15 @@ def remove(folder: Path, parts: Iterable[PartFile]) -> None:
         (folder / part.path).unlink(missing_ok=True)
 
 
-def attempt_name(partition: int, stage: int, task_attempt: int) -> str:
-    """Return the prefix of the files of a task's attempt."""
-    return f"part-{partition:05d}-{stage}.{task_attempt}"
+def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str:
+    """Return the prefix of the files of a task's attempt; `job` is what those of all tasks share (`remove_of`)."""
+    return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
+
+
+def remove_of(folder: Path, job: str) -> None:
+    """Remove the files of all tasks that were told a job's name, which no commit names or will name."""
+    for path in folder.glob(f"part-*-{job}-*"):
+        path.unlink(missing_ok=True)
 
 
 def partition_of(name: str) -> int:

@@ -24,8 +24,8 @@ from pyspark import TaskContext
 
 from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
 from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch
-from jobs.encoding.key_texts import key_columns
 from jobs.encoding.packet_kinds import OutputPacket
+from jobs.encoding.table_rows import table_batch
 from jobs.streaming.operators.wrappers import DelegatingProcessor
 from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name, remove
 
@@ -42,10 +42,12 @@ FILES = {
 class Target(NamedTuple):
     """Where the estimates of a micro-batch go, and the columns that are the same in all of them.
 
-    folder: of the table; file_bytes: of a full file; constants: values of columns by name.
+    folder: of the table; attempt: to write this micro-batch, a text that no other attempt has, part of the names of its
+    files; file_bytes: of a full file; constants: values of columns by name.
     """
 
     folder: str
+    attempt: str
     file_bytes: int
     constants: dict[str, Any]
 
@@ -72,25 +74,8 @@ class EstimateRows(NamedTuple):
     def batch(self, packet: bytes, target: Target, kind: OutputPacket) -> pa.RecordBatch:
         """Return the rows of a packet."""
         found = estimate_batch(self.estimates, self.estimates.layout.decode(packet))
-        columns = dict(zip(found.schema.names, found.columns, strict=True))
-        named = self.estimates.kind
-        if not named.integer and not named.is_plain_key:
-            columns |= key_columns(named, columns["key"])
         constants = {**target.constants, "correction": kind == OutputPacket.CORRECTION}
-        arrays = [
-            columns[field.name].cast(field.type)
-            if field.name in columns
-            else _repeated(constants[field.name], field.type, found.num_rows)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
-
-
-def _repeated(value: Any, kind: pa.DataType, size: int) -> pa.Array:
-    """Return an array (N,) of one value; a text is held once, and is written as any other text column is."""
-    if pa.types.is_string(kind):
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))
-    return pa.repeat(pa.scalar(value, kind), size)
+        return table_batch(self.estimates.kind, found, self.schema, constants)
 
 
 class EstimateWriter(DelegatingProcessor):
@@ -114,8 +99,9 @@ class EstimateWriter(DelegatingProcessor):
         if context is None or told is None:
             yield from frames
             return
-        name = attempt_name(context.partitionId(), context.stageId(), context.taskAttemptId())
-        yield from self._in_files(frames, Target.decode(told), name)
+        target = Target.decode(told)
+        task = attempt_name(context.partitionId(), target.attempt, context.stageId(), context.taskAttemptId())
+        yield from self._in_files(frames, target, task)
 
     def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
         """Write packets of estimates as they come, and yield the other packets and a row for each file."""

@@ -167,14 +167,16 @@ class MicroBatchWriter:
         if self.files is not None:
             self.files.ask(packets.sparkSession, batch_id)
         packets = packets.persist()
+        found = None
         try:
-            counts = self._counts(packets, batch_id)
-            with self._unless_refused(counts):
-                self.check_source()  # now that all rows are read, and before anything is committed
-                self._check_limit(counts, batch_id)
+            counts = found = self._counts(packets, batch_id)
+            self.check_source()  # now that all rows are read, and before anything is committed
+            self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
         finally:
+            if self.files is not None and (found is None or found.files):
+                self.files.remove_unnamed()
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
             label(packets.sparkSession, self.generation.generation, "between micro-batches")
@@ -195,6 +197,9 @@ class MicroBatchWriter:
                 of[row["kind"]] += row["rows"]
         # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
         counts = Counts(of, watermark, [] if self.files is None else written_parts(found))
+        assert not (counts.files and (of[OutputPacket.ESTIMATES] or of[OutputPacket.CORRECTION])), (
+            f"micro-batch {batch_id} has estimates both in files and in packets"
+        )
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
@@ -204,16 +209,6 @@ class MicroBatchWriter:
             return []
         names = F.when(F.col("kind").isin(*FILES.values()), F.col("payload"))
         return [names.alias("payload")]
-
-    @contextmanager
-    def _unless_refused(self, counts: Counts) -> Iterator[None]:
-        """Remove the files of a micro-batch that is refused before anything of it is committed."""
-        try:
-            yield
-        except BaseException:
-            if self.files is not None:
-                self.files.remove(counts.files)
-            raise
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:
         """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.

@@ -7,8 +7,9 @@ rows are the same.
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,8 +32,8 @@ from jobs.streaming.operators.estimate_files import (
     unchanged,
 )
 from jobs.streaming.sinks.estimated import PacketEstimates
-from jobs.warehouse.file_commits import FileTable
-from jobs.warehouse.part_files import PartFile, partition_of, remove
+from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
+from jobs.warehouse.part_files import PartFile, partition_of, remove_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -41,12 +42,6 @@ if TYPE_CHECKING:
     from jobs.encoding.estimates import EstimateFormat
     from jobs.lineage.generations import Generation
     from jobs.warehouse.delta import Warehouse
-
-WRITER = "KALMAN_DELTA_WRITER"
-"""Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
-DEFAULT = "java"
-"""Until the proofs of exactly-once have been run over both writers."""
-
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
 """Columns of the micro-batch, not of the estimate."""
@@ -64,7 +59,7 @@ class WrittenPart(NamedTuple):
 class EstimateFiles:
     """The files of a generation's estimates, for its driver.
 
-    schema: of the table's rows, as Java would append them.
+    schema: of the table's rows, as Java would append them; attempt: to write a micro-batch, the last that was begun.
     """
 
     table: FileTable
@@ -72,13 +67,14 @@ class EstimateFiles:
     ranges: RangeWriter
     schema: StructType
     rows: EstimateRows
+    attempt: str = ""
 
     @classmethod
     def of(
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if not warehouse.local or not has_columns(fmt.kind) or os.environ.get(WRITER, DEFAULT) != "files":
+        if wanted_writer() == JAVA or not warehouse.local or not has_columns(fmt.kind):
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))
@@ -95,6 +91,7 @@ class EstimateFiles:
     def ask(self, spark: SparkSession, batch_id: int) -> bool:
         """Tell the tasks of a micro-batch's jobs in this thread to write files, if the table takes them as they are."""
         takes = self._takes()
+        self.attempt, self.table.tried = uuid.uuid4().hex, False
         told = self._target(batch_id).encode() if takes else None
         # None removes the property, although the annotation does not allow it
         spark.sparkContext.setLocalProperty(PROPERTY, told)  # pyright: ignore[reportArgumentType]
@@ -114,11 +111,16 @@ class EstimateFiles:
             "generation": generation.generation,
             SOURCE_RANGE: self.ranges.of(batch_id),
         }
-        return Target(str(self.table.folder), self.table.file_bytes, constants)
+        return Target(str(self.table.folder), self.attempt, self.table.file_bytes, constants)
 
-    def remove(self, parts: Sequence[WrittenPart]) -> None:
-        """Remove files that no commit will name."""
-        remove(self.table.folder, (one.file for one in parts))
+    def remove_unnamed(self) -> None:
+        """Remove the files of this attempt to write a micro-batch, unless a commit of them was tried.
+
+        A stream that fails at a row, as the disk is full, or at a sink after its estimates, is started again and again.
+        """
+        if not self.table.tried:
+            with suppress(OSError):  # what is left is VACUUM's
+                remove_of(self.table.folder, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
         """Return the rows of files as the other sinks take them."""

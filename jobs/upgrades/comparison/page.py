@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.core.html_page import Card, cards, heading, paragraph, picture, section, table
+from jobs.core.html_page import Card, cards, heading, paragraph, pictures, section, table
 from jobs.core.html_page import page as whole
 from jobs.core.report import plural
 from jobs.upgrades.comparison.content import Content
@@ -171,32 +171,44 @@ def _pictures(content: Content) -> list[str]:
     sections = [
         section(
             "Which predicts better",
-            "The predictive log-likelihood is that of each measurement before the filter has seen it. Left: the new "
-            "version's gain over the old one, cumulated over event time. Right: each key's gain per row.",
-            picture(figures.draw_likelihood(content), "Log-likelihood gained, over time and by key"),
+            "The predictive log-likelihood is that of each measurement before the filter has seen it. First: the new "
+            "version's gain over the old one, cumulated over event time. Then: each key's gain per row.",
+            pictures(
+                [
+                    (figures.draw_gain(content), "Log-likelihood gained, over time"),
+                    (figures.draw_gain_by_key(content), "Log-likelihood gained, by key"),
+                ]
+            ),
         ),
         section(
             "Which is better calibrated",
             "The normalised innovation squared (NIS) averages to the number of measured components if a filter's "
             "covariances are right; above, they are too small, below, too large. Each dot is a key.",
-            picture(figures.draw_nis(content), "NIS per component, over time and by key"),
+            pictures(
+                [
+                    *(
+                        (figures.draw_nis_by_key(content, side), f"NIS per component by key, {side}")
+                        for side in content.by_key
+                    ),
+                    (figures.draw_nis(content), "NIS per component over time"),
+                ]
+            ),
         ),
     ]
     if any(value is not None for value in content.comparison.numbers["bias"].values()):
         text = "The mean of a key's normalised innovations. In a correct model it differs from zero only by chance."
-        sections.append(section("Bias", text, picture(figures.draw_bias(content), "Mean innovation by key")))
+        drawn = [
+            (figures.draw_bias(content, side), f"Mean innovation by key, {side}")
+            for side in figures.biased(content)
+        ]
+        sections.append(section("Bias", text, pictures(drawn)))
     else:
         text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
         sections.append(section("Bias", text, ""))
     if content.examples:
         text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
-        sections.append(
-            section(
-                "Estimates",
-                text,
-                picture(figures.draw_examples(content), "Estimates of some keys"),
-            )
-        )
+        drawn = [(figures.draw_example(content, one), f"Estimates of {one.key}") for one in content.examples]
+        sections.append(section("Estimates", text, pictures(drawn)))
     return sections
 
 

@@ -94,6 +94,34 @@ def test_every_column_without_a_time_is_listed_with_its_reason(tmp_path: Path) -
     ]
 
 
+def test_times_in_two_forms_are_told_with_the_file_of_each(tmp_path: Path) -> None:
+    hours = pd.date_range("2024-01-01", periods=48, freq="h")
+    long = pd.DataFrame({"date": hours.strftime("%Y/%m/%d %H:%M:%S"), "y": noise(48)})
+    short = pd.DataFrame({"date": hours.strftime("%Y/%m/%d %H:%M"), "y": noise(48)})
+    with pytest.raises(UserError) as refused:
+        roles(table(tmp_path, long=long, short=short))
+    assert (
+        "  date: holds times in two forms, '2024/01/01 00:00:00' (%Y/%m/%d %H:%M:%S) in long.csv and "
+        "'2024/01/01 00:00' (%Y/%m/%d %H:%M) in short.csv; write all in one"
+    ) in refused.value.message.splitlines()
+
+
+def test_a_count_that_begins_anew_with_each_key_is_a_time(tmp_path: Path) -> None:
+    days = [0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 21]
+    chicks = pd.DataFrame(
+        {"no": range(120), "weight": noise(120), "Time": days * 10, "chick": np.repeat(range(10), 12)}
+    )
+    found = roles(table(tmp_path, a=chicks))
+    assert (found.time.name, found.time.time_format) == ("Time", "epoch_seconds")
+    assert found.time.note == "Time: read as seconds, counted from 1970-01-01"
+    assert list(found.time.micros[:3]) == [0, 2_000_000, 4_000_000]
+    shuffled = chicks.sample(frac=1, random_state=1)
+    with pytest.raises(UserError, match="--time Time --time-format epoch_seconds"):
+        roles(table(tmp_path, b=shuffled))
+    given = roles(table(tmp_path, b=shuffled), time="Time", time_format="epoch_seconds")
+    assert given.time.known.all()
+
+
 def test_what_is_no_measurement_says_why(tmp_path: Path) -> None:
     n = 60
     frame = pd.DataFrame(

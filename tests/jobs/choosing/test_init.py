@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from jobs import compare, filter, init
 from jobs.choosing.finding import Wishes, find
@@ -65,6 +68,24 @@ def test_the_spec_is_accepted_and_reads_the_same_rows(tmp_path: Path) -> None:
     assert sorted(one.name for one in path.parent.iterdir()) == ["loads.png", "loads.yaml"]
 
 
+def test_dates_of_the_picture_do_not_cover_each_other(tmp_path: Path, monkeypatch: Any) -> None:
+    kept: list[Figure] = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    folder = files(tmp_path / "loads", 2, 700)
+    init.run(settings(tmp_path), str(folder), structure="level", keys=2, rows=100)
+    (picture,) = kept
+    drawn = 0
+    for ax in (one for half in picture.subfigs for one in half.axes):
+        low, high = ax.get_xlim()
+        labels = [
+            one for one in ax.get_xticklabels() if one.get_text() and low <= one.get_position()[0] <= high
+        ]
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes)), [one.get_text() for one in labels]
+        drawn += len(labels) > 2
+    assert drawn == 5
+
+
 def test_several_measurements_have_a_structure_each(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     n = 160
@@ -89,7 +110,7 @@ def test_several_measurements_have_a_structure_each(tmp_path: Path) -> None:
     [
         ("a,b\n1,x\n", "no column is a time; name one with --time"),
         ("at,b\n2024-01-01,x\n2024-01-02,y\n", "no column is a measurement; name one with --measurement"),
-        ("at,y\n2024-01-01,1.5\n2024-01-02,2\n", "no key has 16 rows with each measurement"),
+        ("at,y\n2024-01-01,1.5\n2024-01-02,2\n", "of short series write the spec yourself"),
         ("at,y\n", "has no rows"),
         ("", "is empty"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -223,6 +224,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "history": True,
                 "key": ["a", "b"],
                 "keys": 2,
+                "rows": None,
             },
         ),
         ("skill", {**one, "trigger": "available-now", "snapshot": "s1", "history": False}),
@@ -387,6 +389,28 @@ def test_an_unexpected_error_is_one_line_and_its_traceback_a_file(
     assert (result.exit_code, result.stderr) == (RUN_FAILED, expected)
     assert "Traceback (most recent call last)" in log.read_text() and "by zero" in log.read_text()
     assert "Traceback (most recent call last)" in call("status", "--debug").stderr
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "said"),
+    [(KeyboardInterrupt, 130, "interrupted"), (errors.Terminated, 143, "stopped by SIGTERM")],
+)
+def test_a_signal_is_told_whatever_fails_while_the_command_unwinds(
+    ended: type[BaseException], code: int, said: str
+) -> None:
+    def broken() -> None:
+        try:
+            try:
+                raise ended
+            finally:
+                raise KeyError("p")  # as Py4J does whose answer was cut off
+        except KeyError as error:
+            raise RuntimeError("no label") from error
+
+    out = io.StringIO()
+    with pytest.raises(RuntimeError) as caught:
+        broken()
+    assert (errors.show(caught.value, stream=out), out.getvalue()) == (code, f"error: {said}\n")
 
 
 def test_a_report_is_lines_or_one_json_document(verb: list[tuple[str, Settings, dict[str, Any]]]) -> None:

@@ -21,10 +21,10 @@ from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live
 from jobs.lineage.leases import Lease
-from jobs.streaming.sinks.written_files import WRITER as CHOICE
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import WRITER as CHOICE
 from jobs.warehouse.file_commits import FileTable
 from jobs.warehouse.part_files import PartFile, write_parts
 from jobs.warehouse.tables import GENERATIONS

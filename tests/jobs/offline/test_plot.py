@@ -72,6 +72,23 @@ def test_a_file_of_filter_is_read_as_it_was_written(settings: Settings, tmp_path
     assert np.isnan(one.nis).tolist() == [False, False, True, False]
 
 
+def test_the_newest_rows_alone_are_drawn(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out, picture = tmp_path / "out.parquet", str(tmp_path / "p.png")
+    offline.run(settings, "climb", str(tmp_path / "in.csv"), str(out), smooth=True)
+    spec = ModelSpec.model_validate(SPEC)
+    whole, _ = estimate_series.of_files(spec, out, str(tmp_path / "in.csv"), [], 5)
+    part = whole.newest(2)
+    np.testing.assert_array_equal(part.time, whole.time[2:])
+    np.testing.assert_array_equal(part.measured, [[np.nan, 3.9]])
+    assert [len(one.mean) for one in part.lines] == [2, 2] == [len(one.covariance) for one in part.lines]
+    assert len(part.nis) == len(part.flagged) == 2
+    drawn = plot.run(settings, "climb", input=str(out), output=picture, rows=2)
+    assert (drawn.data["rows"], len(drawn.lines)) == (4, 1)
+    monkeypatch.setattr(plot, "CROWDED", 3)
+    lines = plot.run(settings, "climb", input=str(out), output=picture).lines
+    assert lines[1:] == ["note: 4 rows of a key are drawn; --rows 500 shows the newest alone"]
+
+
 def written(root: Path, table: str, **columns: Any) -> None:
     path = root / table
     path.parent.mkdir(parents=True, exist_ok=True)

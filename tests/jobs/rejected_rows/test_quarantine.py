@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from deltalake import DeltaTable
 
 from jobs import ingest, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
@@ -16,7 +17,9 @@ from jobs.core.report import Report
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
+from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.quarantine import Choice
+from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
 
@@ -172,7 +175,11 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     assert (stale.data["landed"], stale.data["reasons"]) == (0, {replay.STALE: refused})
 
 
-def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", ["files", pytest.param("java", marks=pytest.mark.slow)])
+def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setenv(WRITER, writer)
     days = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
     pipeline.land(days[0])
@@ -190,6 +197,10 @@ def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Pa
         assert error.value.exit_code == RUN_FAILED
         assert_bit_equal(pipeline.estimates(), estimated)
         assert not pipeline.warehouse.exists("quarantine")
+        table = Path(pipeline.warehouse.path(estimates("walk")))
+        assert {one.name for one in table.glob("*.parquet")} == {
+            Path(one).name for one in DeltaTable(str(table)).file_uris()
+        }
     live = generations.live(pipeline.warehouse, "walk")
     assert live is not None and "quarantine.fail_above" in (live.last_error or "")
 

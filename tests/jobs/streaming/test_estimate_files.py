@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 
+from jobs.core.errors import UserError
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.key_texts import has_columns, key_columns
 from jobs.encoding.keys import KeyKind
@@ -27,7 +28,9 @@ from jobs.streaming.operators.estimate_files import (
     last_of_runs,
     unchanged,
 )
-from jobs.streaming.sinks.written_files import written_parts
+from jobs.streaming.sinks.written_files import EstimateFiles, written_parts
+from jobs.warehouse.file_commits import WRITER
+from jobs.warehouse.part_files import partition_of, remove_of
 
 LIST = pa.list_(pa.float64())
 SCHEMA = pa.schema(
@@ -111,7 +114,7 @@ def test_packets_pass_unless_the_driver_asks_for_files(monkeypatch: pytest.Monke
 def test_of_two_attempts_of_a_task_only_the_one_whose_rows_arrive_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Target(str(tmp_path), 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    told = Target(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
     both = [put_out(monkeypatch, told, attempt) for attempt in (1, 2)]
     parts = [written_parts(rows) for rows in both]  # type: ignore[arg-type]
     names = [one.file.path for some in parts for one in some]
@@ -147,15 +150,35 @@ def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Packets, "handleInputRows", failing)
     monkeypatch.setattr("jobs.warehouse.part_files._GROUP_ROWS", 1)
     with pytest.raises(OSError, match="no space left"):
-        put_out(monkeypatch, Target(str(tmp_path), 1, {"batch_id": 5, "generation": "g1"}).encode())
+        put_out(monkeypatch, Target(str(tmp_path), "a1", 1, {"batch_id": 5, "generation": "g1"}).encode())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_of_all_tasks_of_an_attempt_and_no_others_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the driver does when a task fails, after others of the same micro-batch have ended."""
+    mark = {"batch_id": 5, "generation": "g1"}
+    for name, attempt in (("a1", 1), ("a1", 2), ("a2", 3)):
+        put_out(monkeypatch, Target(str(tmp_path), name, 1 << 28, mark).encode(), attempt)
+    remove_of(tmp_path, "a1")
+    assert len(left := list(tmp_path.iterdir())) == 2
+    assert {partition_of(one.name) for one in left} == {3} and all("-a2-" in one.name for one in left)
+    remove_of(tmp_path / "absent", "a2")
+
+
+def test_a_writer_that_is_none_of_the_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WRITER, "rust")
+    unused: Any = None
+    with pytest.raises(UserError, match="KALMAN_DELTA_WRITER=rust: unknown; use files"):
+        EstimateFiles.of(unused, unused, FORMAT, False)
 
 
 @pytest.mark.parametrize("cuts", [1, 2, 1000])
 def test_files_are_read_in_the_order_of_the_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int
 ) -> None:
-    told = Target(str(tmp_path), 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
+    told = Target(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
     paths = [
         str(tmp_path / one.file.path)
         for attempt in (1, 2)

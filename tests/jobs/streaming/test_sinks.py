@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 import kalman
@@ -25,7 +26,9 @@ from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
 from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
+from jobs.streaming.sinks.written_files import WRITER
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -122,6 +125,13 @@ def assert_in_files(pipeline: Pipeline, expected: pd.DataFrame, folder: str, kin
     assert found["batch_id"].to_list() == pipeline.estimates()["batch_id"].to_list()
 
 
+def assert_all_named(pipeline: Pipeline) -> None:
+    """Check that each file of the estimates is named by the table, though a micro-batch was written again."""
+    table = Path(pipeline.warehouse.path(estimates("walk")))
+    named = {Path(one).name for one in DeltaTable(str(table)).file_uris()}
+    assert named == {one.name for one in table.glob("*.parquet")}
+
+
 def assert_latest(pipeline: Pipeline) -> None:
     """Check that the latest states are each key's last estimates of one batch pass over all rows."""
     everything = pipeline.batch()
@@ -138,16 +148,22 @@ def assert_latest(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.spark
-def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", ["files", pytest.param("java", marks=pytest.mark.slow)])
+def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setenv(WRITER, writer)
     pipeline, frames = prepared(
         tmp_path, 3, latest=True, files={"folder": "handed", "format": "json"}, functions=["shelf:take"]
     )
     broken = tmp_path / "models" / "broken"
     broken.touch()
-    with pytest.raises(
-        UserError, match="micro-batch 1 could not be written to shelf:take .*shelf is full"
-    ) as error:
-        pipeline.stream()
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match="micro-batch 1 could not be written to shelf:take .*shelf is full"
+        ) as error:
+            pipeline.stream()
+        assert_all_named(pipeline)
     assert error.value.exit_code == RUN_FAILED
     assert "its estimates are safe: repair shelf:take and restart the stream" in str(error.value)
     assert set(pipeline.estimates()["batch_id"]) == {0, 1}

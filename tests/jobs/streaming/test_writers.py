@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs import maintain
-from jobs.streaming.sinks.written_files import WRITER
+from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 

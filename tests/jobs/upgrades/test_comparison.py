@@ -205,8 +205,10 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(page(content()), encoding="utf-8")
     found = page_of(path)
-    pictures = [attributes["src"] or "" for tag, attributes in found.seen if tag == "img"]
-    assert len(pictures) == 4
+    shown = [attributes for tag, attributes in found.seen if tag == "img"]
+    pictures = [attributes["src"] or "" for attributes in shown]
+    assert len(pictures) == 2 + 3 + 2 + len(content().examples)
+    assert all(attributes["class"] == "half" for attributes in shown), "as wide as a phone, not wider"
     assert all(source.startswith("data:image/png;base64,") for source in pictures)
     assert not any("href" in attributes or tag in ("script", "link") for tag, attributes in found.seen)
     for message in (

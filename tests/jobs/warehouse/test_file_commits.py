@@ -206,7 +206,7 @@ def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Pa
     one = made(tmp_path)
     parts = write_parts(one.folder, "part-00000", [some_rows(1)])
     (one.folder / parts[0].path).unlink()
-    with pytest.raises(UserError, match="removed before it was committed; restart"):
+    with pytest.raises(UserError, match="removed before it was committed; run the command again"):
         one.commit(parts, ("app", 1))
     assert rows(tmp_path) == [] and DeltaTable(str(one.folder)).version() == 0
 
@@ -221,7 +221,7 @@ def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path
     else:
         shutil.rmtree(one.folder / "_delta_log")
         DeltaTable.create(str(one.folder), pa.schema([("x", pa.string())]))
-    with pytest.raises(UserError, match="changed during the micro-batch; restart"):
+    with pytest.raises(UserError, match="changed while its files were written; run the command again"):
         one.commit(parts, ("app", 1))
     assert DeltaTable(str(one.folder)).to_pyarrow_table().num_rows == 0
 
@@ -272,10 +272,43 @@ def test_a_table_with_a_feature_beyond_files_is_left_to_java(
         assert "the commit failed" in str(error)
 
 
-def test_a_path_that_the_library_would_decode_is_left_to_java(tmp_path: Path) -> None:
-    (tmp_path / "a%20b" / "t").mkdir(parents=True)
-    made(tmp_path / "a b")
-    assert not table(tmp_path / "a%20b").takes(SCHEMA)
+SETTINGS = {
+    "delta.autoOptimize.autoCompact": "true",
+    "delta.autoOptimize.optimizeWrite": "true",
+    "delta.compatibility.symlinkFormatManifest.enabled": "true",
+    "delta.dataSkippingNumIndexedCols": "2",
+    "delta.dataSkippingStatsColumns": "x",
+    "delta.parquet.compression.codec": "zstd",
+    "delta.checkpointPolicy": "v2",
+    "delta.aSettingOfTomorrow": "7",
+}
+"""What a table may ask of each of its commits and of its files, without a feature of its protocol."""
+
+
+@pytest.mark.parametrize(("name", "text"), SETTINGS.items())
+def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    one = made(tmp_path)
+    path = one.folder / "_delta_log" / f"{0:020d}.json"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    (about,) = (line["metaData"] for line in lines if "metaData" in line)
+    harmless = {"of.ours": "1", "delta.logRetentionDuration": "interval 400 days", "delta.appendOnly": "true"}
+    for asked, taken in ((harmless, True), ({**harmless, name: text}, False), ({name: "false"}, True)):
+        about["configuration"] = asked
+        path.write_text("\n".join(map(json.dumps, lines)))
+        assert table(tmp_path).takes(SCHEMA) == taken, asked
+
+
+@pytest.mark.parametrize(("name", "taken"), [("a%20b", "a b"), ("a\\b", "a/b")])
+def test_a_path_that_the_library_takes_for_another_is_left_to_java(
+    tmp_path: Path, name: str, taken: str
+) -> None:
+    made(tmp_path / taken)
+    shutil.copytree(tmp_path / taken / "t", tmp_path / name / "t")
+    assert not table(tmp_path / name).takes(SCHEMA)
+    add(table(tmp_path / taken), 1, 1)
+    assert rows(tmp_path / taken) == [1]
 
 
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:
@@ -326,6 +359,7 @@ def test_a_commit_reads_as_one_that_delta_in_java_makes(tmp_path: Path) -> None:
     lines = (one.folder / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
     found = {name: value for line in lines for name, value in json.loads(line).items()}
     assert found["commitInfo"]["isBlindAppend"] is True  # or else Java's deletes of other rows would conflict
-    assert found["txn"] == {"appId": "app", "version": 7}
+    now = found["txn"].pop("lastUpdated")
+    assert found["txn"] == {"appId": "app", "version": 7} and 0 <= time.time() * 1000 - now < 600_000
     assert found["add"]["dataChange"] is True and found["add"]["partitionValues"] == {}
     assert set(found) == {"commitInfo", "txn", "add"}

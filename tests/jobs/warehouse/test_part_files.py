@@ -69,6 +69,13 @@ def test_statistics_bound_every_value_and_leave_out_what_json_cannot_say(tmp_pat
     assert partition_of(part.path) == 7
 
 
+def test_a_text_that_no_prefix_bounds_has_no_bounds(tmp_path: Path) -> None:
+    last = "\U0010ffff"
+    (part,) = written(tmp_path, batch(x=[1], text=["a" * 32 + last + "b"], short=["a" * 31 + last]))
+    said = json.loads(part.stats)
+    assert said["minValues"] == {"x": 1, "short": "a" * 31 + last} == said["maxValues"]
+
+
 def test_a_full_file_is_followed_by_another_and_no_row_is_lost(tmp_path: Path) -> None:
     values = np.random.default_rng(1).normal(size=(6, 131_072))
     parts = written(tmp_path, *(batch(x=one) for one in values), full=2_000_000)

@@ -1,0 +1,86 @@
+"""One log that Delta in Java and delta-rs write in turn: each reads checkpoints and transactions of the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import FileTable
+from tests.jobs.warehouse.test_file_commits import add
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = "x bigint, values array<double>, at timestamp"
+
+
+def made(spark: SparkSession, root: Path, **properties: str) -> tuple[Warehouse, FileTable]:
+    warehouse = Warehouse(spark, str(root))
+    warehouse.create("t", COLUMNS, properties={f"delta.{name}": text for name, text in properties.items()})
+    return warehouse, FileTable(warehouse, "t")
+
+
+def append(warehouse: Warehouse, number: int, x: int) -> None:
+    rows = warehouse.spark.createDataFrame([(x, [float(x)], None)], COLUMNS).coalesce(1)
+    warehouse.append(rows, "t", ("app", number))
+
+
+def by_java(warehouse: Warehouse, condition: str = "true") -> list[int]:
+    """Return the rows as a process sees them that has not read the table before."""
+    jvm: Any = warehouse.spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    return sorted(row["x"] for row in warehouse.read("t").filter(condition).collect())
+
+
+def forget_commits(folder: Path, before: int) -> None:
+    """Remove the commits before a version that has a checkpoint, as both do once they are expired."""
+    log = folder / "_delta_log"
+    assert list(log.glob(f"{before:020d}.checkpoint*.parquet"))
+    for path in log.glob("*.json"):
+        if path.name[:20].isdigit() and int(path.name[:20]) <= before:
+            path.unlink()
+
+
+def test_each_goes_on_from_the_checkpoint_of_the_other(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse, files = made(spark, tmp_path, checkpointInterval="3")
+    append(warehouse, 0, 0)
+    add(files, 1, 1)
+    add(files, 2, 2)  # version 3: a checkpoint by delta-rs
+    forget_commits(files.folder, 3)
+    assert by_java(warehouse) == [0, 1, 2] and by_java(warehouse, "x > 1") == [2]
+    append(warehouse, 2, 20)  # what the log holds of it is in the checkpoint alone
+    append(warehouse, 1, 10)
+    append(warehouse, 3, 3)
+    append(warehouse, 4, 4)
+    append(warehouse, 5, 5)  # version 6: a checkpoint by Java
+    forget_commits(files.folder, 6)
+    for one in (files, FileTable(warehouse, "t")):  # one follows the log, one reads it anew
+        add(one, 5, 50)
+        add(one, 3, 30)
+    add(files, 6, 6)
+    spark.sql(f"OPTIMIZE delta.`{files.folder}`")
+    add(files, 7, 7)  # version 9: a checkpoint by delta-rs of a table with removed files
+    forget_commits(files.folder, 9)
+    assert by_java(warehouse) == list(range(8)) and by_java(warehouse, "x = 5") == [5]
+    read = DeltaTable(str(files.folder))
+    assert sorted(read.to_pyarrow_table()["x"].to_pylist()) == list(range(8))
+    assert len(read.file_uris()) == 2 and read.transaction_version("app") == 7
+    append(warehouse, 7, 70)
+    assert by_java(warehouse) == list(range(8))
+
+
+def test_java_heeds_the_transactions_of_files_where_old_ones_are_forgotten(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It takes a transaction without a time for one that is too old."""
+    warehouse, files = made(spark, tmp_path, setTransactionRetentionDuration="interval 30 days")
+    add(files, 5, 5)
+    by_java(warehouse)
+    append(warehouse, 5, 50)
+    append(warehouse, 4, 40)
+    add(files, 5, 51)
+    assert by_java(warehouse) == [5]
