@@ -183,8 +183,8 @@ def verbs(folder: Path, proxy: Proxy) -> None:
         pipeline.stream()
         pipeline.land(damaged, suffix=".csv")
         rejected = quarantine.list_(settings, "walk").data
-        pipeline.write_spec(random_walk_spec(version=2, upgrade={"rows": 0}))
-        upgraded = upgrade.run(settings, "walk").data
+        pipeline.write_spec(random_walk_spec(version=2))
+        upgraded = upgrade.run(settings, "walk", mode="stop-start").data
         pipeline.land(days[3])
         streamed = pipeline.stream().data["rows"]
         exported = export.run(settings, "walk").data
