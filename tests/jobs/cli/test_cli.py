@@ -268,6 +268,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("compare", {"model": ["a,b", "c"], "input": None, "keys": 9, "rows": 1000}),
+        ("doctor", {}),
     ]
 
 
