@@ -26,8 +26,8 @@ from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
 from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
-from jobs.streaming.sinks.written_files import WRITER
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import (
     Pipeline,
