@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jobs import (
     compare,
+    doctor,
     estimate,
     export,
     filter,
@@ -65,6 +66,7 @@ VERBS = {
     "compare": compare.run,
     "schema": schema.run,
     "quarantine": quarantine.run,
+    "doctor": doctor.run,
 }
 
 app = application()

@@ -21,9 +21,12 @@ from jobs.core.errors import ALREADY_RUNNING, INPUT_ERROR, UserError
 from jobs.core.report import REPORT_FILE
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
+from jobs.spark.stores import store_jars
+from jobs.stores.settings import spark_store_conf
 from kalman_dags.asset_events import tell
 from kalman_dags.dag_defaults import LONGEST
 from kalman_dags.outcome import Outcome, read_outcome
+from kalman_dags.places import warehouse
 from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -105,7 +108,10 @@ class KalmanOperator(SparkSubmitOperator):
             file = Path(folder) / "report.json"
             self.env_vars = {**(self.env_vars or {}), REPORT_FILE: str(file)}
             try:
-                self.jars = ",".join([*jar_paths(), *(optional_jars("kafka") if self.kafka else [])])
+                root = warehouse()
+                self.conf = {**spark_store_conf(root), **(self.conf or {})}
+                kafka = optional_jars("kafka") if self.kafka else []
+                self.jars = ",".join([*jar_paths(), *kafka, *store_jars(root)])
                 super().execute(context)
             except UserError as error:
                 raise AirflowFailException(error.message) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -10,7 +11,11 @@ from jobs.core.errors import UserError
 
 STORES = ("hdfs", "abfs", "abfss", "gs")
 """Schemes of the stores in which one of two commits of the same version of a table fails."""
-_S3 = ("s3", "s3a", "s3n")
+S3 = "s3a"
+"""The scheme of S3, where one of two commits fails by the log store of our own (docs/deploy.md)."""
+SWITCH = "KALMAN_OBJECT_STORE"
+"""The variable that allows a warehouse in S3, as long as not all faults have been tried there."""
+_OTHER_S3 = ("s3", "s3n")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -26,10 +31,17 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     if scheme is None:
         path = Path(text).expanduser()
         return str((path if base is None else base / path).absolute())
-    if scheme in _S3:
+    if scheme in _OTHER_S3:
+        raise UserError(f"a warehouse in S3 is written {S3}://bucket/folder, and this one is {text}")
+    if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest):
         raise UserError(
-            f"a warehouse in S3 is not supported ({text}): Delta on S3 lets two processes overwrite each other's "
-            "commits; use a folder that all machines share, or HDFS"
+            f"a warehouse in S3 is a folder of a bucket, {S3}://bucket/folder, and this one is {text}"
+        )
+    if scheme == S3 and os.environ.get(SWITCH) != "1":
+        raise UserError(
+            f"a warehouse in S3 is switched off ({text}): its commits are safe from each other, but killed and frozen "
+            "drivers have not been tried there; read docs/deploy.md and set KALMAN_OBJECT_STORE=1, or use a folder "
+            "that all machines share, or HDFS"
         )
     if scheme == "file":
         local = local_path(text)
@@ -38,8 +50,8 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
                 f"the warehouse {text} is not understood: write a folder as a path, or as file:///folder"
             )
         return str(local)
-    if scheme not in STORES or not rest.startswith("/"):
-        stores = ", ".join(f"{store}://" for store in STORES)
+    if scheme not in (S3, *STORES) or not rest.startswith("/"):
+        stores = ", ".join(f"{store}://" for store in (S3, *STORES))
         raise UserError(
             f"a warehouse cannot be at {text}: use a folder that all machines share, as a path or file:///folder, "
             f"or a store, as one of {stores}"
@@ -65,5 +77,5 @@ def _split(text: str) -> tuple[str | None, str]:
         return None, text
     scheme, rest = found[1].lower(), found[2]
     # A folder may have a colon in its name.
-    known = rest.startswith("/") or scheme in ("file", *_S3, *STORES)
+    known = rest.startswith("/") or scheme in ("file", S3, *_OTHER_S3, *STORES)
     return (scheme, rest) if known else (None, text)

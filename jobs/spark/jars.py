@@ -5,7 +5,7 @@ and Maven folders are not touched: an incomplete one there makes Spark's own res
 
 Jars that only some models need are in sets of their own, each in a subfolder, fetched by its first use or by
 `python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
-`yarn` a YARN cluster in one process for a test.
+`yarn` a YARN cluster in one process for a test, `s3` the client of S3 with classes of our own (`jobs.spark.compiled`).
 
 `jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
 when a command starts.
@@ -31,6 +31,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from jobs.core.errors import RUN_FAILED, UserError, show
+from jobs.spark.compiled import GROUP, compile_into, source_digest
 from jobs.spark.doctor import java_command, java_problem
 
 MANIFEST = "manifest.json"
@@ -70,6 +71,7 @@ COORDINATES: tuple[Coordinate, ...] = (
     ),
 )
 
+_AWS = "2.35.4"
 OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
     "kafka": (
         # Not every mirror has the connector's own release of the token provider, which only serves delegation tokens
@@ -101,6 +103,15 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         ),
         Coordinate("org.junit.jupiter", "junit-jupiter-api", "5.13.4"),
         Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
+    ),
+    "s3": (
+        # Amazon's bundle has 640 MB; these are its parts that a file system needs, in the release that Hadoop names.
+        Coordinate("org.apache.hadoop", "hadoop-aws", "3.5.0", without=("bundle", "wildfly-openssl")),
+        Coordinate("software.amazon.awssdk", "s3", _AWS),
+        Coordinate("software.amazon.awssdk", "s3-transfer-manager", _AWS),
+        Coordinate("software.amazon.awssdk", "sts", _AWS),
+        Coordinate("software.amazon.awssdk", "apache-client", _AWS),
+        Coordinate(GROUP, "kalman-stores", source_digest()),
     ),
 }
 """Sets of jars that only some models need, by the name of their folder."""
@@ -185,6 +196,9 @@ def fetch(
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".jars-", dir=target.parent) as scratch:
             complete = _resolve(coordinates, Path(scratch), alone)
+            for own in (one for one in coordinates if one.group == GROUP):
+                jar = complete / f"{own.artifact}-{own.version}.jar"
+                compile_into(jar, [*_pyspark_jars(), *jar_folder().glob("*.jar"), *complete.glob("*.jar")])
             _checked(complete, sorted(path.name for path in complete.glob("*.jar")))
             _write_manifest(complete, coordinates)
             _swap(complete, target, Path(scratch))
@@ -241,7 +255,8 @@ def _resolve(coordinates: Sequence[Coordinate], scratch: Path, alone: bool) -> P
     settings, module = scratch / "ivysettings.xml", scratch / "ivy.xml"
     settings.write_text(_ivy_settings(scratch / "cache"), encoding="utf-8")
     carried = set() if alone else {_artifact_name(path.name) for path in own}
-    module.write_text(_ivy_module(coordinates, carried), encoding="utf-8")
+    fetched = [one for one in coordinates if one.group != GROUP]
+    module.write_text(_ivy_module(fetched, carried), encoding="utf-8")
     command = [java_command(), *_proxy_options(), "-cp", str(ivy), "org.apache.ivy.Main"]
     command += ["-settings", os.environ.get("KALMAN_IVYSETTINGS") or str(settings), "-ivy", str(module)]
     command += ["-cache", str(scratch / "cache"), "-confs", "default", "-types", "jar", "bundle"]

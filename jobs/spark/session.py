@@ -20,6 +20,9 @@ from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.java_output import filtered
 from jobs.spark.job_labels import label
+from jobs.spark.stores import store_jars
+from jobs.stores.probe import ready
+from jobs.stores.settings import spark_store_conf
 
 
 def spark_session(
@@ -31,18 +34,22 @@ def spark_session(
     that set-up has fetched.
 
     Raises:
-        UserError: Java is missing, the jars have not been fetched, or a cluster's master does not take this driver.
+        UserError: Java is missing, the jars have not been fetched, or a cluster's master does not take this driver, or
+            the warehouse's store is not safe.
     """
+    ready(settings.warehouse)
     # PySpark logs each exception as a line of JSON with its stack trace; the command prints it in a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(app)
-    for name, value in {**spark_conf(), **(conf or {})}.items():
+    for name, value in {**spark_conf(), **spark_store_conf(settings.warehouse), **(conf or {})}.items():
         builder = builder.config(name, value)
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master(settings.master).config("spark.jars", ",".join(_jars(kafka)))
+        builder = builder.master(settings.master).config(
+            "spark.jars", ",".join(_jars(kafka, settings.warehouse))
+        )
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -79,7 +86,7 @@ def _interrupt_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _jars(kafka: bool) -> list[str]:
+def _jars(kafka: bool, root: str) -> list[str]:
     # A running session takes no more jars: KALMAN_KAFKA_JARS=1 gives them to a session that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
-    return [*jar_paths(), *(optional_jars("kafka") if wanted else [])]
+    return [*jar_paths(), *(optional_jars("kafka") if wanted else []), *store_jars(root)]

@@ -17,6 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from jobs.core.roots import local_path
+from jobs.stores.s3_files import S3Files
+from jobs.stores.settings import in_s3
 from jobs.warehouse.dictionary import comments
 from jobs.warehouse.files import HadoopFiles, WarehouseFiles, hadoop_files, open_lock
 
@@ -134,7 +136,8 @@ class Warehouse:
 
     def spark_files(self, folder: str) -> WarehouseFiles:
         """Return the files of a folder that Spark writes, whose checksums Hadoop verifies on reading."""
-        return HadoopFiles(self, folder)
+        path = self.path(folder)
+        return S3Files(path) if in_s3(path) else HadoopFiles(self, folder)
 
     def latest_version(self, table: str) -> int:
         """Return the latest version of a table, from its log, which has one file per version."""

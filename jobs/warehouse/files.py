@@ -4,7 +4,7 @@ A file is written as a whole or not at all, and outlives a loss of power once `w
 the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read
 and written through the operating system. In any other warehouse, a Spark driver goes through Hadoop's file system
 (`hadoop_files`), and a process without Spark through fsspec (`files_of`), which needs the package of that store (gcsfs,
-adlfs).
+adlfs). S3 is reached by one client in both (`jobs.stores.s3_files`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import fsspec
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
+from jobs.stores.s3_files import S3Files
+from jobs.stores.settings import in_s3
 
 if TYPE_CHECKING:
     from jobs.warehouse.delta import Warehouse
@@ -103,6 +105,8 @@ def files_of(root: str) -> Files:
         UserError: the URI needs a package that is not installed.
     """
     local = local_path(root)
+    if in_s3(root):
+        return S3Files(root)
     return LocalFiles(local) if local is not None else FsspecFiles(root)
 
 

@@ -104,6 +104,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
         call("init", "--input", "d", "--key", "k", "--measurement", "y", "--quick", "--force").exit_code == 0
     )
     assert call("compare", "--model", "a,b", "--model", "c", "--keys", "9").exit_code == 0
+    assert call("doctor").exit_code == 0
     one = {"model": "m"}
     files = {"input": "a.csv", "output": "b.csv"}
     ahead = {"steps": 2, "until": None, "every": None, "probability": 0.95}
@@ -267,6 +268,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
             },
         ),
         ("compare", {"model": ["a,b", "c"], "input": None, "keys": 9, "rows": 1000}),
+        ("doctor", {}),
     ]
 
 
@@ -328,7 +330,7 @@ def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: py
 def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None:
     done = run_cli("--warehouse", "s3a://bucket/dir", "status")
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: a warehouse in S3 is not supported (s3a://bucket/dir): Delta on S3")
+    assert done.stderr.startswith("error: a warehouse in S3 is switched off (s3a://bucket/dir): its commits")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.spark import jars
+from jobs.spark.compiled import source_digest
 from jobs.spark.jars import (
     COORDINATES,
     OPTIONAL,
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Stand in for Ivy: it leaves one jar, and this list holds the commands."""
+    """Stand in for Ivy, which leaves one jar, and for the compiler; this list holds the commands of Ivy."""
     commands: list[list[str]] = []
 
     def ivy(command: list[str]) -> tuple[str, bool]:
@@ -44,9 +45,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         (pattern.parent / "delta-1.0.jar").write_bytes(b"jar")
         return "", False
 
+    def compiler(jar: Path, class_path: list[Path]) -> None:
+        assert class_path
+        jar.write_bytes(b"jar")
+
+    own = f"kalman-stores-{source_digest()}.jar"
     monkeypatch.setattr(jars, "_run", ivy)
+    monkeypatch.setattr(jars, "compile_into", compiler)
     monkeypatch.setattr(jars, "java_problem", lambda: "")
-    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR})
+    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR, own: JAR})
     return commands
 
 

@@ -63,8 +63,8 @@ def test_small_files(tmp_path: Path, kind: type) -> None:
 
 
 def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot reach s3a://bucket/w/_leases/tiny without Spark: .*s3fs"):
-        DriverLog.at("s3a://bucket/w", "tiny")
+    with pytest.raises(UserError, match="cannot reach gs://bucket/w/_leases/tiny without Spark: .*gcsfs"):
+        DriverLog.at("gs://bucket/w", "tiny")
 
 
 def test_records_are_read_as_they_were_written(log: DriverLog) -> None:

@@ -1,0 +1,45 @@
+"""Check what the pipeline needs of this machine and of the warehouse's store, before anything relies on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.core.command import answer
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+
+
+@answer
+def run(settings: Settings) -> Report:
+    """Check Java, Spark's jars and the warehouse's store. In S3, many writers create one object: exactly one must win.
+
+    Raises:
+        UserError: something is missing, or the store is not safe.
+    """
+    from jobs.core.errors import UserError
+    from jobs.core.roots import local_path
+    from jobs.spark.doctor import java_problem
+    from jobs.spark.jars import jar_paths
+    from jobs.spark.stores import store_jars
+    from jobs.stores.probe import probe
+    from jobs.stores.settings import in_s3
+
+    problem = java_problem()
+    if problem:
+        raise UserError(problem)
+    root = settings.warehouse
+    jars = len(jar_paths()) + len(store_jars(root))
+    data: dict[str, Any] = {"warehouse": root, "jars": jars, "probed": None}
+    if in_s3(root):
+        found = probe(root)
+        data["probed"] = found._asdict()
+        line = f"in each of {found.rounds} rounds exactly one of {found.writers} writers created the object"
+    elif local_path(root) is not None:
+        line = "a folder, where this machine's locks order the commits"
+    else:
+        line = "not probed: Delta's own log store commits there, and nothing here has tried it"
+    return Report([f"Java and {jars} jars are there", f"{root}: {line}"], data)
+
+
+if __name__ == "__main__":
+    run.main()

@@ -1,0 +1,1 @@
+"""Object stores: their settings, their small files, and the probe that a warehouse there must pass."""

@@ -1,0 +1,135 @@
+"""Probe a store before its first use: of writers that create one object at the same moment exactly one must win.
+
+Several stores that speak S3 ignore the condition, or check it before they write and not as they write. Two drivers
+there would overwrite each other's commits, and rows would be lost in silence. A store that passes gets a note beside
+the tables, so that later commands only read it; the note names the address, as the objects may be reached by others.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from jobs.core import clock
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.stores.s3_files import S3Files
+from jobs.stores.settings import in_s3, store
+
+FOLDER = "_store"
+NOTE = f"{FOLDER}/probed.json"
+WRITERS, ROUNDS = 8, 12
+
+
+class Creator(Protocol):
+    """A folder in which files can be created once."""
+
+    def create(self, name: str, content: bytes) -> bool: ...
+    def read(self, name: str) -> bytes | None: ...
+    def remove(self, name: str) -> None: ...
+
+
+class Outcome(NamedTuple):
+    """What a probe has found: how many rounds of how many writers had one winner each."""
+
+    rounds: int
+    writers: int
+
+
+def ready(root: str) -> Outcome | None:
+    """Probe the store of a warehouse unless its note says that this was done; None if there is nothing to probe.
+
+    Raises:
+        UserError: the store is not safe, or cannot be reached.
+    """
+    return _ready(root, store().address) if in_s3(root) else None
+
+
+@lru_cache(maxsize=8)
+def _ready(root: str, address: str | None) -> Outcome | None:
+    files = S3Files(root)
+    kept = files.read(NOTE)
+    try:
+        if kept is not None and json.loads(kept)["address"] == address:
+            return None
+    except (ValueError, KeyError, TypeError):
+        pass  # half a note of another tool: probe again
+    return probe(root)
+
+
+def probe(root: str) -> Outcome:
+    """Probe the store of a warehouse, and leave the note.
+
+    Raises:
+        UserError: the store is not safe, or cannot be reached.
+    """
+    files = S3Files(root)
+    found = exactly_one_wins(files, root)
+    note = {"address": store().address, "at": clock.now().isoformat(), **found._asdict()}
+    files.write(NOTE, json.dumps(note).encode())
+    return found
+
+
+def exactly_one_wins(files: Creator, root: str, writers: int = WRITERS, rounds: int = ROUNDS) -> Outcome:
+    """Let writers create one file at the same moment, some rounds.
+
+    Raises:
+        UserError: in a round not exactly one won, or the file is not the winner's.
+    """
+    run = uuid.uuid4().hex
+    for number in range(rounds):
+        name = f"{FOLDER}/probe-{run}-{number}"
+        try:
+            winners = _round(files, name, writers)
+            content = files.read(name)
+        finally:
+            files.remove(name)
+        if len(winners) != 1:
+            raise _refused(
+                root, f"{len(winners)} of {writers} writers created the same object at the same moment"
+            )
+        if content != winners[0]:
+            raise _refused(root, "an object had another content than its creator wrote")
+    return Outcome(rounds, writers)
+
+
+def _round(files: Creator, name: str, writers: int) -> list[bytes]:
+    """Return the contents of those who say that they have created the file."""
+    start = threading.Barrier(writers)
+    won: list[bytes] = []
+    failed: list[Exception] = []
+
+    def write(number: int) -> None:
+        content = f"writer {number}".encode()
+        try:
+            start.wait()
+            if files.create(name, content):
+                won.append(content)
+        except Exception as error:  # told by the caller's thread
+            failed.append(error)
+
+    _all_at_once(write, writers)
+    if failed:
+        raise failed[0]
+    return won
+
+
+def _all_at_once(write: Callable[[int], None], writers: int) -> None:
+    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _refused(root: str, why: str) -> UserError:
+    where = store().address or "Amazon S3"
+    return UserError(
+        f"a warehouse cannot be at {root}: {why}, so the store at {where} does not honour a condition (If-None-Match) "
+        "as S3 does, and two commands would overwrite each other's commits. No table was written: use another "
+        "store, or a newer release of it, and check it with `kalman-pipeline doctor --warehouse URI`",
+        RUN_FAILED,
+    )

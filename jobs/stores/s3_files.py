@@ -1,0 +1,221 @@
+"""Small files in S3, with and without Spark: written as a whole, and created by one process only.
+
+An object that must not be there is created on the condition that it is not (If-None-Match). Each creation has an
+identity in the object's metadata, so one whose answer was lost is told from another's by reading the object back. Where
+that does not tell either, it fails, and is not tried again: it may still arrive.
+
+It needs the package `obstore` (the extra `s3`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import S3
+from jobs.stores.settings import credentials_of_file, in_s3, store
+
+_IDENTITY = "kalman-write"
+"""Metadata of an object: which creation made it. The same in Java (ConditionalFile)."""
+_READS, _PAUSE_SECONDS = 5, 0.3
+_REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError")
+"""Failures of the client after which nothing was created."""
+HOW_TO_GET = "pip install 'kalman-pipeline[s3]'"
+
+
+class S3Files:
+    """A folder in S3. Names are paths relative to it; names that begin with a dot are hidden."""
+
+    def __init__(self, root: str) -> None:
+        """Open a folder, given as `s3a://bucket/folder`.
+
+        Raises:
+            UserError: the package of the client is not installed.
+        """
+        assert in_s3(root)
+        bucket, _, folder = root.removeprefix(f"{S3}://").partition("/")
+        self.root = root.rstrip("/")
+        self._store, self._prefix = _client(bucket), folder.strip("/")
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content, or None if the file does not exist."""
+        found = self._get(name)
+        return None if found is None else bytes(found.bytes())
+
+    def first_line(self, name: str) -> bytes | None:
+        """Return a file's first line, or None if the file does not exist."""
+        content = self.read(name)
+        return None if content is None else content.split(b"\n", 1)[0]
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write or replace a file: a reader sees the old content or the new."""
+        try:
+            self._store.put(self._path(name), content, use_multipart=False)
+        except Exception as error:
+            raise self._refused(name, error) from error
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does.
+
+        Raises:
+            UserError: it failed, or nobody can tell whether it did.
+        """
+        identity = uuid.uuid4().hex
+        try:
+            self._store.put(
+                self._path(name),
+                content,
+                attributes={_IDENTITY: identity},
+                mode="create",
+                use_multipart=False,
+            )
+            return True
+        except Exception as error:
+            return self._is_ours(name, identity, error)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        try:
+            self._store.delete(self._path(name))
+        except FileNotFoundError:
+            return
+        except Exception as error:
+            raise self._refused(name, error) from error
+
+    def exists(self, name: str) -> bool:
+        """Tell if a file or folder exists."""
+        try:
+            self._store.head(self._path(name))
+        except FileNotFoundError:
+            found = self._level(name)
+            return bool(found["objects"] or found["common_prefixes"])
+        except Exception as error:
+            raise self._refused(name, error) from error
+        return True
+
+    def modified_at(self, name: str) -> datetime:
+        """Return when a file was last modified."""
+        return self._store.head(self._path(name))["last_modified"]
+
+    def rename(self, name: str, to: str) -> bool:
+        """Copy a file or the files of a folder to another name, then remove the former ones; tell if that succeeded."""
+        source, target = self._path(name), self._path(to)
+        try:
+            for one in self._below(source):
+                with contextlib.suppress(FileNotFoundError):  # the mark of an empty folder
+                    self._store.copy(one, target + one.removeprefix(source))
+            for one in self._below(source):
+                self._store.delete(one)
+        except (
+            Exception
+        ):  # a reason does not matter to who asks: it tries again later, or says that it failed
+            return False
+        return True
+
+    def remove_tree(self, name: str) -> bool:
+        """Remove a folder with its content, and tell if that succeeded."""
+        try:
+            for one in self._below(self._path(name)):
+                self._store.delete(one)
+        except Exception:  # as above
+            return False
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names within a folder, sorted; an empty list if the folder does not exist."""
+        found = self._level(folder)
+        paths = [one["path"] for one in found["objects"]] + list(found["common_prefixes"])
+        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _is_ours(self, name: str, identity: str, error: Exception) -> bool:
+        """Tell if the object that is there after a failure was created by us."""
+        if type(error).__name__ in _REFUSALS:
+            raise self._refused(name, error) from error
+        for read in range(_READS):
+            time.sleep(_PAUSE_SECONDS if read else 0)
+            try:
+                found = self._get(name)
+            except UserError:
+                continue
+            if found is not None:
+                return found.attributes.get(_IDENTITY) == identity
+        raise UserError(
+            f"{self.root}/{name}: nobody can tell whether the store has created it ({_said(error)}); it is not tried "
+            "again, as it may still arrive",
+            RUN_FAILED,
+        ) from error
+
+    def _get(self, name: str) -> Any:
+        try:
+            return self._store.get(self._path(name))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._refused(name, error) from error
+
+    def _level(self, folder: str) -> Any:
+        """Return the objects and folders within a folder, without the mark that Hadoop leaves for the folder itself."""
+        path = self._path(folder)
+        try:
+            found = self._store.list_with_delimiter(path or None)
+        except Exception as error:
+            raise self._refused(folder, error) from error
+        return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
+
+    def _below(self, path: str) -> list[str]:
+        """Return the objects of a name: itself, or those of the folder; marks of folders are none of them."""
+        found = [one for some in self._store.list(path) for one in some]
+        folders = {path, *(parent for one in found for parent in _parents(one["path"]))}
+        objects = [one["path"] for one in found if one["size"] or one["path"] not in folders]
+        if objects:
+            return objects
+        try:
+            self._store.head(path)
+        except FileNotFoundError:
+            return []
+        return [path]
+
+    def _path(self, name: str) -> str:
+        return "/".join(part for part in (self._prefix, name.strip("/")) if part)
+
+    def _refused(self, name: str, error: Exception) -> UserError:
+        return UserError(
+            f"{self.root}/{name}: the store did not do it: {_said(error)}; check AWS_ENDPOINT_URL, AWS_REGION and the "
+            "credentials (environment, ~/.aws/credentials or the machine's role)",
+            RUN_FAILED,
+        )
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield the folders above an object."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
+@lru_cache(maxsize=8)
+def _client(bucket: str) -> Any:
+    """Return the client of a bucket, one for a process; its calls may be made by several threads."""
+    try:
+        stores = importlib.import_module("obstore.store")
+    except ImportError as error:
+        raise UserError(f"a warehouse in S3 needs the package obstore: {HOW_TO_GET}") from error
+    where = store()
+    config = {"region": where.region, **credentials_of_file()}
+    if where.address is not None:
+        config["endpoint"] = where.address
+    options = {"allow_http": not where.encrypted, "timeout": "60s", "connect_timeout": "10s"}
+    return stores.S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 4})
+
+
+def _said(error: Exception) -> str:
+    """Return what a client said in its first line, cut, without the body of the store's answer."""
+    return str(error).partition("\n")[0].partition("<?xml")[0].strip()[:200] or type(error).__name__

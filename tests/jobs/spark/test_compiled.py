@@ -1,0 +1,31 @@
+"""Our classes for Spark's JVM: compiled by Spark's own compiler into the jar whose SHA-256 is known."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from jobs.core.errors import UserError
+from jobs.spark import compiled, jars
+from jobs.spark.jars import OPTIONAL, jar_folder, known_digests
+
+
+def test_the_sources_compile_to_the_jar_that_is_known(tmp_path: Path):
+    own = OPTIONAL["s3"][-1]
+    jar = tmp_path / f"{own.artifact}-{own.version}.jar"
+    compiled.compile_into(jar, [*jars._pyspark_jars(), *jar_folder().glob("*.jar")])
+    assert known_digests().get(jar.name) == hashlib.sha256(jar.read_bytes()).hexdigest(), (
+        "put the digest of the jar's new content into jobs/spark/jars.sha256"
+    )
+
+
+def test_sources_that_do_not_compile_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "Wrong.java").write_text("class Wrong { int f() { return x; } }")
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
+    with pytest.raises(UserError, match="our classes for Spark could not be compiled: .*Wrong.java"):
+        compiled.compile_into(tmp_path / "a.jar", jars._pyspark_jars())
+    assert not (tmp_path / "a.jar").exists()
+    with pytest.raises(UserError, match="contains no Janino"):
+        compiled.compile_into(tmp_path / "a.jar", [])

@@ -1,0 +1,171 @@
+"""The probe and the small files in S3, on a real store and behind a proxy that loses answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.core.errors import UserError
+from jobs.core.roots import warehouse_root
+from jobs.core.settings import Settings
+from jobs.doctor import run as doctor
+from jobs.stores import probe, s3_files
+from jobs.stores.s3_files import S3Files
+from tests.support import object_store
+from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
+
+ROOT = f"s3a://{BUCKET}/warehouse"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    if (missing := object_store.missing()) is not None:
+        pytest.skip(missing)
+    with ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store:
+        yield store
+
+
+@pytest.fixture
+def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the store, which this process reaches through it."""
+    with Proxy(store.address).running() as proxy:
+        for name, value in environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        s3_files._client.cache_clear()
+        probe._ready.cache_clear()
+        yield proxy
+    s3_files._client.cache_clear()
+    probe._ready.cache_clear()
+
+
+def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy, tmp_path: Path):
+    found = probe.ready(f"{ROOT}/fine")
+    assert found == (probe.ROUNDS, probe.WRITERS)
+    created = [status for (method, _, condition), status in proxy.seen if method == "PUT" and condition]
+    assert created.count(200) == probe.ROUNDS  # each of the writers has asked, and one of them got it
+    assert len(created) == probe.ROUNDS * probe.WRITERS
+    probe._ready.cache_clear()
+    proxy.seen.clear()
+    assert probe.ready(f"{ROOT}/fine") is None
+    assert [asked[0] for asked, _ in proxy.seen] == ["GET"]  # the note is read, and nothing else is done
+    assert S3Files(f"{ROOT}/fine").names("_store") == ["probed.json"]
+    assert probe.ready(str(tmp_path)) is None  # a folder has no store
+
+
+def test_a_store_without_the_condition_is_refused(proxy: Proxy):
+    proxy.without_condition = True
+    with pytest.raises(UserError, match=r"8 of 8 writers created the same object .*If-None-Match") as refused:
+        probe.ready(f"{ROOT}/broken")
+    assert "kalman-pipeline doctor --warehouse" in refused.value.message
+    assert S3Files(f"{ROOT}/broken").names("_store") == []  # neither a note nor what the probe wrote
+    with pytest.raises(UserError, match="8 of 8 writers"):
+        doctor(Settings.load(warehouse=f"{ROOT}/broken"))
+
+
+def test_a_file_is_created_by_one_of_many(proxy: Proxy):
+    files = S3Files(f"{ROOT}/race")
+    won: list[int] = []
+
+    def create(number: int) -> None:
+        if files.create("a/b.json", str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert files.read("a/b.json") == str(won[0]).encode()
+
+
+def test_a_creation_whose_answer_is_lost_is_resolved_once(proxy: Proxy):
+    files = S3Files(f"{ROOT}/lost")
+    proxy.lose = lambda asked: asked[0] == "PUT" and asked[1].endswith("mine.json")
+    assert files.create("mine.json", b"mine")  # each answer is lost, the first of them that it was created
+    assert files.read("mine.json") == b"mine"
+    stored = [status for asked, status in proxy.seen if asked[0] == "PUT"]
+    assert stored.count(200) == 1 and set(stored[1:]) <= {412}
+    proxy.lose = lambda asked: False
+    assert files.create("theirs.json", b"theirs")
+    proxy.lose = lambda asked: asked[0] == "PUT"
+    assert not files.create("theirs.json", b"mine")
+    assert files.read("theirs.json") == b"theirs"
+
+
+def test_an_outcome_that_nobody_knows_is_said_and_not_tried_again(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(s3_files, "_PAUSE_SECONDS", 0.01)
+    proxy.refuse = lambda asked: True
+    with pytest.raises(UserError, match="nobody can tell whether the store has created it"):
+        S3Files(f"{ROOT}/unknown").create("a.json", b"a")
+    proxy.refuse = lambda asked: False
+    assert S3Files(f"{ROOT}/unknown").names("") == []
+
+
+def test_files_behave_as_those_of_a_folder(proxy: Proxy):
+    files = S3Files(f"{ROOT}/folder")
+    assert files.read("a") is None and files.first_line("a") is None and not files.exists("a")
+    assert files.names("") == [] and files.remove_tree("nothing")
+    files.write("one/a.json", b"1\n2")
+    files.write("one/two/b.json", b"b")
+    files.write("one/.hidden", b"")
+    files.write("one/a.json", b"3\n4")
+    assert files.read("one/a.json") == b"3\n4" and files.first_line("one/a.json") == b"3"
+    assert files.names("one") == ["a.json", "two"] and files.names("") == ["one"]
+    assert files.exists("one") and files.exists("one/a.json") and not files.exists("one/a")
+    assert files.rename("one/two", "three") and files.names("three") == ["b.json"]
+    assert files.rename("three/b.json", "four/c.json") and files.read("four/c.json") == b"b"
+    assert not files.exists("one/two") and not files.exists("three")
+    files.remove("four/c.json")
+    files.remove("four/c.json")
+    assert files.remove_tree("one") and not files.exists("one")
+
+
+def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
+    files = S3Files(f"{ROOT}/marks")
+    for folder in ("a", "a/b", "a/empty"):
+        object_store.mark_folder(proxy.address, f"warehouse/marks/{folder}")
+    assert not files.exists("a/empty") and files.names("a/empty") == []
+    files.write("a/b/one.json", b"1")
+    files.write("a/b/none", b"")
+    assert files.names("a/b") == ["none", "one.json"] and files.exists("a/b") and files.names("") == ["a"]
+    assert files.rename("a", "c") and files.names("c/b") == ["none", "one.json"]
+    assert not files.exists("a/b") and files.names("a/b") == []
+    assert files.remove_tree("c") and not files.exists("c/b")
+
+
+def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-than-the-stores")
+    s3_files._client.cache_clear()
+    with pytest.raises(UserError, match="the store did not do it") as refused:
+        S3Files(ROOT).read("a")
+    assert "another-secret" not in refused.value.message and object_store.KEY not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("s3://bucket/dir", "is written s3a://bucket/folder"),
+        ("s3n://bucket/dir", "is written s3a://bucket/folder"),
+        ("s3a://bucket", "is a folder of a bucket"),
+        ("s3a://key:secret@bucket/dir", "is a folder of a bucket"),
+        ("wasb://a/b", "a warehouse cannot be at"),
+    ],
+)
+def test_other_spellings_are_refused_by_name(text: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
+    with pytest.raises(UserError, match=said):
+        warehouse_root(text)
+
+
+def test_a_folder_of_a_bucket_is_a_warehouse_if_that_is_switched_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("KALMAN_OBJECT_STORE", raising=False)
+    with pytest.raises(UserError, match=r"is switched off .* set KALMAN_OBJECT_STORE=1"):
+        warehouse_root("s3a://bucket/a/b")
+    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
+    assert warehouse_root("S3A://bucket/a/b/") == "s3a://bucket/a/b"
