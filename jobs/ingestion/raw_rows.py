@@ -51,7 +51,10 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
                 [_as_text(value) for value in column.cast(pa.binary()).to_pylist()], pa.string()
             )
             found[name] = written
-            bad = arrow.to_numpy(pc.not_equal(written.cast(pa.binary()), column.cast(pa.binary())), False)
+            differ = pc.not_equal(  # pyright: ignore[reportAttributeAccessIssue]
+                written.cast(pa.binary()), column.cast(pa.binary())
+            )
+            bad = arrow.to_numpy(differ, False)
             marks = bad if marks is None else marks | bad
     return found, marks
 
