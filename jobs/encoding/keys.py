@@ -26,6 +26,8 @@ CHECK = Column("check", "<i8")
 _CHECK_SEED = 0x6B616C6D
 ONLY = "[]"
 """The text of the only key of a model without key columns: a JSON array of no values."""
+ALL_ROWS = "all rows"
+"""What people read in its place."""
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -73,6 +75,11 @@ def text_of(kind: KeyKind) -> SparkColumn:
         return F.lit(ONLY)
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
     return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
+
+
+def readable(text: str) -> str:
+    """Return a key's text as people read it."""
+    return ALL_ROWS if text == ONLY else text
 
 
 def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:

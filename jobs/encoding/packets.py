@@ -126,6 +126,12 @@ def concat(parts: Sequence[Records]) -> Records:
     return Records(arrays, *(pa.concat_arrays(some) if some else None for some in joined))
 
 
+def merged(*parts: Records) -> Records:
+    """Return the records of at least one part, ordered by route; those of one route keep their order."""
+    joined = concat(parts)
+    return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+
+
 def _padding(size: int) -> int:
     """Return the number of bytes that pad `size` to a multiple of 8."""
     return -size % 8

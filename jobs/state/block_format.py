@@ -82,6 +82,18 @@ class StateFormat(NamedTuple):
             route = np.where(np.repeat(keyed, [part.size for part, _ in parts]), route, found)
         return records._replace(arrays={**records.arrays, ROUTE.name: route})
 
+    def records_in(self, block: bytes) -> int:
+        """Return the number of records of a block, without a look at its header.
+
+        Raises:
+            StateMismatch: it is not a block.
+        """
+        if len(block) >= _PREFIX.size:
+            start = _PREFIX.size + _PREFIX.unpack_from(block)[1]
+            if len(block) >= start + HEADER_BYTES:
+                return records_of(block, start)
+        raise StateMismatch(f"a state block has {len(block)} bytes: it is cut short")
+
     def _packet(self, block: bytes) -> tuple[Records, bool]:
         """Return the records of a block as stored, and whether they have integer keys in place of routes."""
         if len(block) < _PREFIX.size:

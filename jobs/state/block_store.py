@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
 from jobs.encoding.keys import match
-from jobs.encoding.packets import Layout, Records, concat
+from jobs.encoding.packets import Layout, Records, concat, merged
 from jobs.encoding.routing import block_of
 from jobs.state.block_format import StateFormat
 from jobs.state.state_calls import get_all, put_all
@@ -145,11 +145,10 @@ class Blocks(NamedTuple):
 
         A block may come in several calls, so new records are merged with stored ones.
         """
-        ordered = new.take(np.argsort(new.arrays["route"], kind="stable"))
+        ordered = merged(new)
         present, known = self.load(ordered.arrays["route"])
         if known.size:
-            ordered = concat([known, ordered])
-            ordered = ordered.take(np.argsort(ordered.arrays["route"], kind="stable"))
+            ordered = merged(known, ordered)
         self.save(present, ordered)
         return present, ordered
 

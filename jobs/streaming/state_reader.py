@@ -13,9 +13,10 @@ from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.encoding.packet_kinds import NEVER, StateVariable
 from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
+from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.snapshots.waiting_rows import Held, of_parts
 from jobs.state.bucket_clock import Clock
+from jobs.state.changes import Entries
 from jobs.state.text_codec import stored_bytes
 from jobs.warehouse.delta import Warehouse
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 def states_at(
     warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int, folder: str | None
-) -> DataFrame:
+) -> StateRows:
     """Return a generation's states at the end of a committed micro-batch, as the rows of a snapshot.
 
     folder: of the model's functions (`ModelSpec.folder`).
@@ -40,16 +41,21 @@ def states_at(
     """
     runtime = ModelRuntime.of(warehouse, origin.model_spec(folder), origin.parameters)
     runtime.ship(warehouse.spark)
-    blocks = _state(warehouse, generation, StateVariable.STATES, batch)
+    integer = runtime.kind.integer
+    unpack = _unpacker(runtime.kernel, runtime.state, integer)
+
+    def values(name: StateVariable) -> DataFrame:
+        return _state(warehouse, generation, name, batch).select(
+            F.struct("key").cast("string").alias("bucket"),
+            F.col("user_map_key.block").alias("number"),
+            F.col("user_map_value.states").alias("states"),
+        )
+
+    found = values(StateVariable.STATES)
     expiry = runtime.spec.expiry
     if expiry is not None and expiry.returns == "archive":
-        blocks = blocks.unionByName(_state(warehouse, generation, StateVariable.ENDED, batch))
-    integer = runtime.kind.integer
-    rows = blocks.select(F.col("user_map_value.states").alias("states")).mapInArrow(
-        _unpacker(runtime.kernel, runtime.state, integer),
-        f"key {'bigint' if integer else 'string'}, {STATE_ROWS}",
-    )
-    return typed_states(rows)
+        found = found.unionByName(values(StateVariable.ENDED))  # partition by partition, so never in one task
+    return StateRows(found, unpack, integer)
 
 
 def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int) -> Held:
@@ -89,10 +95,19 @@ def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) 
 def _unpacker(
     kernel: Filter, state: StateFormat, integer: bool
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function from the values of whole buckets to the rows of their keys' states.
+
+    A bucket's values are all in one partition of the state, and so in one task; changes may come before or after the
+    blocks that lack them.
+    """
+
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        buckets: dict[str, list[tuple[int, bytes]]] = {}
         for batch in batches:
-            if batch.num_rows:
-                blocks = (stored_bytes(value.as_py()) for value in batch.column("states"))
-                yield from state_rows(kernel, state.decode_all(blocks), integer)
+            columns = (batch.column(name).to_pylist() for name in ("bucket", "number", "states"))
+            for bucket, number, value in zip(*columns, strict=True):
+                buckets.setdefault(bucket, []).append((number, stored_bytes(value)))
+        for bucket in list(buckets):
+            yield from state_rows(kernel, Entries.of(buckets.pop(bucket)).states(state), integer)
 
     return unpack

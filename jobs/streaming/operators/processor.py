@@ -1,22 +1,27 @@
 """The stateful operator of a stream that applies rows as they arrive.
 
-A bucket is a group with a map of state blocks. A micro-batch reads and writes only the blocks of its rows' keys, and
-NumPy works on all keys at once. Every value that crosses between Spark and Python is a packet of many records.
+A bucket is a group with a map of states. A micro-batch reads and writes those of its rows' keys
+(`jobs.state.key_states`), and NumPy works on all keys at once. Every value that crosses between Spark and Python is a
+packet of many records.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from jobs.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
 from jobs.encoding.packets import concat
 from jobs.encoding.rows import unpack_rows
-from jobs.state.block_store import Blocks, decode_offered, map_store
+from jobs.state.block_store import decode_offered, map_store
 from jobs.state.filter_step import filter_step
+from jobs.state.key_states import KeyStates
 from jobs.state.plan import Packet, Plan, output_packets
 
 if TYPE_CHECKING:
@@ -24,27 +29,27 @@ if TYPE_CHECKING:
 
 
 class FilterProcessor(StatefulProcessor):
-    """The model's filter over the keys of a bucket, with their states in blocks."""
+    """The model's filter over the keys of a bucket, each with its state."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: blocks by number."""
+        """Declare the state: values by number."""
         store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
-        self.blocks = Blocks(store, self.plan.state, self.plan.blocks)
+        self.states = KeyStates(store, self.plan.state, self.plan.blocks, copy_folder)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
         """Add the states of the snapshot; each value of `payload` is a packet of state records of this bucket."""
         layout = self.plan.state.layout
-        self.blocks.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
+        self.states.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
         """Add the states of new keys; return the number of keys that were new, and of those that were not."""
         offered = decode_offered(self.plan.state.layout, packets)
-        new = self.blocks.absent(offered)
+        new = self.states.absent(offered)
         if new.size:
-            self.blocks.add(new)
+            self.states.add(new)
         return new.size, offered.size - new.size
 
     def handleInputRows(  # noqa: N802
@@ -55,12 +60,24 @@ class FilterProcessor(StatefulProcessor):
         keyed = unpack_rows((payload for frame in rows for payload in frame["payload"]), plan.rows)
         if len(keyed.rows.key) == 0:
             return
-        present, known = self.blocks.load(keyed.keys.arrays["route"])
+        present, known = self.states.load(keyed.keys.arrays["route"])
         begin = None if plan.begin is None else plan.begin(keyed)
         result = filter_step(plan.row_filter, plan.state.layout, known, keyed, plan.apply_late, begin)
-        self.blocks.save(present, result.records)
+        self.states.save(present, result.records)
         for packet in output_packets(plan, keyed, result.outputs):
             yield packet_frame(packet)
+
+
+def copy_folder() -> Path | None:
+    """Return the folder of the local copy of a task's bucket, or None outside a task.
+
+    It is one of those that Spark removes when the executor ends, so no other executor finds the copy.
+    """
+    context, folders = TaskContext.get(), os.environ.get("SPARK_LOCAL_DIRS", "")
+    query = None if context is None else context.getLocalProperty("sql.streaming.queryId")
+    if context is None or query is None or not folders:
+        return None
+    return Path(folders.split(",")[0]) / "kalman-states" / query / str(context.partitionId())
 
 
 def packet_frame(packet: Packet) -> pd.DataFrame:

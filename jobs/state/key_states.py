@@ -1,0 +1,272 @@
+"""The states of a bucket's keys, read and written at the cost of the keys that a micro-batch has rows for.
+
+Blocks alone (`block_store`) cost a read and a write of some hundred keys for each key that has a row. So a bucket that
+is read often has a local copy (`local_copy`), from which a micro-batch takes the states of its own keys, and writes to
+Spark's state only these, as one change (`changes`). Blocks follow later: each micro-batch also writes some blocks anew
+from the copy, `SWEPT` records for each record of its change, block after block, and removes the changes that all blocks
+have. So no micro-batch pays for all blocks, a change is written about three times in all, and the changes hold at most
+about as many records as there are keys.
+
+A micro-batch whose keys are most keys of their blocks writes these blocks and no change. So does each micro-batch of a
+bucket without a copy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
+from jobs.encoding.keys import match
+from jobs.encoding.packets import Records, merged
+from jobs.encoding.routing import block_of
+from jobs.state.block_format import StateFormat
+from jobs.state.block_store import Blocks, Store
+from jobs.state.changes import MARK, Entries, Mark, newest, overlaid
+from jobs.state.local_copy import CLEAN, LocalCopy
+
+SWEPT = 2
+"""Records of blocks that are written for each record of a change."""
+DENSE = 2
+"""Blocks are written whole if they have at most so many records for each one that has changed, ..."""
+FEW = 512
+"""... or at most so many records in all."""
+DECODED = 64
+"""Blocks that are decoded at a time to make a copy."""
+MOST_CHANGES, JOINED = 1024, 512
+"""When a bucket has more changes than the first number, so many that follow each other become one."""
+
+Ints = NDArray[np.int64]
+
+
+class KeyStates:
+    """The states of a bucket's keys, with the methods of `Blocks` that a filter needs: `load`, then `save`."""
+
+    def __init__(
+        self, store: Store, state: StateFormat, blocks: int, folder: Callable[[], Path | None] | None = None
+    ) -> None:
+        """Open the states in a store.
+
+        Args:
+            store: of blocks, changes and the mark.
+            state: their format.
+            blocks: number of blocks in the bucket.
+            folder: returns the folder of the bucket's local copy, or None: it has none.
+        """
+        self.store, self.state, self.blocks = store, state, blocks
+        self._by_block = Blocks(store, state, blocks)
+        self._folder = folder or (lambda: None)
+        self._copy: LocalCopy | None = None
+        self._mark: Mark | None = None
+
+    @step(STATE_READ)
+    def load(self, route: NDArray[np.uint64]) -> tuple[Ints, Records]:
+        """Return the numbers of the blocks of ordered routes, and records, ordered by route.
+
+        The records are those of these routes, and may be all of their blocks. `save` must follow, with all of them.
+        """
+        self.close()
+        present = np.unique(block_of(route, self.blocks))
+        held = self.store.get(MARK)
+        self._mark = None if held is None else Mark.decode(held)
+        self._copy = self._opened(len(present))
+        if self._copy is not None:
+            return present, self._copy.find(route)
+        if self._mark is None or self._mark.kept == 0:
+            return present, self._by_block.read(present)
+        known = Entries.of(self.store.items()).states(self.state)
+        wanted = np.isin(block_of(known.arrays["route"], self.blocks), present)
+        return present, known.take(np.flatnonzero(wanted))
+
+    @step(STATE_WRITE)
+    def save(self, present: Ints, records: Records) -> None:
+        """Write the records of `load`, changed, and those of new keys; all are ordered by route."""
+        copy = self._copy
+        try:
+            if copy is None:
+                self._save_blocks(present, records)
+            else:
+                self._save_in_copy(copy, present, records)
+        finally:
+            self.close()
+
+    def replace(self, present: Ints, records: Records) -> None:
+        """Do what `save` does: no key ends here."""
+        self.save(present, records)
+
+    def add(self, new: Records) -> tuple[Ints, Records]:
+        """Add records of keys, in any order; return the numbers of their blocks, and what was saved."""
+        ordered = merged(new)
+        del new  # of a snapshot these may be millions
+        present, known = self.load(ordered.arrays["route"])
+        if known.size:
+            ordered = merged(known, ordered)
+        self.save(present, ordered)
+        return present, ordered
+
+    def absent(self, offered: Records) -> Records:
+        """Return the records, ordered by route, whose keys have no record here."""
+        known = self.load(offered.arrays["route"])[1]
+        self.close()
+        return offered.take(np.flatnonzero(match(known, offered) < 0))
+
+    def close(self) -> None:
+        """Let other tasks have the copy."""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
+    def _opened(self, wanted: int) -> LocalCopy | None:
+        """Return the local copy, or None. It is made if there are changes, or once reading blocks has cost as much."""
+        folder = self._folder()
+        if folder is None:
+            return None
+        if self._mark is not None:
+            copy = LocalCopy.open(folder, self.state.layout, self.blocks, self._mark.token)
+            if copy is not None:
+                return copy
+        changes = self._mark is not None and self._mark.kept > 0
+        if not changes and not _pays(folder, wanted, self.blocks):
+            return None
+        return self._made(folder)
+
+    def _made(self, folder: Path) -> LocalCopy | None:
+        """Make the local copy from Spark's state."""
+        entries = Entries.of(self.store.items())
+        keys = sum(map(self.state.records_in, entries.blocks.values()))
+        parts = self._decoded(entries.blocks)
+        copy = LocalCopy.create(folder, self.state.layout, self.blocks, keys, parts)
+        if copy is None:
+            return None
+        try:
+            numbers = sorted(entries.changes)
+            sizes = []
+            for number in numbers:
+                change = self.state.decode(entries.changes[number])
+                copy.update(change)
+                _lacks(copy, change, number)
+                sizes.append(change.size)
+        except OSError:
+            copy.close()
+            return None
+        copy.changes = np.array([numbers, sizes], np.int64).reshape(2, -1)
+        return copy
+
+    def _decoded(self, blocks: dict[int, bytes]) -> Iterator[Records]:
+        """Yield the records of blocks in order, some blocks at a time, and let go of these: all may be a gigabyte."""
+        numbers = sorted(blocks)
+        for start in range(0, len(numbers), DECODED):
+            yield self.state.decode_all(blocks.pop(number) for number in numbers[start : start + DECODED])
+
+    def _save_in_copy(self, copy: LocalCopy, present: Ints, records: Records) -> None:
+        """Write records to the copy, and as a change or as blocks to Spark's state."""
+        mark = self._mark or Mark(b"")
+        try:
+            copy.begin()
+            copy.update(records)
+        except OSError:  # the disk of the copy is full: Spark's state has not been touched
+            copy.close()
+            self._save_blocks(present, records, complete=False)
+            return
+        lacking = np.flatnonzero(copy.since != CLEAN)
+        touched = np.union1d(present, lacking)
+        whole = len(touched) * (copy.keys / self.blocks)
+        if whole <= max(DENSE * records.size, FEW):
+            following = mark.next
+            self._by_block.save(touched, records if records.size == copy.keys else copy.of_blocks(touched))
+            copy.since[:] = CLEAN
+        else:
+            following = mark.next + 1
+            self.store.put(mark.next, self.state.encode(records))
+            _lacks(copy, records, mark.next)
+            copy.changes = np.append(copy.changes, [[mark.next], [records.size]], axis=1)
+            self._sweep(copy, records.size)
+        self._forget(copy)
+        if copy.changes.shape[1] > MOST_CHANGES:
+            self._join(copy)
+        written = Mark(os.urandom(16), following, copy.changes.shape[1])
+        self.store.put(MARK, written.encode())
+        copy.seal(written.token)
+
+    def _sweep(self, copy: LocalCopy, changed: int) -> None:
+        """Write blocks that lack changes, those that lack the oldest first, as far as the credit goes."""
+        copy.credit += SWEPT * changed
+        a_block = max(1, copy.keys // self.blocks)
+        count = copy.credit // a_block
+        lacking = np.flatnonzero(copy.since != CLEAN)
+        if count == 0 or len(lacking) == 0:
+            return
+        oldest = lacking[np.argsort(copy.since[lacking], kind="stable")][:count]
+        numbers = np.sort(oldest)
+        self._by_block.save(numbers, copy.of_blocks(numbers))
+        copy.since[numbers] = CLEAN
+        copy.credit = max(0, copy.credit - count * a_block)
+
+    def _forget(self, copy: LocalCopy) -> None:
+        """Remove the changes that all blocks have."""
+        needed = copy.changes[0] >= copy.since.min()
+        for number in copy.changes[0][~needed].tolist():
+            self.store.remove(number)
+        copy.changes = copy.changes[:, needed]
+
+    def _join(self, copy: LocalCopy) -> None:
+        """Make one change of some that follow each other, those with the fewest records."""
+        totals = np.concatenate([[0], np.cumsum(copy.changes[1])])
+        start = int(np.argmin(totals[JOINED:] - totals[:-JOINED]))
+        joined = copy.changes[0][start : start + JOINED]
+        values = zip(joined.tolist(), self.store.get_all(joined.tolist()), strict=True)
+        change = newest(self.state, {number: value for number, value in values if value is not None})
+        last = int(joined[-1])
+        self.store.put(last, self.state.encode(change))
+        for number in joined[:-1].tolist():
+            self.store.remove(number)
+        copy.since[(copy.since >= joined[0]) & (copy.since < last)] = last
+        kept = np.ones(copy.changes.shape[1], bool)
+        kept[start : start + JOINED - 1] = False
+        copy.changes = copy.changes[:, kept]
+        copy.changes[1, start] = change.size
+
+    def _save_blocks(self, present: Ints, records: Records, complete: bool = True) -> None:
+        """Write records to their blocks, and with them all that has changed since these were written.
+
+        complete: the records are all of the blocks `present`; else the blocks have others, which stay.
+        """
+        mark = self._mark
+        if not complete or (mark is not None and mark.kept):
+            entries = Entries.of(self.store.items())
+            if entries.changes:
+                changed = block_of(newest(self.state, entries.changes).arrays["route"], self.blocks)
+                present = np.union1d(present, changed)
+            known = overlaid(entries.states(self.state), records)
+            records = known.take(
+                np.flatnonzero(np.isin(block_of(known.arrays["route"], self.blocks), present))
+            )
+            for number in entries.changes:
+                self.store.remove(number)
+        self._by_block.save(present, records)
+        if mark is not None:  # a copy of this state may be somewhere: it counts no more
+            self.store.put(MARK, Mark(os.urandom(16), mark.next).encode())
+
+
+def _lacks(copy: LocalCopy, change: Records, number: int) -> None:
+    """Note that the blocks of a change's keys lack it."""
+    blocks = np.unique(block_of(change.arrays["route"], copy.blocks))
+    copy.since[blocks] = np.minimum(copy.since[blocks], number)
+
+
+def _pays(folder: Path, wanted: int, blocks: int) -> bool:
+    """Tell if so many blocks have been read without a copy as reading all of them would be."""
+    path = folder / "read"
+    try:
+        before = int(path.read_text()) if path.exists() else 0
+        if before + wanted >= blocks:
+            return True
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(before + wanted))
+    except (OSError, ValueError):
+        pass
+    return False

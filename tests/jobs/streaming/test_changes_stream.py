@@ -1,0 +1,73 @@
+"""Sparse micro-batches write changes beside blocks: estimates, exports and restarts have the bits of one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from jobs import export
+from jobs.encoding.packet_kinds import StateVariable
+from jobs.lineage import generations
+from jobs.state.changes import CHANGES_FROM
+from jobs.streaming import state_reader
+from tests.jobs.streaming.test_export import same_states
+from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_walk_spec, since
+from tests.jobs.support.processes import Driver, files
+
+pytestmark = pytest.mark.spark
+
+KEYS, SPARSE = 2000, 60
+LAYOUT = {"max_files_per_batch": 1, "partitions": 2, "keys_per_block": 64}
+
+
+def sparse_rows(days: int, text: bool) -> list[pd.DataFrame]:
+    """Return a row of every key, then days with rows of some keys, among them new ones."""
+    rng = np.random.default_rng(7)
+    frames = []
+    for day in range(days):
+        number = np.arange(KEYS) if day == 0 else rng.choice(KEYS + 20 * day, SPARSE)
+        minute = np.sort(rng.integers(0, 1440, len(number)))
+        at = pd.Timestamp("2024-03-01", tz="UTC") + pd.to_timedelta(day * 1440 + minute, "min")
+        values = rng.normal(size=(2, len(number)))
+        ids = np.array([f"key {one} ü" for one in number]) if text else number
+        frames.append(pd.DataFrame({"id": ids, "at": at.as_unit("us"), "a": values[0], "b": values[1]}))
+    return frames
+
+
+def changes_in(pipeline: Pipeline) -> int:
+    """Return how many changes the live generation's state holds after its last micro-batch."""
+    live = generations.live(pipeline.warehouse, "walk")
+    assert live is not None
+    last = max(
+        int(one)
+        for one in files(Path(pipeline.settings.warehouse, live.checkpoint, "commits"))
+        if one.isdigit()
+    )
+    values = state_reader._state(pipeline.warehouse, live, StateVariable.STATES, last)
+    return values.filter(values["user_map_key.block"] >= CHANGES_FROM).count()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "text", [pytest.param(False, marks=pytest.mark.slow, id="integer"), pytest.param(True, id="text")]
+)
+def test_a_stream_of_sparse_micro_batches_that_is_killed_is_one_batch(tmp_path: Path, text: bool) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(stream=LAYOUT))
+    frames = sparse_rows(9, text)
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(*frames[1:7])
+    driver = Driver(pipeline, "stream", "--model", "walk")
+    checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
+    driver.wait_for(lambda: "4" in files(checkpoint / "offsets"))
+    driver.kill()
+    pipeline.stream()
+    assert changes_in(pipeline) > 1
+    exported = export.run(pipeline.settings, "walk").data
+    same_states(pipeline, exported["snapshot"], pipeline.pretrain(to_version=7).data["snapshot"])
+    pipeline.land(*frames[7:])
+    pipeline.stream()
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
