@@ -57,12 +57,14 @@ def run(
     """
     from datetime import UTC, datetime
 
+    from jobs.lineage.generations import live
     from jobs.observability.metrics import write_verification
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
     from jobs.verification.verifier import Options, Verifier
     from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.positions import parse_time
 
     started = time.monotonic()
@@ -75,6 +77,9 @@ def run(
         chunk_rows=chunk_rows,
     )
     spec = load_spec(model, settings.models)
+    before_spark = local_tables(settings.warehouse)
+    if run_id is None and before_spark is not None and live(before_spark, spec.name) is None:
+        return _nothing_live(spec.name, metrics_file, time.monotonic() - started)
     warehouse = Warehouse(
         spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse
     )
@@ -95,6 +100,23 @@ def share_of(text: str) -> int:
     if not 0 < value <= 1:
         raise UserError(f"--share {text}: give a share of the keys above 0 %, such as 1% or 100%")
     return max(1, round(value * 1_000_000))
+
+
+def _nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
+    """Report, before Spark starts, that no generation is live; no run is recorded."""
+    from jobs.observability.metrics import write_verification
+    from jobs.verification.findings import NOTHING, Findings
+    from jobs.verification.verifier import Result, code_of
+
+    found = Findings()
+    if metrics_file is not None:
+        write_verification(metrics_file, model, NOTHING, {**found.counts, "compared": 0}, 0)
+    result = Result("", NOTHING, found, [], {"segments": [], "snapshots": []}, continued=False)
+    message = (
+        f"{model}: nothing to verify: no generation is live; start one with "
+        f"`kalman-pipeline stream --model {model}`"
+    )
+    return Report([], _data(model, result, seconds), errors=[message], error_code=code_of(NOTHING))
 
 
 def _report(model: str, result: Result, seconds: float) -> Report:

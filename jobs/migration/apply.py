@@ -14,14 +14,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.migration.state_map import Migration
-from jobs.snapshots.state_rows import (
-    STATE_ROWS,
-    extras_columns,
-    extras_widths,
-    map_of,
-    state_arrays,
-    typed_states,
-)
+from jobs.snapshots.state_rows import StateRows, extras_widths, map_of, state_arrays, with_extras
 from kalman.filters.own_parameters import FIELD, own_parameters
 from kalman.models.definition import natural
 from kalman.types import Filter
@@ -52,13 +45,12 @@ _CHANGED = pa.schema(
 """The same columns in Arrow's types."""
 
 
-def apply_migration(rows: DataFrame, migration: Migration) -> DataFrame:
-    """Return the rows of a snapshot with the new version's states, in the same columns, without keys left out."""
-    states = _prepared(rows, migration).mapInArrow(_migrator(migration), f"key string, {STATE_ROWS}")
-    return typed_states(states)
+def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
+    """Return the rows of a snapshot with the new version's states, without keys left out."""
+    return _prepared(rows, migration).then(_migrator(migration))
 
 
-def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
+def change_of(rows: StateRows, migration: Migration) -> dict[str, Any]:
     """Return how a migration changes the states of a snapshot, without writing.
 
     left_out and left_out_keys (some): the keys whose state is not a number; keys, wrong and wrong_keys (some): all
@@ -66,7 +58,7 @@ def change_of(rows: DataFrame, migration: Migration) -> dict[str, Any]:
     `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
     changes; key_parameters: before and after, the averages of the parameters that each key has for itself.
     """
-    return summed(_prepared(rows, migration).mapInArrow(measurer(migration), _CHANGE).collect(), migration)
+    return summed(_prepared(rows, migration).through(measurer(migration), _CHANGE).collect(), migration)
 
 
 def summed(parts: Sequence[Any], migration: Migration) -> dict[str, Any]:
@@ -112,10 +104,15 @@ def summed(parts: Sequence[Any], migration: Migration) -> dict[str, Any]:
     }
 
 
-def _prepared(rows: DataFrame, migration: Migration) -> DataFrame:
-    columns = ("state_index", "log_likelihood", "mean", "covariance")
-    extras = extras_columns(extras_widths(migration.source))
-    return rows.select("key", F.unix_micros("event_time").alias("event_time"), *columns, *extras)
+def _prepared(rows: StateRows, migration: Migration) -> StateRows:
+    """Return state rows with a column for each field of the extras, as `state_arrays` reads them."""
+    names = list(extras_widths(migration.source))
+
+    def prepare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield with_extras(batch, names)
+
+    return rows.then(prepare)
 
 
 def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
@@ -123,7 +120,7 @@ def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
     state = F.to_json(
         F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
     )
-    bad = _prepared(rows, migration).mapInArrow(_finder(migration), "key string")
+    bad = _prepared(StateRows.of(rows), migration).through(_finder(migration), "key string")
     return rows.withColumn("state", state).select("key", "state").join(bad, "key", "left_semi")
 
 

@@ -17,6 +17,7 @@ from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType,
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.input_files import find_files, names_several, path_of
+from jobs.core.report import plural
 from jobs.encoding.keys import text_of
 from jobs.key_inputs.table import home_of
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
@@ -129,7 +130,7 @@ def import_states(
             return Imported(found, keys, left_out, some, False)
         if left_out:
             _quarantine(warehouse, spec.name, identity, name, rows.filter(F.col("problem").isNotNull()))
-        on_progress(f"writing {keys:,} keys")
+        on_progress(f"writing {plural(keys, 'key')}")
         manifest = Manifest(
             snapshot_id=identity,
             model=spec.name,

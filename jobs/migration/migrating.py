@@ -12,13 +12,16 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
+from jobs.core.report import plural
 from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
 from jobs.migration.parameters import carried_over, changes_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
 from jobs.migration.state_map import Migration, build_migration, own_rows
 from jobs.migration.versions import path_from
 from jobs.snapshots.manifests import GOOD, all_of, find
-from jobs.snapshots.store import find_whole, verify, write
+from jobs.snapshots.state_rows import read_rows
+from jobs.snapshots.store import find_whole, whole_version, write
+from jobs.snapshots.stored_rows import stored_rows
 from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
@@ -85,7 +88,8 @@ def migrate_along(
     activity = f"migrate {spec.name}"
     on_progress("checking every key")
     with labelled(spark, activity, "check every key"):
-        rows, held = verify(warehouse, source), waiting_for(warehouse, source, spec)
+        version, held = whole_version(warehouse, source), waiting_for(warehouse, source, spec)
+        rows = stored_rows(warehouse, source, version)
         with codegen_for(spark, source.key_count):
             change = {**change_of(rows, migration), **told}
     refuse_bad_states(change, source, spec.version)
@@ -96,12 +100,13 @@ def migrate_along(
         held = held and held._replace(ids=None)  # the remembered ids belong to the old keys
         on_progress("giving every state its new key")
         with labelled(spark, activity, "give every state its new key"):
-            states, change["rekeyed"] = _rekeyed(states, rekey, spec)
+            states, change["rekeyed"] = _rekeyed(states.frame, rekey, spec)
     if dry_run:
         return None, change, False
     if change["left_out"]:
-        _quarantine(warehouse, source, identity, without_number(rows, migration), spec.version)
-    on_progress(f"writing {change['keys']:,} keys")
+        stored = read_rows(warehouse, source.snapshot_id, source.model, version)
+        _quarantine(warehouse, source, identity, without_number(stored, migration), spec.version)
+    on_progress(f"writing {plural(change['keys'], 'key')}")
     manifest = replace(
         source,
         snapshot_id=identity,

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.migration.apply import measurer, summed
 from jobs.migration.migrating import plan_of, refuse_bad_states, refuse_waiting
 from jobs.snapshots.manifests import find
-from jobs.snapshots.state_rows import extras_widths
+from jobs.snapshots.state_rows import extras_widths, with_extras
 from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.without_spark import parts_of
 
@@ -61,10 +60,9 @@ def preview(
 def _states(tables: LocalTables, source: Manifest, migration: Migration) -> Iterator[pa.RecordBatch]:
     """Yield a snapshot's state rows, in the columns that a migration reads."""
     columns = ["key", "mean", "covariance", "extras"]
+    names = list(extras_widths(migration.source))
     mine = {"model": source.model, "snapshot_id": source.snapshot_id}
     # Rows of a snapshot are written once, so those of the newest version of the table are those of the first.
     for part in parts_of(tables.root, "snapshots", columns, mine):
-        found = {name: part[name] for name in columns[:-1]}
-        for i, name in enumerate(extras_widths(migration.source)):
-            found[f"x{i}"] = pc.map_lookup(part["extras"], pa.scalar(name), "first")  # type: ignore[attr-defined]
-        yield from pa.table(found).combine_chunks().to_batches(max_chunksize=BATCH)
+        for batch in part.select(columns).combine_chunks().to_batches(max_chunksize=BATCH):
+            yield with_extras(batch, names)

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
-from jobs.core.roots import local_path
 from jobs.encoding import arrow
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.without_spark import read_table
+from jobs.warehouse.without_spark import is_readable, read_table
 
 NONE = "none"
 """In place of a snapshot's name: the values in the spec."""
@@ -81,7 +80,7 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
     """
     if wanted == NONE:
         return Learned(None, {}, "as --snapshot none asks")
-    if local_path(root) is None:
+    if not is_readable(root):
         if wanted is None:
             return Learned(None, {}, f"the warehouse {root} is remote, and this command starts no Spark")
         raise UserError(

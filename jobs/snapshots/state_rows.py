@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from jobs.warehouse.delta import Warehouse
 
+TABLE = "snapshots"
 STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
     "extras map<string, array<double>>"
@@ -61,6 +63,48 @@ def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.R
         )
 
 
+Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class StateRows(NamedTuple):
+    """State rows that tasks make of other rows, so that the same tasks may go on with them.
+
+    source: the other rows; make: from their batches to those of state rows (key, then `STATE_COLUMNS`);
+    integer: whether the keys are integers there, else they are texts
+    """
+
+    source: DataFrame
+    make: Make
+    integer: bool
+
+    @classmethod
+    def of(cls, rows: DataFrame) -> StateRows:
+        """Return rows with the columns of a snapshot as what tasks may go on with."""
+        return cls(rows.select("key", *untyped_columns()), iter, False)
+
+    @property
+    def frame(self) -> DataFrame:
+        """Return the rows with the columns and types of a snapshot."""
+        key_type = "bigint" if self.integer else "string"
+        return typed_states(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
+
+    def then(self, further: Make) -> StateRows:
+        """Return the state rows that a function makes of these in the same tasks, with the keys as texts."""
+        make = self.make
+        return StateRows(self.source, lambda batches: further(make(batches)), False)
+
+    def through(self, further: Make, schema: str) -> DataFrame:
+        """Return what a function makes of the rows in the tasks that make these."""
+        make = self.make
+        return self.source.mapInArrow(lambda batches: further(make(batches)), schema)
+
+
+def untyped_columns() -> list[Column]:
+    """Return a snapshot's columns behind the key as `STATE_COLUMNS` has them."""
+    at = F.unix_micros("event_time").alias("event_time")
+    return [at if field.name == "event_time" else F.col(field.name) for field in STATE_COLUMNS]
+
+
 def typed_states(rows: DataFrame) -> DataFrame:
     """Return state rows in the types of a snapshot: the key as text, the event time as a timestamp."""
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
@@ -70,7 +114,7 @@ def typed_states(rows: DataFrame) -> DataFrame:
 
 def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
     """Read a snapshot's state rows."""
-    frame = warehouse.read("snapshots", version)
+    frame = warehouse.read(TABLE, version)
     return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
 
 
@@ -79,8 +123,7 @@ def measure(rows: DataFrame) -> tuple[int, str, int]:
 
     The checksum is the sum, modulo 2^64, of a 64-bit hash of each row, so the order of rows does not change it.
     """
-    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
-    hashed = rows.select("state_index", F.xxhash64(*columns, F.map_entries("extras")).alias("hash"))
+    hashed = rows.select("state_index", row_hash().alias("hash"))
     # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
     row = hashed.agg(
         F.count("*").alias("count"),
@@ -89,8 +132,19 @@ def measure(rows: DataFrame) -> tuple[int, str, int]:
         F.sum("state_index").alias("rows"),
     ).first()
     assert row is not None
-    checksum = (((row["high"] or 0) << 32) + (row["low"] or 0)) % (1 << 64)
-    return int(row["count"]), f"{checksum:016x}", int(row["rows"] or 0)
+    checksum = checksum_text(((row["high"] or 0) << 32) + (row["low"] or 0))
+    return int(row["count"]), checksum, int(row["rows"] or 0)
+
+
+def row_hash() -> Column:
+    """Return the 64-bit hash of a state row, as `jobs.snapshots.row_hash` computes it in NumPy."""
+    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
+    return F.xxhash64(*columns, F.map_entries("extras"))
+
+
+def checksum_text(total: int) -> str:
+    """Return the checksum of rows whose hashes have this sum."""
+    return f"{total % (1 << 64):016x}"
 
 
 def seed_packets(
@@ -145,6 +199,15 @@ def extras_widths(kernel: Filter) -> dict[str, int]:
 def extras_columns(widths: dict[str, int]) -> list[Column]:
     """Return a snapshot's map `extras` as columns, which `state_arrays` reads."""
     return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
+
+
+def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
+    """Return rows with a column `x0`, `x1`, ... for each of these fields of their map `extras`, in its place."""
+    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
+    columns = {name: batch.column(name) for name in batch.schema.names if name != "extras"}
+    for i, name in enumerate(names):
+        columns[f"x{i}"] = lookup(batch.column("extras"), pa.scalar(name), "first")
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
 
 def state_arrays(

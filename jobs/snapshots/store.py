@@ -9,16 +9,22 @@ from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from jobs.core.errors import UserError, first_line
+from jobs.core import clock
+from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.snapshots import learned_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_rows import measure, read_rows
+from jobs.snapshots.row_sums import Measured
+from jobs.snapshots.state_files import NO_STATISTICS, PARTITION, Written, write_files
+from jobs.snapshots.state_rows import TABLE, StateRows, measure, read_rows
+from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import append_rows
 from jobs.warehouse.tables import MANIFESTS, SNAPSHOTS
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
 def write(
     warehouse: Warehouse,
     manifest: Manifest,
-    states: DataFrame,
+    states: StateRows | DataFrame,
     held: Held | None = None,
     learned: DataFrame | None = None,
 ) -> Manifest:
@@ -43,41 +49,45 @@ def write(
         warehouse: of the snapshot.
         manifest: describes the snapshot. Count, checksum and table version are filled in here; its `key_count` is the
             number of keys to expect, about.
-        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras.
+        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or how tasks make them.
         held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
         learned: what was learned (`learned_rows.COLUMNS`), if anything was.
     """
-    version = _write_states(warehouse, manifest, states)
+    version, (count, checksum, total) = _write_states(warehouse, manifest, states)
     waiting = None
     if held is not None:
         waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
     told = None
     if learned is not None:
         told = learned_rows.write(warehouse, manifest.snapshot_id, manifest.model, learned)
-    with codegen_for(warehouse.spark, manifest.key_count):
-        written = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-        count, checksum, total = measure(written)
     found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
     return _commit(warehouse, replace(manifest, **found, status=GOOD, waiting=waiting, learned=told))
 
 
-def _write_states(warehouse: Warehouse, manifest: Manifest, states: DataFrame) -> int:
-    """Write a snapshot's state rows, and return the version of their table."""
-    # A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use.
-    properties = {"delta.dataSkippingNumIndexedCols": "0"}
-    warehouse.create("snapshots", SNAPSHOTS, ("model", "snapshot_id"), properties)
-    rows = states.select(
+def _write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:
+    """Write a snapshot's state rows, by the tasks or by Java, and return what was written."""
+    warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
+    with codegen_for(warehouse.spark, manifest.key_count):
+        written = write_files(warehouse, manifest, states)
+        if written is None:
+            version = _replace_states(warehouse, manifest, states)
+            rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
+            written = Written(version, Measured(*measure(rows)))
+    return written
+
+
+def _replace_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> int:
+    """Write a snapshot's state rows by Java in place of those of an earlier attempt; return their table's version."""
+    rows = (states.frame if isinstance(states, StateRows) else states).select(
         F.lit(manifest.snapshot_id).alias("snapshot_id"),
         F.lit(manifest.model).alias("model"),
         F.lit(manifest.model_version).cast("int").alias("model_version"),
         *("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"),
     )
     where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
-    with warehouse.lock("snapshots"), codegen_for(warehouse.spark, manifest.key_count):
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(
-            warehouse.path("snapshots")
-        )
-        return warehouse.latest_version("snapshots")
+    with warehouse.lock(TABLE):
+        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path(TABLE))
+        return warehouse.latest_version(TABLE)
 
 
 def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
@@ -87,28 +97,44 @@ def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
     before = record(warehouse, manifest.snapshot_id)
     if before is not None and before.status != REMOVED:
         _point_to_new_rows(warehouse, row)
+    elif before is None:
+        _append(warehouse, row)
     else:
-        schema = StructType.fromDDL(MANIFESTS)
-        assert isinstance(schema, StructType)
-        frame = warehouse.spark.createDataFrame([row], schema)
-        frame = frame.withColumn("committed_at", F.current_timestamp())
-        if before is None:
-            # A table of an earlier release lacks some of the columns.
-            options = {"mergeSchema": "true"}
-            warehouse.append(frame.coalesce(1), "manifests", (manifest.snapshot_id, 1), options)
-        else:
-            _restore(warehouse, frame)
+        _restore(warehouse, _frame(warehouse, row))
     written = find(warehouse, manifest.snapshot_id)
     assert written is not None
     return written
 
 
+def _append(warehouse: Warehouse, row: dict[str, Any]) -> None:
+    """Append the manifest of a snapshot that never was."""
+    transaction = (str(row["snapshot_id"]), 1)
+    schema = to_arrow_schema(_fields(), timezone="UTC")
+    if not append_rows(warehouse, "manifests", schema, [{**row, "committed_at": clock.now()}], transaction):
+        # A table of an earlier release lacks some of the columns.
+        warehouse.append(_frame(warehouse, row), "manifests", transaction, {"mergeSchema": "true"})
+
+
+def _frame(warehouse: Warehouse, row: dict[str, Any]) -> DataFrame:
+    """Return a manifest as a table of one row."""
+    frame = warehouse.spark.createDataFrame([row], _fields())
+    return frame.withColumn("committed_at", F.current_timestamp()).coalesce(1)
+
+
+def _fields() -> StructType:
+    schema = StructType.fromDDL(MANIFESTS)
+    assert isinstance(schema, StructType)
+    return schema
+
+
 def _restore(warehouse: Warehouse, row: DataFrame) -> None:
     """Replace the manifest of a removed snapshot; a snapshot that exists is left unchanged."""
-    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).alias("t")
-    merge = table.merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
-    with warehouse.lock("manifests"):
+
+    def restore(table: DeltaTable) -> None:
+        merge = table.alias("t").merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
         merge.withSchemaEvolution().whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
+
+    warehouse.commit("manifests", restore)
 
 
 def _point_to_new_rows(warehouse: Warehouse, row: dict[str, Any]) -> None:
@@ -117,9 +143,9 @@ def _point_to_new_rows(warehouse: Warehouse, row: dict[str, Any]) -> None:
     names += [name for name in ("waiting", "learned") if row[name] is not None]
     if "learned" in names and "learned" not in warehouse.read("manifests").columns:  # of an earlier release
         warehouse.spark.sql(f"ALTER TABLE delta.`{warehouse.path('manifests')}` ADD COLUMNS (learned string)")
-    table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
-    with warehouse.lock("manifests"):
-        table.update(F.col("snapshot_id") == row["snapshot_id"], {name: F.lit(row[name]) for name in names})
+    mine = F.col("snapshot_id") == row["snapshot_id"]
+    values: dict[str, Any] = {name: F.lit(row[name]) for name in names}
+    warehouse.commit("manifests", lambda table: table.update(mine, values))
 
 
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
@@ -130,16 +156,14 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     if not warehouse.exists("manifests"):
         return
     if names:
-        with warehouse.lock("manifests"):
-            DeltaTable.forPath(warehouse.spark, warehouse.path("manifests")).update(
-                (F.col("model") == model) & F.col("snapshot_id").isin(names), {"status": F.lit(REMOVED)}
-            )
+        chosen = (F.col("model") == model) & F.col("snapshot_id").isin(names)
+        marked: dict[str, Any] = {"status": F.lit(REMOVED)}
+        warehouse.commit("manifests", lambda table: table.update(chosen, marked))
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
     mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
-    for table in ("snapshots", WAITING, IDS, learned_rows.TABLE):
+    for table in (TABLE, WAITING, IDS, learned_rows.TABLE):
         if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
-            with warehouse.lock(table):
-                DeltaTable.forPath(warehouse.spark, warehouse.path(table)).delete(mine)
+            warehouse.commit(table, lambda found: found.delete(mine))
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
@@ -157,6 +181,15 @@ def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
 def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     """Return a snapshot's state rows, pinned to a version of their table, after checking that they are whole.
 
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    return read_rows(warehouse, manifest.snapshot_id, manifest.model, whole_version(warehouse, manifest))
+
+
+def whole_version(warehouse: Warehouse, manifest: Manifest) -> int:
+    """Return a version of the table in which a snapshot's state rows are whole.
+
     That is the version that was written. After 30 days Delta has dropped it, and the newest version is used: rows of a
     snapshot are written once, and the checksum shows that they are unchanged.
 
@@ -164,25 +197,23 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
         UserError: rows are missing, doubled or changed.
     """
 
-    def counted(version: int) -> tuple[DataFrame, int, str]:
-        rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-        with codegen_for(warehouse.spark, manifest.key_count):
-            return rows, *measure(rows)[:2]
-
-    try:
-        rows, count, checksum = counted(manifest.snapshots_version)
-    except (PySparkException, Py4JJavaError):  # a missing file raises the latter
+    version = manifest.snapshots_version
+    with codegen_for(warehouse.spark, manifest.key_count):
         try:
-            rows, count, checksum = counted(warehouse.latest_version("snapshots"))
-        except (PySparkException, Py4JJavaError) as error:
-            raise UserError(
-                f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-                1,
-            ) from error
+            count, checksum, _ = measure_stored(warehouse, manifest, version)
+        except (PySparkException, Py4JJavaError):  # a missing file raises the latter
+            try:
+                version = warehouse.latest_version(TABLE)
+                count, checksum, _ = measure_stored(warehouse, manifest, version)
+            except (PySparkException, Py4JJavaError) as error:
+                raise UserError(
+                    f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
+                    RUN_FAILED,
+                ) from error
     if (count, checksum) != (manifest.key_count, manifest.checksum):
         raise UserError(
             f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest "
             f"says {manifest.key_count} with {manifest.checksum}; start from another snapshot or pretrain again",
-            1,
+            RUN_FAILED,
         )
-    return rows
+    return version

@@ -8,10 +8,13 @@ from typing import Any
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_lineage
+from jobs.lineage.source_ranges import end_place
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
+from jobs.streaming.exporting import snapshot_id
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.places import is_whole, to_position
 from jobs.warehouse.positions import KAFKA, describe, offsets_of
 
 STATE = "state"
@@ -101,7 +104,7 @@ def _ended(
     """Return the segment of an earlier generation, which ends with a micro-batch."""
     name = generation.generation
     exported = manifests.record(warehouse, successor.snapshot_id)
-    while exported is not None and exported.parent is not None:
+    while exported is not None and exported.parent is not None and not is_export(warehouse, exported):
         exported = manifests.record(warehouse, exported.parent)
     begins = generation.snapshot_id, generation.start_position
     if exported is not None and (exported.generation, exported.batch_id) == (name, batch):
@@ -113,6 +116,9 @@ def _ended(
             return Segment(name, *begins, batch, checkpoint.position(batch, generation.start_position), None)
     except UserError:
         pass
+    place = end_place(warehouse, generation, batch)
+    if place is not None and is_whole(place):
+        return Segment(name, *begins, batch, to_position(place, generation.start_position), None)
     return (
         f"{name}: where its micro-batch {batch} ended is no longer known, and {successor.generation} began at "
         f"{describe(successor.start_position)}"
@@ -139,6 +145,20 @@ def _check_joint(
 def places_of(position: dict[str, Any]) -> dict[int, int]:
     """Return a position as a place for each partition of a topic; a version of the measurements is partition 0."""
     return offsets_of(position) if position["source"] == KAFKA else {0: int(position["version"])}
+
+
+def is_export(warehouse: Warehouse, manifest: manifests.Manifest) -> bool:
+    """Tell if a snapshot is the state of a generation itself, not a migration of it, by its id.
+
+    Both name the generation and its micro-batch, and earlier releases gave exports the parent of their generation's
+    snapshot.
+    """
+    if manifest.generation is None or manifest.batch_id is None:
+        return False
+    for one in generations.all_of(warehouse, manifest.model):
+        if one.generation == manifest.generation:
+            return manifest.snapshot_id == snapshot_id(one, manifest.batch_id, manifest.version)
+    return False
 
 
 def is_topic(segment: Segment) -> bool:

@@ -54,7 +54,9 @@ def copy_state(
     own = begun.model_spec(spec.folder)
     runtime = ModelRuntime.of(warehouse, own, begun.parameters)
     batch = segment.last_batch
-    rows = gathering.states_of(Kind.END, states_at(warehouse, generation, begun, batch, spec.folder), runtime)
+    rows = gathering.states_of(
+        Kind.END, states_at(warehouse, generation, begun, batch, spec.folder).frame, runtime
+    )
     held = waiting_at(warehouse, generation, begun, batch) if own.timed else None
     if held is not None:
         rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))

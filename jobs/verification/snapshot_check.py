@@ -16,15 +16,17 @@ from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
 from jobs.migration import migrating
 from jobs.migration.apply import apply_migration
+from jobs.migration.inverse import path_back
 from jobs.migration.rekey import merged, rekey_of, rekeyed
-from jobs.migration.versions import known_versions, path_between
+from jobs.migration.versions import Step, known_versions, path_between
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import extras_widths
+from jobs.snapshots.state_rows import StateRows, extras_widths
 from jobs.snapshots.store import verify
 from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
+from jobs.verification.chain import is_export
 from jobs.verification.findings import COUNTS, Findings, added
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
@@ -72,7 +74,7 @@ def verified(
         return Findings({**dict.fromkeys(COUNTS, 0), "states_different": 1}, [first])
     if manifest.without_state:
         expected = rows.limit(0)
-    elif manifest.parent is not None:
+    elif manifest.parent is not None and not is_export(warehouse, manifest):
         expected = _migrated(warehouse, spec, manifest)
     elif manifest.imported:
         raise CannotVerify(f"{name} was made of a table of states, which nothing else gives")
@@ -103,25 +105,38 @@ def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> Data
     source = manifests.find(warehouse, manifest.parent)
     if source is None:
         raise CannotVerify(f"{name}: snapshot {manifest.parent}, which it was migrated from, was removed")
-    target = manifest.model_spec(spec.folder)
-    known = {
-        **known_versions(warehouse, spec),
-        manifest.model_version: target,
-        source.model_version: source.model_spec(spec.folder),
-    }
     try:
-        steps = path_between(known, source.model_version, manifest.model_version)
-        migration = migrating.migration_that_made(manifest, source, steps)
-    except (UserError, IndexError):  # a migration in reverse has no such path
+        steps = _steps(warehouse, spec, source, manifest)
+        migration = migrating.migration_that_made(manifest, source, steps) if steps else None
+    except UserError:
         migration, steps = None, []
     if migration is None:
         raise CannotVerify(
             f"{name}: the migration that made it from {source.snapshot_id} is not the one that the specs have now"
         )
     migrating.ship_functions(warehouse, steps)
-    states = apply_migration(gathering.states_in(warehouse, source), migration)
+    states = apply_migration(StateRows.of(gathering.states_in(warehouse, source)), migration).frame
     rekey = rekey_of(warehouse, steps, migration.target)
     return states if rekey is None else merged(rekeyed(states, rekey), rekey)
+
+
+def _steps(warehouse: Warehouse, spec: ModelSpec, source: Manifest, manifest: Manifest) -> list[Step]:
+    """Return the migrations from a snapshot's version to that of another one made of it: forward, or back.
+
+    On the way back a spec file of the same meaning takes precedence over the one in the snapshot, as in `rollback`:
+    `migrate.reverse` may have been added to it since.
+
+    Raises:
+        UserError: the specs that are known have no such path.
+    """
+    known = known_versions(warehouse, spec)
+    back = source.model_version > manifest.model_version
+    for one in (source, manifest):
+        file = known.get(one.model_version)
+        if not back or file is None or file.fingerprint() != one.fingerprint:
+            known[one.model_version] = one.model_spec(spec.folder)
+    path = path_back if back else path_between
+    return path(known, source.model_version, manifest.model_version)
 
 
 def _pretrained(
@@ -157,7 +172,7 @@ def _pretrained(
         frame = joined.dropna(subset=own.input_names)
     batch = batch_of(runtime)
     packed = bucket_rows(frame, batch.rows, frame.count())
-    return final_states(packed, runtime.kernel, batch, _begin(runtime, states, sample, name))
+    return final_states(packed, runtime.kernel, batch, _begin(runtime, states, sample, name)).frame
 
 
 def _begin(runtime: ModelRuntime, states: DataFrame, sample: Sample, name: str) -> Begin | None:

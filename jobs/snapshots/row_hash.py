@@ -1,0 +1,169 @@
+"""The 64-bit hash of state rows in NumPy: the value that Spark's `xxhash64` gives, so either may compute a checksum.
+
+Spark folds a row's columns in turn, each with the hash so far as its seed: a null leaves the hash as it is, an array
+is the fold of its elements, a map that of its keys and values in their order. One value is hashed by xxHash64
+(Y. Collet, xxHash fast digest algorithm, doc/xxhash_spec.md, "XXH64 algorithm description").
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+Ints = NDArray[np.int64]
+
+SEED = 42
+"""Spark's seed of a row."""
+_P1, _P2, _P3, _P4, _P5 = (
+    np.uint64(prime)
+    for prime in (
+        0x9E3779B185EBCA87,
+        0xC2B2AE3D27D4EB4F,
+        0x165667B19E3779F9,
+        0x85EBCA77C2B2AE63,
+        0x27D4EB2F165667C5,
+    )
+)
+_STRIPE = 32
+_NAN = np.uint64(0x7FF8000000000000)
+
+
+def row_hashes(columns: list[pa.Array]) -> Hashes:
+    """Return the hash of each of N rows.
+
+    Args:
+        columns: (N,) each: integers of 64 bits, times in microseconds, doubles, texts, lists of doubles, or maps from
+            texts to lists of doubles.
+    """
+    found = np.full(len(columns[0]), SEED, np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            _fold(found, column, np.arange(len(column)))
+    return found
+
+
+def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
+    """Fold values of a column into the hashes of the rows that they belong to, one value a row."""
+    if column.null_count:
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        column, rows = column.filter(pa.array(valid)), rows[valid]
+    if not len(rows):
+        return
+    kind: Any = column.type
+    if pa.types.is_map(kind):
+        starts, lengths = _extents(column)
+        for i in range(int(lengths.max())):
+            has = np.flatnonzero(lengths > i)
+            at = pa.array(starts[has] + i)
+            _fold(found, column.keys.take(at), rows[has])
+            _fold(found, column.items.take(at), rows[has])
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _fold_lists(found, column, rows)
+    elif pa.types.is_string(kind):
+        found[rows] = _of_texts(column, found[rows])
+    else:
+        found[rows] = _of_words(_words(column), found[rows])
+
+
+def _fold_lists(found: Hashes, column: pa.Array, rows: Ints) -> None:
+    """Fold the elements of lists, the first of each list first."""
+    starts, lengths = _extents(column)
+    values = column.values
+    if values.null_count:
+        for i in range(int(lengths.max())):
+            has = np.flatnonzero(lengths > i)
+            _fold(found, values.take(pa.array(starts[has] + i)), rows[has])
+        return
+    words, so_far = _words(values), found[rows]
+    shortest = int(lengths.min())
+    for i in range(int(lengths.max())):
+        if i < shortest:
+            so_far = _of_words(words[starts + i], so_far)
+        else:
+            has = np.flatnonzero(lengths > i)
+            so_far[has] = _of_words(words[starts[has] + i], so_far[has])
+    found[rows] = so_far
+
+
+def _extents(column: pa.Array) -> tuple[Ints, Ints]:
+    """Return where in the values each list or map begins, and how many elements it has."""
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    return offsets[:-1], np.diff(offsets)
+
+
+def _words(column: pa.Array) -> Hashes:
+    """Return values without nulls as the 64 bits that Spark hashes."""
+    if not pa.types.is_floating(column.type):
+        return column.cast(pa.int64()).to_numpy().view(np.uint64)
+    numbers = column.to_numpy()
+    words = numbers.view(np.uint64)
+    # One zero and one NaN stand for all of theirs.
+    return np.where(numbers == 0, np.uint64(0), np.where(numbers != numbers, _NAN, words))
+
+
+def _rotated(x: Hashes, bits: int) -> Hashes:
+    return (x << np.uint64(bits)) | (x >> np.uint64(64 - bits))
+
+
+def _round(lane: Hashes, words: Hashes) -> Hashes:
+    return _rotated(lane + words * _P2, 31) * _P1
+
+
+def _of_words(words: Hashes, seeds: Hashes) -> Hashes:
+    """Return the hashes of values of 8 bytes, each with a seed of its own."""
+    return _avalanche(_with_word(seeds + _P5 + np.uint64(8), words))
+
+
+def _with_word(x: Hashes, words: Hashes) -> Hashes:
+    return _rotated(x ^ _round(np.zeros_like(words), words), 27) * _P1 + _P4
+
+
+def _avalanche(x: Hashes) -> Hashes:
+    x = (x ^ (x >> np.uint64(33))) * _P2
+    x = (x ^ (x >> np.uint64(29))) * _P3
+    return x ^ (x >> np.uint64(32))
+
+
+def _of_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
+    """Return the hashes of the bytes of texts, those of the same length at once."""
+    _, offsets_buffer, data = texts.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
+    raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    lengths = np.diff(offsets)
+    found = np.empty(len(texts), np.uint64)
+    for length in np.unique(lengths):
+        rows = np.flatnonzero(lengths == length)
+        found[rows] = _of_bytes(raw[offsets[rows, None] + np.arange(length)], seeds[rows])
+    return found
+
+
+def _of_bytes(raw: NDArray[np.uint8], seeds: Hashes) -> Hashes:
+    """Return the hashes of texts (N, length) of the same length."""
+    count, length = raw.shape
+    words = np.ascontiguousarray(raw[:, : length // 8 * 8]).view("<u8")
+    stripes = length // _STRIPE
+    if stripes:
+        lanes = [seeds + _P1 + _P2, seeds + _P2, seeds.copy(), seeds - _P1]
+        for i in range(stripes):
+            lanes = [_round(lane, words[:, 4 * i + j]) for j, lane in enumerate(lanes)]
+        one, two, three, four = lanes
+        x = _rotated(one, 1) + _rotated(two, 7) + _rotated(three, 12) + _rotated(four, 18)
+        for lane in lanes:
+            x = (x ^ _round(np.zeros(count, np.uint64), lane)) * _P1 + _P4
+    else:
+        x = seeds + _P5
+    x = x + np.uint64(length)
+    for i in range(4 * stripes, words.shape[1]):
+        x = _with_word(x, words[:, i])
+    at = words.shape[1] * 8
+    if length - at >= 4:
+        half = np.ascontiguousarray(raw[:, at : at + 4]).view("<u4")[:, 0].astype(np.uint64)
+        x = _rotated(x ^ (half * _P1), 23) * _P2 + _P3
+        at += 4
+    for i in range(at, length):
+        x = _rotated(x ^ (raw[:, i].astype(np.uint64) * _P5), 11) * _P1
+    return _avalanche(x)

@@ -1,0 +1,197 @@
+"""State rows of snapshots: written by the tasks or by Java, the same rows and checksum, whole whenever it is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from jobs.core.errors import UserError
+from jobs.encoding.arrow import lists
+from jobs.snapshots import manifests, state_files, store
+from jobs.snapshots.manifests import Manifest
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, measure, read_rows
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.file_commits import WRITER, FileTable
+
+pytestmark = pytest.mark.spark
+
+KEYS = 25_000
+"""More than an Arrow batch of Spark's."""
+
+
+def manifest(name: str = "walk-v1-1-abc") -> Manifest:
+    return Manifest(
+        snapshot_id=name,
+        model="walk",
+        model_version=7,
+        fingerprint="f",
+        parameters={"q": 1.0},
+        position={"source": "delta", "version": 1},
+        key_count=KEYS,
+        checksum="",
+        rows=0,
+        snapshots_version=0,
+        spec="{}",
+    )
+
+
+def made(spark: SparkSession, keys: int = KEYS, wrong: int | None = None, integer: bool = False) -> StateRows:
+    """Return state rows that two tasks make; the one of key `wrong` fails after it has written."""
+
+    def make(batches: Any) -> Any:
+        for batch in batches:
+            number = batch.column("id").to_numpy()
+            yield rows_of(number, integer)
+            if wrong is not None and wrong in number:
+                raise ValueError("the task fails")
+
+    return StateRows(spark.range(keys, numPartitions=2), make, integer)
+
+
+def rows_of(number: Any, integer: bool) -> pa.RecordBatch:
+    size = len(number)
+    key = pa.array(number) if integer else pa.array([f"key {one}" for one in number])
+    at = pa.array(np.where(number % 5 == 0, 0, number * 1_000_001), mask=number % 5 == 0)
+    values = np.stack([number / 7, -number / 3, np.where(number % 11 == 0, np.nan, -0.0)])
+    columns = [
+        pa.array(number + 1),
+        at,
+        lists(values),
+        lists(np.tile(values, (3, 1))),
+        pa.array(number * 0.1),
+    ]
+    extras = map_of({"gate": values[:2], "own": values[:1]}, size)
+    return pa.RecordBatch.from_arrays([key, *columns, extras], ["key", *(one.name for one in STATE_COLUMNS)])
+
+
+def rows_in(warehouse: Warehouse, name: str = "walk-v1-1-abc") -> list[Any]:
+    return read_rows(warehouse, name, "walk").orderBy("key").collect()
+
+
+def engines(warehouse: Warehouse, table: str) -> list[str]:
+    """Return who wrote the commits of a table, the first one first, without the one that made it."""
+    found = reversed(DeltaTable(warehouse.path(table)).history())
+    return ["delta-rs" if "delta-rs" in one.get("engineInfo", "") else "java" for one in found][1:]
+
+
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
+    return Warehouse(spark, str(tmp_path / "warehouse"))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("integer", [False, True])
+def test_the_tasks_write_what_java_writes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integer: bool
+) -> None:
+    found = {}
+    for writer in ("java", "files"):
+        monkeypatch.setenv(WRITER, writer)
+        warehouse = Warehouse(spark, str(tmp_path / writer))
+        written = store.write(warehouse, manifest(), made(spark, integer=integer))
+        assert (written.key_count, written.rows) == (KEYS, KEYS * (KEYS + 1) // 2)
+        assert store.verify(warehouse, written).count() == KEYS
+        assert measure(read_rows(warehouse, written.snapshot_id, "walk"))[1] == written.checksum
+        found[writer] = (
+            rows_in(warehouse),
+            written.checksum,
+            read_rows(warehouse, "walk-v1-1-abc", "walk").schema,
+        )
+    assert repr(found["files"]) == repr(found["java"])  # NaN is no number that equals itself
+    assert engines(Warehouse(spark, str(tmp_path / "files")), "snapshots") == ["delta-rs"]
+    assert engines(Warehouse(spark, str(tmp_path / "files")), "manifests") == ["delta-rs"]
+    assert engines(Warehouse(spark, str(tmp_path / "java")), "snapshots") == ["java"]
+
+
+def test_a_plain_table_of_states_is_written_by_the_tasks_too(warehouse: Warehouse) -> None:
+    first = store.write(warehouse, manifest(), made(warehouse.spark))
+    second = store.write(warehouse, manifest("walk-v1-2-abc"), made(warehouse.spark).frame)
+    assert second.checksum == first.checksum and second.snapshots_version == first.snapshots_version + 1
+    assert engines(warehouse, "snapshots") == ["delta-rs", "delta-rs"]
+    assert repr([row["mean"] for row in rows_in(warehouse)]) == repr(
+        [row["mean"] for row in rows_in(warehouse, "walk-v1-2-abc")]
+    )
+
+
+def test_a_snapshot_without_states_is_written(warehouse: Warehouse) -> None:
+    written = store.write(warehouse, manifest(), made(warehouse.spark, 0))
+    assert (written.key_count, written.rows, written.checksum) == (0, 0, "0" * 16)
+    assert store.find_whole(warehouse, written.snapshot_id) == written
+
+
+@pytest.mark.core
+def test_rows_of_an_attempt_that_was_killed_before_its_manifest_are_replaced(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store.write(warehouse, manifest(), made(warehouse.spark, 10))
+    assert not warehouse.exists("manifests") and len(rows_in(warehouse)) == 10
+    written = store.write(warehouse, manifest(), made(warehouse.spark))
+    assert len(rows_in(warehouse)) == written.key_count == KEYS
+    assert store.find_whole(warehouse, written.snapshot_id) == written
+    assert engines(warehouse, "snapshots") == ["delta-rs", "java"]
+
+
+def test_a_task_that_fails_leaves_no_file(warehouse: Warehouse) -> None:
+    with pytest.raises(PySparkException, match="the task fails"):
+        store.write(warehouse, manifest(), made(warehouse.spark, wrong=KEYS - 1))
+    assert not list(Path(warehouse.root).glob("snapshots/*/*/*.parquet"))
+    assert DeltaTable(warehouse.path("snapshots")).version() == 0
+
+
+def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one commits while this one's tasks write; its manifest goes on naming its own version."""
+    add, others = FileTable.add, []
+
+    def overtaken(self: FileTable, *arguments: Any) -> Any:
+        if not others:
+            others.append(None)
+            others[0] = store.write(warehouse, manifest(), made(warehouse.spark))
+        return add(self, *arguments)
+
+    monkeypatch.setattr(FileTable, "add", overtaken)
+    written = store.write(warehouse, manifest(), made(warehouse.spark))
+    assert len(rows_in(warehouse)) == KEYS
+    for one in (others[0], written):
+        assert store.verify(warehouse, one).count() == KEYS
+    assert engines(warehouse, "snapshots") == ["delta-rs", "java"]
+    named = {Path(one).name for one in DeltaTable(warehouse.path("snapshots")).file_uris()}
+    first = {Path(one).name for one in DeltaTable(warehouse.path("snapshots"), version=1).file_uris()}
+    there = {path.name for path in Path(warehouse.root).glob("snapshots/*/*/*.parquet")}
+    assert there == named | first  # the files that this one wrote first are gone
+
+
+def test_a_file_that_vanished_before_the_commit_is_told(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = FileTable.add
+
+    def vacuumed(self: FileTable, parts: Any, *rest: Any) -> Any:
+        (self.folder / parts[0].path).unlink()
+        return add(self, parts, *rest)
+
+    monkeypatch.setattr(FileTable, "add", vacuumed)
+    with pytest.raises(UserError, match="the file was changed or removed before it was committed"):
+        store.write(warehouse, manifest(), made(warehouse.spark))
+    assert manifests.all_of(warehouse) == []
+
+
+def test_names_that_delta_would_escape_are_written_by_java(warehouse: Warehouse) -> None:
+    odd = manifest("walk-v1-1-a=b")
+    assert state_files.write_files(warehouse, odd, made(warehouse.spark)) is None
+    written = store.write(warehouse, odd, made(warehouse.spark))
+    assert store.find_whole(warehouse, odd.snapshot_id) == written
