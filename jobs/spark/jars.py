@@ -5,7 +5,8 @@ and Maven folders are not touched: an incomplete one there makes Spark's own res
 
 Jars that only some models need are in sets of their own, each in a subfolder, fetched by its first use or by
 `python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
-`yarn` a YARN cluster in one process for a test, `s3` the client of S3 with classes of our own (`jobs.spark.compiled`).
+`yarn` a YARN cluster in one process for a test, `s3` the client of S3 with classes of our own (`jobs.spark.compiled`),
+`azure` and `google` are Hadoop's clients of those stores.
 
 `jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
 when a command starts.
@@ -69,6 +70,7 @@ COORDINATES: tuple[Coordinate, ...] = (
             "jackson-datatype-jdk8",
         ),
     ),
+    Coordinate(GROUP, "kalman-stores", source_digest()),
 )
 
 _AWS = "2.35.4"
@@ -111,8 +113,14 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("software.amazon.awssdk", "s3-transfer-manager", _AWS),
         Coordinate("software.amazon.awssdk", "sts", _AWS),
         Coordinate("software.amazon.awssdk", "apache-client", _AWS),
-        Coordinate(GROUP, "kalman-stores", source_digest()),
     ),
+    "azure": (
+        # Without what serves the former `wasb://` alone.
+        Coordinate(
+            "org.apache.hadoop", "hadoop-azure", "3.5.0", without=("azure-storage", "azure-keyvault-core")
+        ),
+    ),
+    "google": (Coordinate("org.apache.hadoop", "hadoop-gcp", "3.5.0"),),
 }
 """Sets of jars that only some models need, by the name of their folder."""
 _ALONE = {"broker"}

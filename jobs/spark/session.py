@@ -35,8 +35,10 @@ def spark_session(
 
     Raises:
         UserError: Java is missing, the jars have not been fetched, or a cluster's master does not take this driver, or
-            the warehouse's store is not safe.
+            the warehouse's store has no client here, or is not safe.
     """
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    jars = [] if submitted else _jars(kafka, settings.warehouse)
     ready(settings.warehouse)
     # PySpark logs each exception as a line of JSON with its stack trace; the command prints it in a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
@@ -46,10 +48,8 @@ def spark_session(
     builder = SparkSession.builder.appName(app)
     for name, value in {**spark_conf(), **spark_store_conf(settings.warehouse), **(conf or {})}.items():
         builder = builder.config(name, value)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
-        builder = builder.master(settings.master).config(
-            "spark.jars", ",".join(_jars(kafka, settings.warehouse))
-        )
+    if not submitted:
+        builder = builder.master(settings.master).config("spark.jars", ",".join(jars))
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -64,6 +64,7 @@ def export(
         ),
         generation=generation.generation,
         batch_id=batch,
+        parent=None,
         cut=None,
         committed_at=None,
         inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),

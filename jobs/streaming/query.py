@@ -23,6 +23,7 @@ from jobs.lineage.source_ranges import RangeWriter
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
+from jobs.spark.planned import planned_once
 from jobs.spark.queries import with_trigger
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.plan import Plan
@@ -262,7 +263,7 @@ def start(
     seeds = None
     if states is not None:
         seeds = initial_state(warehouse, context.runtime, context.manifest, states, context.routing)
-        seeds = seeds.groupBy("bucket")
+        seeds = planned_once(warehouse.spark, seeds).groupBy("bucket")
     operator = packed.groupBy("bucket")
     packets = operator.transformWithStateInPandas(processor, OUTPUT_PACKETS, "Append", clock, seeds)
     stream = packets.writeStream.queryName(f"{context.spec.name} {generation.generation}").foreachBatch(
@@ -282,7 +283,9 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
         if context.states is not None:
             return context.states
         assert context.committed is not None
-        return states_at(warehouse, generation, context.manifest, context.committed, context.spec.folder)
+        return states_at(
+            warehouse, generation, context.manifest, context.committed, context.spec.folder
+        ).frame
 
     if not sinks.latest:
         fence.forget(latest(generation.model))  # nothing would update its rows

@@ -198,7 +198,9 @@ def state_frame(session: Any, states: States) -> Frame:
 
 def states_at(warehouse: Any, generation: Any, origin: Any, batch: int, folder: Any = None) -> Frame:
     """Read the states after a micro-batch from a checkpoint."""
-    return state_frame(warehouse.spark, read_states(warehouse.path(generation.checkpoint), batch))
+    found = state_frame(warehouse.spark, read_states(warehouse.path(generation.checkpoint), batch))
+    found.frame = found  # type: ignore[attr-defined]  # as `StateRows.frame`
+    return found
 
 
 def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Frame, routing: Any) -> Any:

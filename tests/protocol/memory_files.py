@@ -99,19 +99,3 @@ class MemoryFiles:
 def _below(path: str, itself: bool = False) -> list[str]:
     files = world.current().files
     return [one for one in files if one.startswith(f"{path}/") or itself and one == path]
-
-
-class MemoryPath:
-    """A path in the store, as far as `jobs.key_inputs.pins` uses one."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __truediv__(self, name: str) -> MemoryPath:
-        return MemoryPath(f"{self.path}/{name}")
-
-    def __str__(self) -> str:
-        return self.path
-
-    def exists(self) -> bool:
-        return MemoryFiles(self.path).exists("")

@@ -314,6 +314,9 @@ class Packets:
     def select(self, *columns: Any) -> Frame:
         return self._frame.select(*columns)
 
+    def selectExpr(self, *names: str) -> Frame:  # noqa: N802
+        return self._frame.select(*names)
+
     def filter(self, condition: Any) -> Frame:
         return self._frame.filter(condition)
 

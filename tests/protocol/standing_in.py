@@ -30,6 +30,7 @@ from jobs.lineage import leases
 from jobs.snapshots import seeds, state_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.conf import set_codegen_for
+from jobs.spark.planned import planned_once
 from jobs.streaming import query, state_reader
 from jobs.streaming.driver import Driver
 from jobs.streaming.recorder import recording
@@ -40,7 +41,7 @@ from jobs.training import batch_filter
 from jobs.warehouse.files import HadoopFiles, LocalFiles
 from jobs.warehouse.transactions import transactions
 from tests.protocol import data_path, memory_columns, memory_delta, world
-from tests.protocol.memory_files import MemoryFiles, MemoryPath
+from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
 
 LOADED = (
@@ -158,9 +159,10 @@ def _replacements() -> list[tuple[Any, Any]]:
         (state_rows.measure, data_path.measure),
         (state_reader.states_at, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
+        (planned_once, lambda session, rows: rows),
         (
-            pins._folder,
-            lambda warehouse, generation: MemoryPath(f"{warehouse.root}/{generation.checkpoint}/inputs"),
+            pins._files,
+            lambda warehouse, generation: MemoryFiles(f"{warehouse.root}/{generation.checkpoint}/inputs"),
         ),
         (LocalFiles, MemoryFiles),
         (transactions, _transactions),

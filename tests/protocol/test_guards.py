@@ -176,7 +176,7 @@ def _only_the_last(generation: Any, before: Any) -> int:
 def _unpinned(self: InputPins, batch: int) -> Any:
     """Let a micro-batch use the newest inputs, whatever it used before."""
     version = self._table.newest()
-    self._spark.sparkContext.setLocalProperty(PROPERTY, str(self._root / self._packet(version)))
+    self._spark.sparkContext.setLocalProperty(PROPERTY, f"{self._files.root}/{self._packet(version)}")
     return version
 
 

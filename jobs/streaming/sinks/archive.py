@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.keys import KeyKind, columns_of
 from jobs.encoding.packets import Layout
-from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
+from jobs.snapshots.state_rows import StateRows, state_rows
 from kalman.types import Filter
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[Dat
                 yield from state_rows(kernel, layout.decode(payload), kind.integer)
 
     def rows(packets: DataFrame) -> DataFrame:
-        key_type = "bigint" if kind.integer else "string"
-        states = typed_states(packets.select("payload").mapInArrow(unpack, f"key {key_type}, {STATE_ROWS}"))
+        states = StateRows(packets.select("payload"), unpack, kind.integer).frame
         named = [] if kind.is_plain_key else columns_of(kind, F.col("key"))
         return states.select("key", *named, *(name for name in states.columns if name != "key"))
 

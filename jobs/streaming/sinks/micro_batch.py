@@ -39,7 +39,7 @@ from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import SOURCE_RANGE, archive, estimates
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
 """Condition of the quarantine's rows that are messages of a topic."""
@@ -67,6 +67,14 @@ COUNTED = {
     OutputPacket.MISSING_INPUTS: "without_inputs",
 }
 """The count of a report to which a kind of packet adds its rows."""
+
+
+_OF_PACKETS = ("kind", "rows")
+_OF_FILES = (
+    *_OF_PACKETS,
+    f"CASE WHEN kind IN ({', '.join(str(kind.value) for kind in FILES.values())}) THEN payload END AS payload",
+)
+"""What is collected of packets; where files are written, their names too. The payloads of rows stay where they are."""
 
 
 @dataclass
@@ -164,9 +172,6 @@ class MicroBatchWriter:
             self.reached.take(batch_id)
         if self.pins is not None:
             self.pins.take(batch_id)
-        if self.files is not None:
-            self.files.ask(packets.sparkSession, batch_id)
-        packets = packets.persist()
         found = None
         try:
             counts = found = self._counts(packets, batch_id)
@@ -189,7 +194,10 @@ class MicroBatchWriter:
         watermark = None
         # The one action that runs the filter: the writes read its packets from the cache.
         with self._step(batch_id, FILTER):
-            found = packets.select("kind", "rows", *self._named_files()).collect()
+            if self.files is not None:
+                self.files.ask(packets.sparkSession, batch_id)
+            packets.persist()
+            found = packets.selectExpr(*(_OF_PACKETS if self.files is None else _OF_FILES)).collect()
         for row in found:
             if row["kind"] == OutputPacket.WATERMARK:
                 watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
@@ -202,13 +210,6 @@ class MicroBatchWriter:
         )
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
-
-    def _named_files(self) -> list[Column]:
-        """Return the column of the payloads that name files; those of packets stay where they are."""
-        if self.files is None:
-            return []
-        names = F.when(F.col("kind").isin(*FILES.values()), F.col("payload"))
-        return [names.alias("payload")]
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:
         """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.

@@ -118,7 +118,7 @@ class EstimateFiles:
 
         A stream that fails at a row, as the disk is full, or at a sink after its estimates, is started again and again.
         """
-        if not self.table.tried:
+        if self.attempt and not self.table.tried:
             with suppress(OSError):  # what is left is VACUUM's
                 remove_of(self.table.folder, self.attempt)
 

@@ -9,11 +9,11 @@ import pytest
 
 from jobs.core.errors import UserError
 from jobs.spark import compiled, jars
-from jobs.spark.jars import OPTIONAL, jar_folder, known_digests
+from jobs.spark.jars import COORDINATES, jar_folder, known_digests
 
 
 def test_the_sources_compile_to_the_jar_that_is_known(tmp_path: Path):
-    own = OPTIONAL["s3"][-1]
+    own = COORDINATES[-1]
     jar = tmp_path / f"{own.artifact}-{own.version}.jar"
     compiled.compile_into(jar, [*jars._pyspark_jars(), *jar_folder().glob("*.jar")])
     assert known_digests().get(jar.name) == hashlib.sha256(jar.read_bytes()).hexdigest(), (

@@ -25,6 +25,8 @@ from jobs.spark.jars import (
 )
 
 JAR = hashlib.sha256(b"jar").hexdigest()
+OWN = f"kalman-stores-{source_digest()}.jar"
+"""The jar of our own classes, which is compiled and not fetched."""
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -49,11 +51,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         assert class_path
         jar.write_bytes(b"jar")
 
-    own = f"kalman-stores-{source_digest()}.jar"
     monkeypatch.setattr(jars, "_run", ivy)
     monkeypatch.setattr(jars, "compile_into", compiler)
     monkeypatch.setattr(jars, "java_problem", lambda: "")
-    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR, own: JAR})
+    monkeypatch.setattr(jars, "known_digests", lambda: {"delta-1.0.jar": JAR, OWN: JAR})
     return commands
 
 
@@ -70,7 +71,7 @@ def test_missing_jars_name_the_command(folder: Path):
 
 def test_fetched_once_and_found(folder: Path, asked: list[list[str]]):
     assert fetch() is True
-    assert jar_paths() == [str(folder / "delta-1.0.jar")]
+    assert jar_paths() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]
     assert fetch() is False
     assert len(asked) == 1
     assert sorted(path.name for path in folder.parent.iterdir()) == ["jars"]
@@ -164,8 +165,8 @@ def test_proxy_of_the_environment_reaches_java(
 def test_manifest_can_be_checked_by_others(folder: Path, asked: list[list[str]]):
     fetch()
     manifest = json.loads((folder / jars.MANIFEST).read_text())
-    assert manifest["jars"] == {"delta-1.0.jar": hashlib.sha256(b"jar").hexdigest()}
-    assert [name.split(" ")[0] for name in manifest["coordinates"]] == [str(COORDINATES[0])]
+    assert manifest["jars"] == {"delta-1.0.jar": JAR, OWN: JAR}
+    assert [name.split(" ")[0] for name in manifest["coordinates"]] == list(map(str, COORDINATES))
 
 
 def test_an_optional_set_is_fetched_by_its_first_use(folder: Path, asked: list[list[str]]):
@@ -175,7 +176,7 @@ def test_an_optional_set_is_fetched_by_its_first_use(folder: Path, asked: list[l
     for _ in range(2):
         assert optional_jars("kafka") == [str(folder / "kafka" / "delta-1.0.jar")]
     assert len(asked) == 2
-    assert jar_paths() == [str(folder / "delta-1.0.jar")]  # the others see nothing of it
+    assert jar_paths() == [str(folder / "delta-1.0.jar"), str(folder / OWN)]  # the others see nothing of it
 
 
 def test_sets_are_fetched_beforehand_by_name(
