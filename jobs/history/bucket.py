@@ -104,7 +104,8 @@ def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[tup
     if begin is not None:
         fresh = fresh._replace(values=begin)
     before = gather(known, at, at < 0, fresh)
-    for indices, outputs in smoothed(row_filter, before, fresh, keyed.rows, plan.idle):
+    diagonal = plan.estimates.diagonal
+    for indices, outputs in smoothed(row_filter, before, fresh, keyed.rows, plan.idle, diagonal):
         yield keyed._replace(rows=keyed.rows.take(indices)), outputs
 
 

@@ -16,12 +16,14 @@ from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan, estimator
+from jobs.history.counting import Counts, Wanted, count_by_ends, count_by_log
 from jobs.history.files import can_be_files, write_files
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
 from jobs.history.table import HistoryTable, Part, Run, Slices, run_name
 from jobs.key_inputs.table import InputsTable, home_of
+from jobs.lineage import replayed_late_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
 from jobs.snapshots.store import verify
@@ -58,15 +60,6 @@ class Request(NamedTuple):
     input: str | None = None
     output: str | None = None
     version: int | None = None
-
-
-class Counts(NamedTuple):
-    """Rows of the interval, rows before it that were read, rows that do not fit, rows whose key has no inputs."""
-
-    rows: int
-    before: int
-    unfit: int
-    without_inputs: int
 
 
 class Result(NamedTuple):
@@ -288,7 +281,8 @@ class _Run:
         estimates: EstimateFormat = runtime.estimates
         if request.smooth:
             try:
-                estimates = estimates._replace(extra=(*estimates.extra, *smoothed_widths(kernel)))
+                more = smoothed_widths(kernel, estimates.diagonal)
+                estimates = estimates._replace(extra=(*estimates.extra, *more))
             except ModelError as error:
                 raise UserError(f"--smooth: {spec.name}: {error}") from error
         return Plan(
@@ -329,6 +323,9 @@ class _Run:
         time = F.unix_micros(F.col(f"`{spec.time}`"))
         inside = F.lit(True) if first is None else time >= first
         good = fits & has_inputs
+        known = self._known_counts()
+        if known is not None:
+            return frame.filter(good), known
         row = frame.agg(
             F.count_if(good & inside).alias("rows"),
             F.count_if(good & ~inside).alias("before"),
@@ -337,6 +334,18 @@ class _Run:
         ).first()
         assert row is not None
         return frame.filter(good), Counts(**{name: int(row[name]) for name in Counts._fields})
+
+    def _known_counts(self) -> Counts | None:
+        """Return the counts if the files tell them without a job."""
+        question, rows = self.question, self.question.rows
+        wanted = Wanted(question.request.interval, question.start.before)
+        if question.inputs is not None:
+            return None
+        if rows.files is not None:
+            return count_by_ends(rows.files, question.spec, wanted)
+        if not rows.measurements or rows.version is None or self.warehouse.exists(replayed_late_rows.TABLE):
+            return None  # rows of the user's may not fit, copies of late rows are not read
+        return count_by_log(self.warehouse, rows.name, rows.version, question.spec.time, wanted)
 
     def _write(
         self,

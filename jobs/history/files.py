@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.encoding.key_texts import has_columns
 from jobs.encoding.table_rows import table_batch
 from jobs.history.bucket import Plan, estimator
-from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name, remove, remove_of
+from jobs.warehouse.part_files import PartFile, attempt_name, remove_of, write_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -72,17 +72,11 @@ def _writer(plan: Plan, target: Target) -> Callable[[Iterator[pa.RecordBatch]], 
         task = TaskContext.get()
         assert task is not None
         name = attempt_name(task.partitionId(), target.attempt, task.stageId(), task.taskAttemptId())
-        folder = Path(target.folder)
-        writer = PartWriter(folder, name, target.file_bytes)
-        done: list[PartFile] = []
-        try:
-            for found in estimates(batches):
-                done += writer.add(table_batch(plan.estimates.kind, found, target.schema, target.constants))
-            done += writer.end()
-        except Exception:
-            writer.abandon()
-            remove(folder, done)  # the attempt has failed: on a full disk the next one needs their space
-            raise
+        rows = (
+            table_batch(plan.estimates.kind, found, target.schema, target.constants)
+            for found in estimates(batches)
+        )
+        done = write_parts(Path(target.folder), name, rows, full=target.file_bytes)
         if done:
             yield pa.RecordBatch.from_arrays(
                 [pa.array([one.encode() for one in done], pa.binary())], ["file"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
@@ -14,6 +15,7 @@ from pyspark.sql.types import DateType, NumericType, TimestampNTZType, Timestamp
 from jobs.core.errors import UserError, first_line
 from jobs.key_inputs.table import home_of
 from jobs.lineage import replayed_late_rows
+from jobs.spark.read_files import files_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.training.table_source import Source
 from jobs.warehouse.delta import Warehouse
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _FILE = ("path", "length", "modificationTime")
-"""What tells a file from what it was before, or will be."""
+"""What tells a file from what it was before, or will be, as Spark's format for files of any kind names it."""
 
 
 class Interval(NamedTuple):
@@ -48,7 +50,8 @@ class Rows(NamedTuple):
 
     frame: with the columns of the spec, one of them the time as a timestamp; name: of the table; version: of a Delta
     table, None for files; identity: what tells this content from every other; measurements: it is the model's own table
-    of measurements; fits: the condition of rows that `ingest` would have accepted, None where it has checked them
+    of measurements; fits: the condition of rows that `ingest` would have accepted, None where it has checked them;
+    files: the paths of the files, None for a Delta table or where Spark does not tell them
     """
 
     frame: DataFrame
@@ -57,6 +60,7 @@ class Rows(NamedTuple):
     identity: list[Any]
     measurements: bool
     fits: Column | None = None
+    files: list[str] | None = None
 
 
 def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: int | None) -> Rows:
@@ -76,6 +80,7 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
 
 def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | None) -> Rows:
     home, table = home_of(warehouse, given)
+    files: list[str] | None = None
     if home.exists(table):
         number = check_version(home, table, version)
         rows = home.read(table, number)
@@ -84,12 +89,19 @@ def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | Non
         if version is not None:
             raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
         number, rows = None, _files(warehouse, home.path(table), given)
-        # This format lists the files; their content is not read.
-        files = warehouse.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-        found = files.load(home.path(table)).select(*(F.col(name).cast("string") for name in _FILE)).collect()
-        listed = sorted("|".join(row) for row in found)
-        identity = [given, hashlib.sha256("\n".join(listed).encode()).hexdigest()]
-    return Rows(_typed(rows, spec, given), given, number, identity, False, _fits(spec))
+        listed = files_of(rows)
+        files = None if listed is None else [one.path for one in listed]
+        found = listed_by_job(warehouse, home.path(table)) if listed is None else listed
+        texts = sorted("|".join(map(str, one)) for one in found)
+        identity = [given, hashlib.sha256("\n".join(texts).encode()).hexdigest()]
+    return Rows(_typed(rows, spec, given), given, number, identity, False, _fits(spec), files)
+
+
+def listed_by_job(warehouse: Warehouse, path: str) -> Sequence[tuple[Any, ...]]:
+    """Return what `files_of` does, by a job."""
+    # This format lists the files; their content is not read.
+    files = warehouse.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    return files.load(path).select(*(F.col(name).cast("string") for name in _FILE)).collect()
 
 
 def _files(warehouse: Warehouse, path: str, given: str) -> DataFrame:

@@ -15,11 +15,9 @@ from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.warehouse.commit_ids import in_table
-from jobs.warehouse.positions import DELTA, EPOCH, commits
+from jobs.warehouse.positions import DELTA, commits, to_micros
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from jobs.key_inputs.table import Version
     from jobs.specs.model_spec import ModelSpec
     from jobs.warehouse.delta import Warehouse
@@ -135,15 +133,10 @@ def _batch_version(warehouse: Warehouse, spec: ModelSpec, one: Manifest, asked: 
 def _reflected_before(one: Manifest, landed: list[Commit], version: int) -> int | None:
     """Return the event time such that a snapshot reflects the rows before it, and no others; None: not known."""
     if one.cut is not None:
-        return _micros(one.cut)
+        return to_micros(one.cut)
     if one.waiting is not None and one.waiting.get("rows"):
         return one.waiting["watermark"]
     upto = [each for each in landed if each.version <= version]
     if not upto or upto[0].version != 0 or not all(each.known for each in upto):
         return None
     return max((each.last + 1 for each in upto if each.last is not None), default=None)
-
-
-def _micros(time: datetime) -> int:
-    delta = time - EPOCH
-    return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds

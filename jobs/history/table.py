@@ -16,8 +16,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.source import Interval
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
+from jobs.warehouse.delta import Warehouse, commented
+from jobs.warehouse.file_commits import JAVA, FileTable, create_table, wanted_writer
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import to_datetime
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 STATISTICS = "generation,batch_id,event_time,key"
 """Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
 STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
+_SETTINGS = {STATISTICS_SETTING: STATISTICS}
 APPLICATION = "history"
 """The transactions of runs whose tasks write files: of two that have not seen each other, one fails."""
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
@@ -107,7 +108,9 @@ class HistoryTable(NamedTuple):
         """
         if wanted_writer() == JAVA or not self.warehouse.local:
             return None
-        self._create(rows)
+        fields = commented(self.name, _columns(rows)).json()
+        if not create_table(self.warehouse, self.name, fields, _SETTINGS):
+            self._create(rows)
         files = FileTable(self.warehouse, self.name, frozenset({STATISTICS_SETTING}))
         try:
             bounds = files.bounds() if files.takes(to_arrow_schema(rows.schema, timezone="UTC")) else None
@@ -122,7 +125,7 @@ class HistoryTable(NamedTuple):
             UserError: another run has written rows of the part meanwhile, or the commit failed.
         """
         detail = json.dumps(_detail(run, part))
-        if not files.add(parts, APPLICATION, part.is_beside, {"userMetadata": detail}):
+        if files.add(parts, APPLICATION, part.is_beside, {"userMetadata": detail}) is None:
             raise UserError(
                 f"{files.folder}: another run has written estimates of the same rows meanwhile; run it again",
                 RUN_FAILED,
@@ -168,8 +171,7 @@ class HistoryTable(NamedTuple):
         return json.loads(row["userMetadata"] or "{}")
 
     def _create(self, rows: DataFrame) -> None:
-        fields = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
-        self.warehouse.create(self.name, fields, properties={STATISTICS_SETTING: STATISTICS})
+        self.warehouse.create(self.name, _columns(rows), properties=_SETTINGS)
 
     def _written(self) -> int:
         """Return how many rows the newest commit has written."""
@@ -219,6 +221,11 @@ class Part(NamedTuple):
         if self.interval.last is not None:
             beside |= earliest >= self.interval.last
         return bool(beside.all())
+
+
+def _columns(rows: DataFrame) -> str:
+    """Return the columns of rows as DDL."""
+    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
 
 
 def _detail(run: Run, part: Part) -> dict[str, Any]:

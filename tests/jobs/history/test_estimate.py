@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pytest
+from pyspark.sql.classic.dataframe import DataFrame
 
 from jobs import estimate
 from jobs import filter as offline
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.history import estimating
+from jobs.history.source import listed_by_job
+from jobs.spark.read_files import files_of
 from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.tables import estimates_history
 from tests.jobs.history import small_commits
@@ -291,7 +294,7 @@ def test_a_run_killed_between_write_and_commit_is_continued_after_its_last_commi
     assert not more["continued"] and more["rows"] == 240
 
 
-def test_any_table_and_any_output(tmp_path: Path) -> None:
+def test_any_table_and_any_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = pipeline_of(tmp_path)
     days = random_rows(2, rows=60)
     frame = pd.concat(days)
@@ -302,12 +305,31 @@ def test_any_table_and_any_output(tmp_path: Path) -> None:
     odd = frame.head(1).assign(a=np.inf)
     pd.concat([frame, broken, odd]).assign(other="x").to_parquet(rows / "one.parquet", index=False)
     output = str(tmp_path / "elsewhere" / "out")
+    # The files that Spark has listed for reading are those that a job lists, to the letter: a run is known by them.
+    spark = pipeline.warehouse.spark
+    (rows / "part=1").mkdir()
+    frame.head(0).to_parquet(rows / "part=1" / "two %20; isDirectory=false; length=1.parquet", index=False)
+    (rows / "one.parquet").rename(rows / "part=1" / "one.parquet")
+    listed = files_of(spark.read.parquet(str(rows)))
+    assert listed is not None and len(listed) == 2
+    texts = [
+        sorted("|".join(map(str, one)) for one in found)
+        for found in (listed, listed_by_job(pipeline.warehouse, str(rows)))
+    ]
+    assert texts[0] == texts[1]
     report = estimated(pipeline, input=str(rows), output=output).data
     assert (report["rows"], report["unfit"], report["version"]) == (120, 2, None)
     expected = alone(pipeline, frame)
-    spark = pipeline.warehouse.spark
     assert_bit_equal(ordered(spark.read.format("delta").load(output).toPandas()), expected)
     assert not estimated(pipeline, input=str(rows), output=output).data["made"]
+    # Rows that all fit are counted by the ends of their files, by which no job is needed.
+    frame.to_parquet(tmp_path / "good.parquet", index=False)
+    again = {"input": str(tmp_path / "good.parquet"), "output": str(tmp_path / "elsewhere" / "good")}
+    with monkeypatch.context() as patch:
+        patch.setattr(DataFrame, "agg", None)
+        report = estimated(pipeline, **again).data
+    assert (report["rows"], report["unfit"]) == (120, 0)
+    assert_bit_equal(ordered(spark.read.format("delta").load(again["output"]).toPandas()), expected)
     # A Delta table by its name in the warehouse, too.
     spark.read.parquet(str(rows)).write.format("delta").save(pipeline.warehouse.path("own/rows"))
     report = estimated(pipeline, input="own/rows", output="own/estimates").data

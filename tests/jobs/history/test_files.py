@@ -36,6 +36,19 @@ def writers(pipeline: Pipeline) -> list[str]:
     return ["files" if "delta-rs" in one["engineInfo"] else "java" for one in found]
 
 
+def made_as(pipeline: Pipeline) -> tuple[Any, ...]:
+    """Return protocol, columns with their comments, settings and partitions with which the table was made."""
+    log = Path(pipeline.settings.warehouse, TABLE, "_delta_log", f"{0:020d}.json")
+    actions = {name: one for line in log.read_text().splitlines() for name, one in json.loads(line).items()}
+    about = actions["metaData"]
+    return (
+        actions["protocol"],
+        json.loads(about["schemaString"]),
+        about["configuration"],
+        about["partitionColumns"],
+    )
+
+
 def part_of(first: int | None, last: int | None, slices: tuple[int, int] = (0, 1 << 16)) -> Part:
     return Part(Slices(*slices), Interval(first, last))
 
@@ -83,6 +96,7 @@ def test_both_writers_write_the_same_rows_and_java_replaces(
     days = random_rows(3, rows=60, text=text)
     tables: dict[str, pd.DataFrame] = {}
     types: dict[str, list[tuple[str, str]]] = {}
+    made: dict[str, tuple[Any, ...]] = {}
     for writer in ("files", "java"):
         pipeline = Pipeline(tmp_path / writer, random_walk_spec(outputs={"innovation": True}))
         pipeline.land(*days)
@@ -90,6 +104,7 @@ def test_both_writers_write_the_same_rows_and_java_replaces(
         estimate.run(pipeline.settings, "walk", to="2024-03-02")
         estimate.run(pipeline.settings, "walk", since="2024-03-02", to="2024-03-03")
         assert writers(pipeline) == [writer, writer]
+        made[writer] = made_as(pipeline)
         rows = pipeline.warehouse.read(TABLE)
         tables[writer] = rows.orderBy("batch_id", "key", "event_time", "log_likelihood").toPandas()
         types[writer] = rows.dtypes
@@ -98,7 +113,7 @@ def test_both_writers_write_the_same_rows_and_java_replaces(
         estimate.run(pipeline.settings, "walk", since="2024-03-03")
         assert writers(pipeline) == [writer, writer, "java", writer]
         assert pipeline.warehouse.read(TABLE).count() == 180
-    assert types["files"] == types["java"]
+    assert types["files"] == types["java"] and made["files"] == made["java"]
     # A run's name has the version's digest of its own table in it.
     by_files, by_java = (tables[one].drop(columns="generation") for one in ("files", "java"))
     pd.testing.assert_frame_equal(by_files, by_java, check_exact=True)
