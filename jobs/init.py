@@ -62,6 +62,9 @@ def run(
         str | None,
         Option(help="The file's name is a key: what to call its column.", show_default=False),
     ] = None,
+    no_key: Annotated[
+        bool, Option("--no-key", help="All rows of all files are one series; by default it is found.")
+    ] = False,
     measurement: Annotated[
         list[str] | None,
         Option(help="A measured column; may be repeated; by default the first four.", show_default=False),
@@ -103,7 +106,7 @@ def run(
         raise UserError(exists(path))
     sample = QUICK if quick else (keys, rows)
     wishes = Wishes(
-        time, time_format, time_zone, key or [], key_from_name, measurement or [], structure, *sample
+        time, time_format, time_zone, key or [], key_from_name, measurement or [], structure, *sample, no_key
     )
     found = find(input, wishes)
     path.parent.mkdir(parents=True, exist_ok=True)  # the folder of models, before the first one
@@ -159,7 +162,9 @@ def _columns(found: Found) -> list[str]:
     return [
         *_written(found),
         f"time         {found.roles.time.name} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
-        f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})",
+        f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})"
+        if keys.columns
+        else f"key          none ({keys.why})",
         f"measurement  {', '.join(one.name for one in found.measurements)}",
         *(f"  not {name}: {why}" for name, why in refused[:12]),
         *([f"  and {len(refused) - 12:,} other columns, which the spec lists"] if len(refused) > 12 else []),
@@ -187,7 +192,6 @@ def _structures(found: Found) -> list[str]:
     from jobs.choosing.spec_text import why_chosen
 
     ranking, filtered = found.choice.ranking, found.filtered
-    ratio = "unknown" if filtered.ratio is None else f"{filtered.ratio:.3f} (1 is expected)"
     return [
         f"structures by the log-likelihood of a held-out row ({plural(ranking.keys, 'series', '')}, "
         f"{plural(ranking.rows, 'row')}), against the best:",
@@ -195,10 +199,25 @@ def _structures(found: Found) -> list[str]:
             f"  {one.name:<20} {0.0 - one.behind:+.4f} +- {one.error:.4f}, best for {one.wins:.0%}"
             for one in ranking.scores
         ),
-        *(f"  {name}: could not be fitted: {reason}" for name, reason in found.choice.failed.items()),
+        *(f"  {name}: not compared: {reason}" for name, reason in found.choice.failed.items()),
         why_chosen(found),
-        f"fitted       {plural(len(found.series.keys), 'key')}, NIS per measured component {ratio}",
+        *_fitted(found),
         *filtered.fit.lines,
+    ]
+
+
+def _fitted(found: Found) -> list[str]:
+    """Return the NIS: of one key that of the spec; of several also with each key's own numbers."""
+    keys = f"all {plural(found.keys.count, 'key')}"
+    own, of_spec = (
+        "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)
+    )
+    if found.keys.count == 1:
+        return [f"fitted       1 key, NIS per measured component {of_spec} (1 is expected)"]
+    return [
+        "NIS per measured component (1 is expected):",
+        f"  {own:>8}  {plural(len(found.series.keys), 'key')}, each with its own numbers, as after pretrain",
+        f"  {of_spec:>8}  {keys} with the spec's numbers, as filter reports it before pretrain",
     ]
 
 
@@ -228,6 +247,7 @@ def _data(found: Found) -> dict[str, Any]:
         "sampled_keys": len(found.series.keys),
         "keys_with_a_zero": found.final.still,
         "nis_per_component": found.filtered.ratio,
+        "nis_per_component_of_spec": found.filtered.of_spec,
         **found.filtered.fit.data,
         "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
     }

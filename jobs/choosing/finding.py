@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.choosing.columns import Given, Numbers, Roles, find_roles
 from jobs.choosing.held_out import FEWEST
-from jobs.choosing.keys import Keys, find_keys
+from jobs.choosing.keys import Keys, find_keys, no_key
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.search import Choice, Final, finish, search
 from jobs.choosing.seasons import Season, find_season
@@ -26,12 +26,14 @@ from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
+from jobs.core.report import plural
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
+from jobs.encoding.keys import ALL_ROWS
 from jobs.ingestion.key_from_name import name_of
 from jobs.ingestion.parsing import ParsedRows, parse
 from jobs.ingestion.raw_rows import Source
-from jobs.offline.filtering import Fit, in_order, watch
+from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.whole_files import files_of
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -62,6 +64,7 @@ class Wishes(NamedTuple):
     structure: str | None = None
     keys: int = 32
     rows: int = 400
+    no_key: bool = False
 
 
 @dataclass
@@ -84,7 +87,8 @@ class Filtered(NamedTuple):
     """The rows filtered with the model, each sampled key with its own parameters.
 
     rows (N,) sorted; mean, deviation (m, N) of the measured quantities after each row; innovations (m, N) normalised
-    nis (N,); fit: the test of the sampled keys' innovations; ratio: mean NIS a measured component of them
+    nis (N,); fit: the test of the sampled keys' innovations; ratio: mean NIS a measured component of them;
+    of_spec: the same of all keys with the spec's numbers, which `filter` reports before anything is learned
     """
 
     rows: kalman.SortedRows
@@ -94,6 +98,7 @@ class Filtered(NamedTuple):
     nis: Floats
     fit: Fit
     ratio: float | None
+    of_spec: float | None
 
 
 class Found(NamedTuple):
@@ -165,7 +170,10 @@ def find(input: str, wishes: Wishes) -> Found:
         final = finish(series, [one.name for one in measurements], choice, unit, rhythm.step_in_units)
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    notes += [*_doubts(table, roles, parsed, final), *long_series(rows, len(final.definition["states"]))]
+    notes += [
+        *_doubts(table, roles, keys, parsed, final),
+        *long_series(rows, len(final.definition["states"])),
+    ]
     return Found(
         table, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
         phase.seconds,
@@ -183,6 +191,10 @@ def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str
 
 
 def _keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
+    if wishes.no_key:
+        if wishes.key or wishes.key_from_name is not None:
+            raise UserError("--no-key says that all rows are one series: leave out --key and --key-from-name")
+        return no_key(table, "as given: all rows are one series")
     if wishes.key_from_name is not None:
         _check_free(table, wishes.key_from_name)
         code = table.file
@@ -250,6 +262,8 @@ def _with_name(table: Table, keys: Keys) -> Source:
 
 def _names(parsed: ParsedRows, source: Source, keys: Keys) -> list[str]:
     """Return each key as text, its columns' values joined by a slash."""
+    if not keys.columns:
+        return [ALL_ROWS]
     first = np.full(parsed.keys, 0)
     first[parsed.key[::-1]] = np.arange(len(parsed.key))[::-1]
     columns = [source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
@@ -280,10 +294,12 @@ def _rows_for(season: Season, rhythm: Rhythm, rows: int) -> int:
 
 def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, unit: float) -> Filtered:
     model = kalman.build(final.definition)
-    states = kalman.initial_states(model, keys)
+    as_written = kalman.initial_states(model, keys)
+    _, out = kalman.run(model, as_written, rows, unit)
+    of_spec = nis_ratio(out.nis, out.flag == 0, rows.y)
     own = np.repeat(final.usual[:, None], keys, axis=1)
     own[:, series.keys] = final.parameters
-    states = states._replace(values=model.with_parameters(states.values, own))
+    states = as_written._replace(values=model.with_parameters(as_written.values, own))
     watched = watch(model, states, rows)
     _, out = kalman.run(model, states, rows, unit, watched)
     innovations = np.full(rows.y.shape, np.nan) if watched is None else watched.normalised()
@@ -301,10 +317,8 @@ def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, un
         {},
     )
     judged = fit_of(number[rows.key[sampled]], part, len(series.keys), innovations[:, sampled])
-    good = np.isfinite(part.nis) & (part.flag == 0)
-    components = int(np.isfinite(innovations[:, sampled][:, good]).sum())
-    ratio = float(part.nis[good].sum()) / components if components else None
-    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio)
+    ratio = nis_ratio(part.nis, part.flag == 0, rows.y[:, sampled])
+    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
 
 
 def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
@@ -320,11 +334,15 @@ def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
     return mean, np.sqrt(np.maximum(variance, 0.0))
 
 
-def _doubts(table: Table, roles: Roles, parsed: ParsedRows, final: Final) -> list[str]:
+def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: Final) -> list[str]:
     """Return what a person should look at."""
     notes: list[str] = []
     if roles.time.note is not None:
         notes.append(roles.time.note)
+    if keys.from_name is not None and keys.count == len(table.files) == 1:
+        notes.append(
+            "the key is the file's name: another file is another series; use --no-key if later files continue this one"
+        )
     if table.cut:
         notes.append("of long files only the first rows were read; filter and ingest read all")
     if table.found > len(table.files):
@@ -336,7 +354,8 @@ def _doubts(table: Table, roles: Roles, parsed: ParsedRows, final: Final) -> lis
         )
     if final.still:
         notes.append(
-            f"a variance is zero for {final.still:,} of the sampled keys: that part of theirs does not move"
+            f"for {final.still:,} of {plural(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
+            "of the state (level, slope or season) never changes"
         )
     return notes
 

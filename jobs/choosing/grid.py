@@ -57,7 +57,13 @@ class _Rounds(NamedTuple):
 
 
 def fit_grid(
-    structure: Structure, rows: kalman.SortedRows, keys: int, unit: float, step: float, finer: int
+    structure: Structure,
+    rows: kalman.SortedRows,
+    keys: int,
+    unit: float,
+    step: float,
+    finer: int,
+    spread: float = 1.0,
 ) -> GridFit:
     """Fit a structure to each series of one measurement.
 
@@ -68,8 +74,9 @@ def fit_grid(
         unit: microseconds in the unit of time.
         step: the usual one, in the unit of time.
         finer: how often to look again on a finer grid; each time halves the error of a ratio's logarithm.
+        spread: how far the measurements are from zero.
     """
-    composed = compose(["y"], [structure])
+    composed = compose(["y"], [structure], [spread])
     model = kalman.build(definition(composed, ["y"]))
     names = [
         f"season.{one}" if part.name == "season" else one for part in structure.parts for one in part.learned

@@ -19,6 +19,8 @@ FEW = 0.01
 APART = 0.5
 """Share of a measurement's variance between the values of a column, from which on these are different series."""
 MOST_COLUMNS = 3
+JOIN = 2.0
+"""Usual steps between the end of a file and the begin of the next, up to which the next one continues it."""
 
 
 class Keys(NamedTuple):
@@ -69,6 +71,8 @@ def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
         apart = _named_apart(table, roles, candidates)
         if apart is not None:
             return _keys([apart], None, "its values are different series", _codes(table, apart))
+        if _continue_each_other(table, roles):
+            return no_key(table, "the files continue each other: all rows are one series")
         why = "each time is once in a file" if len(table.files) > 1 else "each time is there once"
         return _keys([name], name, f"the file's name: {why}", file)
     best = _fewest(table, roles, candidates)
@@ -78,6 +82,29 @@ def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
     code = _code([*(_codes(table, column) for column in columns), *([file] if with_file else [])])
     why = "rows of one time differ in it" + ("" if left <= FEW else f"; {left:.1%} still repeat key and time")
     return _keys([*columns, *([name] if with_file else [])], name if with_file else None, why, code)
+
+
+def no_key(table: Table, why: str) -> Keys:
+    """Return that all rows are of one series."""
+    return Keys([], None, why, np.zeros(len(table.file), np.int64), 1)
+
+
+def _continue_each_other(table: Table, roles: Roles) -> bool:
+    """Tell if no two files overlap in time, and most begin about a step after another ends: a file a month, say."""
+    known = roles.time.known
+    file, time = table.file[known], roles.time.micros[known]
+    order = np.lexsort((time, file))
+    file, time = file[order], time[order]
+    starts = np.flatnonzero(np.diff(file, prepend=-1))
+    if len(starts) < 2:
+        return False
+    within = np.diff(time)[np.diff(file) == 0]
+    ends = np.append(starts[1:], len(file)) - 1
+    by_time = np.argsort(time[starts], kind="stable")
+    joins = time[starts[by_time[1:]]] - time[ends[by_time[:-1]]]
+    if not len(within) or (joins <= 0).any():
+        return False
+    return bool((joins <= JOIN * np.median(within)).mean() >= 0.5)
 
 
 def _keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Keys:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.choosing.grid import fit_grid
-from jobs.choosing.held_out import Fitted, held_out_scores
+from jobs.choosing.held_out import Fitted, Sample, held_out_scores
 from jobs.choosing.ranking import Ranking, choose, rank
-from jobs.choosing.series import Series
+from jobs.choosing.series import Series, spread
 from jobs.choosing.structures import (
     HUBER,
     ROBUST,
@@ -42,6 +42,7 @@ class Choice(NamedTuple):
     chosen   the structure of each measurement
     robust   the options of robust updates, None without
     failed   structures that could not be fitted: name, why
+    is_wanted  the user has named the structure
     """
 
     ranking: Ranking
@@ -49,6 +50,7 @@ class Choice(NamedTuple):
     chosen: list[Structure]
     robust: dict[str, Any] | None
     failed: dict[str, str]
+    is_wanted: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -74,23 +76,7 @@ def search(
     sample = series.single(unit)
     several = len(series.rows.y) > 1
     weights = HUBER if several else STUDENT_T
-    measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
-    scores: dict[str, Floats] = {}
-    failed: dict[str, str] = {}
-    for structure in tried:
-        composed = compose(["y"], [structure])
-        try:
-            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER)
-            fitted = Fitted(found.parameters, {})
-            for suffix, robust in (("", None), (ROBUST, weights)):
-                model = definition(composed, ["y"], robust)
-                values = held_out_scores(model, fitted, sample)
-                if np.isfinite(values).sum() < 0.9 * measured:
-                    failed[structure.name + suffix] = "most held-out rows have no likelihood under it"
-                else:
-                    scores[structure.name + suffix] = values
-        except (kalman.ModelError, np.linalg.LinAlgError, FloatingPointError) as error:
-            failed[structure.name] = str(error)
+    scores, failed = _scores(sample, tried, weights, unit, step)
     if tried[0].name not in scores:
         raise UserError(f"no structure can be fitted: {failed.get(tried[0].name)}")
     # The simple ones first, each before its robust twin, and these before a structure with more states.
@@ -113,7 +99,35 @@ def search(
         else structures[name.removesuffix(ROBUST)]
         for one in of_measurement
     ]
-    return Choice(ranking, of_measurement, chosen, weights if is_robust else None, failed)
+    return Choice(ranking, of_measurement, chosen, weights if is_robust else None, failed, wanted is not None)
+
+
+def _scores(
+    sample: Sample, tried: list[Structure], weights: dict[str, Any], unit: float, step: float
+) -> tuple[dict[str, Floats], dict[str, str]]:
+    """Return the scores of the held-out rows under each structure, plain and robust; and why others have none."""
+    measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
+    wide = spread(sample.rows, sample.keys, sample.rows.y[0])
+    scores: dict[str, Floats] = {}
+    failed: dict[str, str] = {}
+    for structure in tried:
+        composed = compose(["y"], [structure], [wide])
+        try:
+            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER, wide)
+            fitted = Fitted(found.parameters, {})
+            for suffix, robust in (("", None), (ROBUST, weights)):
+                model = definition(composed, ["y"], robust)
+                values = held_out_scores(model, fitted, sample)
+                predicted = int(np.isfinite(values).sum())
+                if predicted < 0.9 * measured:
+                    failed[structure.name + suffix] = (
+                        f"it predicts {predicted:,} of {measured:,} held-out rows, and fails on the others by rounding"
+                    )
+                else:
+                    scores[structure.name + suffix] = values
+        except (kalman.ModelError, np.linalg.LinAlgError, FloatingPointError) as error:
+            failed[structure.name] = str(error)
+    return scores, failed
 
 
 def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str, Floats]) -> list[Ranking]:
@@ -153,15 +167,16 @@ class Final(NamedTuple):
 
 def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
     """Fit the choice on all sampled rows of each key, and bring its parameters to the files' units."""
-    composed = compose(measurements, choice.chosen)
+    composed = compose(measurements, choice.chosen, series.spreads())
     sample = series.single(unit)
+    wide = spread(sample.rows, sample.keys, sample.rows.y[0])
     count, m = len(series.keys), len(measurements)
     process: list[Floats] = []
     noise = np.zeros((m * (m + 1) // 2, count))
     still = np.zeros(count, bool)
     for i, structure in enumerate(choice.chosen):
         mine = sample.rows.take(sample.rows.key // count == i)
-        found = fit_grid(structure, mine._replace(key=mine.key - i * count), count, unit, step, FINAL)
+        found = fit_grid(structure, mine._replace(key=mine.key - i * count), count, unit, step, FINAL, wide)
         process.append(found.parameters[:-1])
         noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
         still |= found.at_zero
@@ -169,12 +184,12 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
     parameters = np.concatenate([np.concatenate(process) * grow, noise])
     usual = np.median(parameters, axis=1)
     own = [i * (i + 1) // 2 + i - len(noise) for i in range(m)]
-    spread = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
+    ratios = [float(row.max() / row.min()) for row in parameters[own] if row.min() > 0]
     noise_of = np.array([usual[own[i]] for i, _ in composed.powers])
     least = np.array([LEAST * noise for noise in noise_of] + [0.0] * len(noise))
     described = _with_values(composed, np.maximum(usual, least))
     model = definition(described, measurements, choice.robust)
-    return Final(described, model, parameters, usual, int(still.sum()), max(spread, default=1.0))
+    return Final(described, model, parameters, usual, int(still.sum()), max(ratios, default=1.0))
 
 
 def _with_values(composed: Composed, values: Floats) -> Composed:

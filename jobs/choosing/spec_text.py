@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
+from jobs.core.report import plural
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.kernel import load_checked_spec
 
@@ -107,30 +109,32 @@ def _ranked(found: Found) -> list[str]:
 
 
 def why_chosen(found: Found) -> str:
-    """Return the choice in a sentence."""
-    names = found.choice.names
+    """Return the choice and its reason: at most three short sentences."""
+    names, ranking = found.choice.names, found.choice.ranking
     if len(set(names)) > 1:
         each = zip((one.name for one in found.measurements), names, strict=True)
         return "chosen: " + ", ".join(f"{name} for {measurement}" for measurement, name in each)
-    ranking, name = found.choice.ranking, names[0]
-    return f"chosen: {name}, {_relation(ranking, name)}"
+    why = "as --structure asks" if found.choice.is_wanted else reason(ranking, names[0])
+    return f"chosen: {names[0]}, {why}"
 
 
-def _relation(ranking: Ranking, name: str) -> str:
-    one = ranking.of(name)
-    if one is ranking.best:
+def reason(ranking: Ranking, name: str) -> str:
+    """Return why a structure is chosen, given its place in the ranking."""
+    one, best = ranking.of(name), ranking.best
+    if one is best:
         rest = [other for other in ranking.equals if other is not one]
         return "the best" + (
             f"; it cannot be told apart from {', '.join(other.name for other in rest)}" if rest else ""
         )
-    if one.name == LEVEL and not ranking.may_replace_the_simplest(ranking.best):
+    if one.name == LEVEL and not ranking.may_replace_the_simplest(best):
+        losers = round((1 - best.at_least) * ranking.keys)
         return (
-            f"as {ranking.best.name}, better by {one.behind:.3f} a row on average, predicts "
-            f"{1 - ranking.best.at_least:.0%} of the series worse than a level does (--structure takes it all the same)"
+            f"the simplest. {best.name} is better on average ({one.behind:.3f} a row), but worse for {losers:,} of "
+            f"{plural(ranking.keys, 'series', '')}. To take it: --structure {shlex.quote(best.name)}"
         )
     if not one.is_apart:
-        return f"the simplest of those that cannot be told apart from {ranking.best.name}"
-    return f"{one.behind:.3f} a row behind {ranking.best.name}"
+        return f"the simplest of those that cannot be told apart from {best.name}"
+    return f"{one.behind:.3f} a row behind {best.name}"
 
 
 def _model(found: Found) -> list[str]:
@@ -148,13 +152,27 @@ def _model(found: Found) -> list[str]:
         observation = {"H": composed.H, **observation}
     lines += [
         f"observation: {_flow(observation)}",
-        "initial: {diffuse: true}" + _pad("nothing is known of a key before its first rows"),
+        *_initial(composed.initial),
         f"learn: {{parameters: {_list(composed.learned)}, scope: key}}"
         + _pad("what pretrain learns, for each key"),
     ]
     if robust is not None:
         lines.append(f"robust: {_flow(robust)}" + _pad("rows far from their prediction count less"))
     return lines
+
+
+def _initial(initial: dict[str, Any]) -> list[str]:
+    """Return the start of a key; a covariance has a line for each row."""
+    if initial["diffuse"] is True:
+        return [f"initial: {_flow(initial)}" + _pad("nothing is known of a key before its first rows")]
+    return [
+        "initial:"
+        + _pad("the waves start near zero, since a key's first rows hardly tell them from its level"),
+        f"  diffuse: {_flow(initial['diffuse'])}",
+        f"  mean: {_flow(initial['mean'])}",
+        "  covariance:",
+        *(f"    - {_flow(row)}" for row in initial["covariance"]),
+    ]
 
 
 def _process(process: dict[str, Any]) -> Iterable[str]:

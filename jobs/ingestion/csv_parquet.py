@@ -28,7 +28,7 @@ from jobs.ingestion.csv_records import (
 from jobs.ingestion.dialects import ANY, BEGINNING, Dialect, comments_above, find_dialect, hint
 from jobs.ingestion.dialects import without_header as made_up
 from jobs.ingestion.orc_stripes import orc_schema, read_stripes, stripe_ranges
-from jobs.ingestion.raw_rows import Source, joined
+from jobs.ingestion.raw_rows import Source, joined, valid_texts
 from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
@@ -321,8 +321,8 @@ def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tu
 
 def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
     batch.validate(full=True)  # a damaged file may hold text that is none
-    found = {name: _plain_type(batch.column(name)) for name in names}
-    return Source(found, np.zeros(batch.num_rows, bool), batch.num_rows)
+    found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in names})
+    return Source(found, np.zeros(batch.num_rows, bool), batch.num_rows, not_utf8)
 
 
 def _stored_schema(path: Path) -> pa.Schema:
@@ -372,13 +372,22 @@ def _parquet(path: Path) -> pq.ParquetFile:
 def _plain_kind(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return pa.string() if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) else kind
+    return pa.string() if any(is_kind(kind) for is_kind in _TEXTS) else kind
 
 
 def _plain_type(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    return column.cast(_plain_kind(column.type))
+    # Bytes become text unchecked: `valid_texts` marks the rows where they are none.
+    return column.cast(_plain_kind(column.type), safe=not _is_bytes(column.type))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+
+
+_TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
+"""Types that are read as text. Some writers of Parquet say of their texts only that they are bytes."""
 
 
 def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:

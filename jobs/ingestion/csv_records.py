@@ -34,7 +34,14 @@ LONGEST = 16 << 20
 """Characters of the longest field; a longer one follows a quote that nothing closes."""
 UNCLOSED = 1 << 17
 """Characters of the last field from which on a quote that nothing closes has swallowed rows: the file is refused."""
+LONGEST_RECORD = 64 << 20
+"""Bytes of the longest record. A longer one is no row: each further block would be searched with all before it."""
 csv.field_size_limit(LONGEST)
+
+
+class TooLong(csv.Error):
+    """A record has more than `LONGEST_RECORD` bytes."""
+
 
 COMMA = ","
 _NEWLINE, _QUOTE = b'\n"'
@@ -99,7 +106,7 @@ def pieces(
         separator: of the fields.
 
     Raises:
-        csv.Error: a field is longer than Python's limit, as after a quote that nothing closes.
+        csv.Error: a field is longer than Python's limit, as after a quote that nothing closes, or a record too long.
     """
     while block := stream.read(size):
         rest += block
@@ -107,6 +114,8 @@ def pieces(
         if end:
             yield rest[:end]
             rest = rest[end:]
+        elif len(rest) > LONGEST_RECORD:
+            raise TooLong(f"a row has more than {LONGEST_RECORD:,} bytes")
     if rest:
         yield rest
 

@@ -9,9 +9,11 @@ records only save reading files again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
 import sys
 import time
 from collections import Counter
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.errors import INPUT_ERROR, UserError, printable
+from jobs.core.input_files import NO_TEXT, has_text_name
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -90,12 +93,17 @@ class Notes:
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none."""
+    """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none.
+
+    A pipe, a device or a link in a ring is no file: whoever puts one there must not stop the watch.
+    """
     try:
-        stat = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
-    except FileNotFoundError:
-        return None
-    return Stamp(stat.st_size, stat.st_mtime_ns)
+        found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    return Stamp(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
 
 
 def _short(value: object) -> str:
@@ -110,6 +118,7 @@ class Inbox:
     notes: Notes
     endings: tuple[str, ...] = ALWAYS_READ
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
         """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
@@ -120,11 +129,19 @@ class Inbox:
         self._since = since
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
+    def _tell_once(self, path: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            print(printable(f"warning: {path}: is not landed: {NO_TEXT}"), file=sys.stderr, flush=True)
+
     def _found(self) -> Iterator[tuple[str, Stamp]]:
         for folder in self.folders:
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name[0] in "._" or not entry.name.endswith(self.endings):
+                        continue
+                    if not has_text_name(entry.path):
+                        self._tell_once(entry.path)
                         continue
                     stamp = _stamp(entry.path)
                     if stamp is not None:

@@ -85,12 +85,20 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     return ParsedRows(key, keys, time, y, u, reason, ids)
 
 
+_NO_KEYS = (
+    pa.types.is_nested,
+    pa.types.is_null,
+    pa.types.is_fixed_size_binary,
+    lambda kind: isinstance(kind, pa.BaseExtensionType),  # such as a UUID
+)
+
+
 def _keys(spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]) -> tuple[Ints, int]:
     codes = np.zeros(source.rows, dtype=np.int64)
     count = 1
     for name in spec.key:
         column = source.columns[name]
-        if pa.types.is_nested(column.type) or pa.types.is_null(column.type):
+        if any(is_kind(column.type) for is_kind in _NO_KEYS):
             raise UserError(
                 f"{file}: key column '{name}' holds {column.type}; a key is text, a number or a date"
             )

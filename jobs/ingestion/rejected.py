@@ -136,7 +136,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
         )
         return f"{what}; {setting}"
     if spec.time_format is not None and TimeParser(None, UTC)(value) is not None:
-        return f"it is in ISO 8601; take time_format: {json.dumps(spec.time_format)} out of the spec"
+        return f"it is in ISO 8601; if all times are, take time_format: {json.dumps(spec.time_format)} out of the spec"
     if re.fullmatch(r"[0-9]{4}", value):
         return f"a year alone; write a date, such as {value}-01-01"
     if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", value):

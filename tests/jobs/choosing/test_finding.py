@@ -189,6 +189,21 @@ def test_the_key_is_a_column_or_the_files_name(tmp_path: Path) -> None:
     assert keys(table(tmp_path, g=mixed)).columns == ["sensor"]
 
 
+def test_files_that_continue_each_other_are_one_series(tmp_path: Path) -> None:
+    at = pd.date_range("2024-01-01", periods=90).strftime("%Y-%m-%d")
+    days = pd.DataFrame({"at": at, "y": noise(90)})
+    parts = {"b": days[:31], "a": days[31:60], "c": days[60:]}
+    found = keys(table(tmp_path, **parts))
+    assert (found.columns, found.from_name, found.count) == ([], None, 1)
+    assert found.why == "the files continue each other: all rows are one series"
+    parts["a"] = days[31:50]  # a pause at one join of two: still one series
+    assert keys(table(tmp_path, **parts)).columns == []
+    parts["a"] = days[30:60]  # two files overlap by a day
+    assert keys(table(tmp_path, **parts)).from_name == "series"
+    apart = {"a": days[:20], "b": days[40:60], "c": days[70:]}  # runs at different times
+    assert keys(table(tmp_path, **apart)).from_name == "series"
+
+
 def test_the_rhythm_has_step_gaps_and_repeats() -> None:
     time = np.array([0, 1, 2, 3, 9, 10, 11, 11, 12]) * HOUR
     found = find_rhythm(np.zeros(9, np.int64), time)

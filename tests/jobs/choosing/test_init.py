@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 
 from jobs import compare, filter, init
 from jobs.choosing.finding import Wishes, find
+from jobs.choosing.ranking import Ranking, Score
+from jobs.choosing.spec_text import reason
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
@@ -40,6 +42,10 @@ def files(folder: Path, count: int, n: int, scale: bool = True) -> Path:
     return folder
 
 
+def noise(n: int) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=n).cumsum()
+
+
 def test_the_spec_is_accepted_and_reads_the_same_rows(tmp_path: Path) -> None:
     folder = files(tmp_path / "loads", 4, 240)
     with (folder / "m-0.csv").open("a") as last:
@@ -60,6 +66,12 @@ def test_the_spec_is_accepted_and_reads_the_same_rows(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     filtered = filter.run(settings(tmp_path), "loads", str(folder), str(out))
     assert (filtered.data["rows"], filtered.data["rejected"], filtered.data["keys"]) == (961, 1, 4)
+    with_spec = data["nis_per_component_of_spec"]
+    assert with_spec == pytest.approx(filtered.data["nis_per_component"], rel=1e-12) and with_spec > 10
+    assert (
+        f"  {with_spec:>8.3f}  all 4 keys with the spec's numbers, as filter reports it before pretrain"
+        in done.lines
+    )
     with pytest.raises(UserError, match="loads.yaml: is there already; give another --output, or replace it"):
         init.run(settings(tmp_path), str(folder), **SMALL)
     assert path.read_text() == text
@@ -103,6 +115,60 @@ def test_several_measurements_have_a_structure_each(tmp_path: Path) -> None:
     R: Any = spec.model_dump()["observation"]["R"]
     assert 3e-7 < float(R[1][1]) < 3e-6 and float(R[0][1]) == 0.0
     assert 0.7 < done.data["nis_per_component"] < 1.3
+
+
+def test_one_series_cut_into_files_by_time_has_no_key(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"day": pd.date_range("2020-01-01", periods=120), "value": noise(120)})
+    (tmp_path / "days").mkdir()
+    for month, mine in rows.groupby(rows["day"].dt.month):
+        mine.to_csv(tmp_path / "days" / f"{month}.csv", index=False)
+    done = init.run(settings(tmp_path), str(tmp_path / "days"), **SMALL)
+    spec = load_spec("days", tmp_path / "models")
+    assert spec.key == [] and done.data["keys"] == 1 and done.data["picture"] is not None
+    one = rows[rows["day"] < "2020-02-01"]
+    one.to_csv(tmp_path / "january.csv", index=False)
+    alone = init.run(settings(tmp_path), str(tmp_path / "january.csv"), no_picture=True)
+    assert alone.data["key_from_name"] == "series"
+    assert any("use --no-key if later files continue this one" in note for note in alone.data["notes"])
+    whole = init.run(settings(tmp_path), str(tmp_path / "january.csv"), no_key=True, force=True)
+    assert whole.data["key"] == [] and load_spec("january", tmp_path / "models").key == []
+    with pytest.raises(UserError, match="--no-key says that all rows are one series: leave out --key"):
+        init.run(
+            settings(tmp_path), str(tmp_path / "january.csv"), no_key=True, key_from_name="file", force=True
+        )
+
+
+@pytest.mark.parametrize("structure", ["season", "trend season"])
+def test_a_season_far_longer_than_a_step_is_fitted_and_its_spec_filters_every_row(
+    tmp_path: Path, structure: str
+) -> None:
+    """The first days of a year hardly tell its waves from a level: a diffuse start is lost to rounding."""
+    rng = np.random.default_rng(5)
+    n = 1_100
+    year = 2 * np.pi * np.arange(n) / 365.2425
+    value = 12 + 8 * np.sin(year) + 2 * np.cos(2 * year) + rng.normal(size=n)
+    path = tmp_path / "days.csv"
+    pd.DataFrame({"day": pd.date_range("2020-01-01", periods=n), "value": value}).to_csv(path, index=False)
+    done = init.run(settings(tmp_path), str(path), structure=structure, no_picture=True)
+    assert done.data["failed"] == {} and done.data["chosen"] == [structure]
+    assert any(line == f"chosen: {structure}, as --structure asks" for line in done.lines)
+    behind = {one["name"]: one["behind"] for one in done.data["structures"]}
+    assert behind["season"] < 0.02 < behind["level"]  # it is how the rows were made
+    filtered = filter.run(settings(tmp_path), "days", str(path), str(tmp_path / "out.csv"))
+    assert filtered.data["flagged"] == 0 and 0.9 < filtered.data["nis_per_component"] < 1.1
+    assert f"NIS per measured component {filtered.data['nis_per_component']:.3f}" in "\n".join(done.lines)
+
+
+def test_a_level_chosen_against_the_average_says_so_in_numbers_of_series() -> None:
+    means = np.array([[0.0, 0.0, 0.0, 0.0, 0.0], [2.0, 2.0, 2.0, -1.0, -1.0]])
+    scores = [
+        Score("level robust", 1, 0.8, 0.6, 0.0, 0.0, 0.6, 0),
+        Score("level", 0, 0.0, 0.4, 0.8, 0.2, 1.0, 0),
+    ]
+    assert reason(Ranking(scores, 5, 100, means), "level") == (
+        "the simplest. level robust is better on average (0.800 a row), but worse for 2 of 5 series. To take it: "
+        "--structure 'level robust'"
+    )
 
 
 @pytest.mark.parametrize(

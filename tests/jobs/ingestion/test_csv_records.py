@@ -136,6 +136,30 @@ def test_a_file_that_is_no_csv_is_refused_whole(
             list(read_part(part))
 
 
+@pytest.mark.parametrize("begin", [b"x,y\n1,", b"x,y\n1,2\n3,", b""])
+def test_a_row_that_does_not_end_is_told_before_all_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    """A small compressed file may hold any number of bytes; each block would be searched with all before it."""
+    monkeypatch.setattr(csv_records, "LONGEST_RECORD", 100_000)
+    seen: list[int] = []
+
+    class Endless(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            seen.append(size or 0)
+            return super().read(size) if len(seen) == 1 else b"1" * (size or 0)
+
+    with pytest.raises(csv.Error, match="a row has more than 100,000 bytes"):
+        found = csv_records.read_header(Endless(begin), 10_000)
+        assert found is not None
+        list(found[1])
+    assert sum(seen) < 300_000
+    path = tmp_path / "rows.csv.gz"
+    path.write_bytes(gzip.compress(begin + b"1" * 20_000_000))
+    with pytest.raises(UserError, match=r"rows.csv.gz: is not CSV \(a row has more than 100,000 bytes\)"):
+        read(path)
+
+
 @pytest.mark.parametrize("quote", [b"", b'"'])
 @pytest.mark.parametrize("size", [1, 8 << 20])
 def test_a_long_field_is_a_field(

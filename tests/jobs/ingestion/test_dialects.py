@@ -228,6 +228,12 @@ def test_a_file_that_lacks_a_column_says_what_is_likely(tmp_path: Path, content:
         ({}, "time at: not a time", '{"at": "1700000000000"}', 'set time_format: "epoch_milliseconds"'),
         ({}, "time at: not a time", '{"at": "1700000000000000"}', 'set time_format: "epoch_microseconds"'),
         ({}, "time at: not a time", '{"at": "1700000000000000000"}', 'set time_format: "epoch_nanoseconds"'),
+        (
+            {"time_format": "%Y/%m/%d"},
+            "time at: not a time",
+            '{"at": "2024-07-08"}',
+            'it is in ISO 8601; if all times are, take time_format: "%Y/%m/%d" out of the spec',
+        ),
         ({}, "time at: not a time", '{"at": "31.12.2023 17:05"}', 'set time_format: "%d.%m.%Y %H:%M"'),
         ({}, "time at: not a time", '{"at": "202401311705"}', 'set time_format: "%Y%m%d%H%M"'),
         ({}, "time at: not a time", '{"at": "Dec 31, 2023"}', 'set time_format: "%b %d, %Y"'),
