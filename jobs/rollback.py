@@ -15,6 +15,7 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
+    from jobs.upgrades.reverse_migration import ReversedMigration
     from jobs.warehouse.delta import Warehouse
 
 
@@ -34,7 +35,11 @@ def run(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="With --last-state: report how the states would change.")
+        bool,
+        Option(
+            "--dry-run",
+            help="With --last-state: report how the states would change. Spark exports the state for it.",
+        ),
     ] = False,
 ) -> Report:
     """Make the previous version live again, from its own checkpoint or with the last state. Idempotent.
@@ -58,6 +63,12 @@ def run(
     before_spark = local_tables(settings.warehouse)
     if before_spark is not None and not last_state:
         to_roll_back_to(before_spark, spec.name, to)
+    elif before_spark is not None:
+        from jobs.upgrades.reverse_migration import told_before_spark
+
+        told = told_before_spark(before_spark, spec, to)
+        if told is not None and dry_run:  # what an earlier attempt has not completed, a run completes
+            return _migrated_back(spec, told)
     warehouse = Warehouse(
         spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
     )
@@ -87,12 +98,17 @@ def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) 
 def _with_the_last_state(
     settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
 ) -> Report:
-    from jobs.migration.report import change_lines
     from jobs.upgrades.reverse_migration import reverse_migration
-    from jobs.warehouse.positions import describe
 
     with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
         done = reverse_migration(warehouse, spec, to, dry_run, progress.note)
+    return _migrated_back(spec, done)
+
+
+def _migrated_back(spec: ModelSpec, done: ReversedMigration) -> Report:
+    from jobs.migration.report import change_lines
+    from jobs.warehouse.positions import describe
+
     live, retired = done.live, done.retired
     data = {
         **_data(spec, live, retired),

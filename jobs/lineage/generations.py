@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -18,7 +17,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.delta import CONFLICTS, Warehouse
 from jobs.warehouse.positions import KAFKA, rank, reached
 from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import GENERATIONS
@@ -249,39 +248,44 @@ def _commit(
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
     columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
-    target = DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).alias("t")
-    merge = (
-        # On the model, too, so that any concurrent change of the model's generations is a conflict.
-        target.merge(source.alias("s"), "t.model = s.model AND t.generation = s.generation")
-        .whenMatchedUpdate(
-            f"s.action = '{_BEGIN}' OR t.status <> s.status",
-            {"status": F.raise_error(F.lit(_CHANGED)).cast("string")},
-        )
-        .whenMatchedUpdate(
-            f"s.action = '{RETIRED}'",
-            {
-                "status": F.lit(RETIRED),
-                "retired_at": F.current_timestamp(),
-                "owner": F.lit(None).cast("string"),
-            },
-        )
-        .whenMatchedUpdate(
-            f"s.action = '{LIVE}'",
-            {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
-        )
-        .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
-        .whenNotMatchedInsert(f"s.action = '{_BEGIN}'", {**columns, "created_at": F.current_timestamp()})
-    )
-    with conflict_as_taken(model), warehouse.lock("generations"):
+
+    def merge(table: DeltaTable) -> None:
         now = {one.generation: one.status for one in all_of(warehouse, model)}
         if now != {one.generation: one.status for one in known}:
             raise stream_taken_error(model, _CHANGED)
-        try:
-            merge.execute()
-        except (PySparkException, Py4JJavaError) as error:  # the latter for an error in a task
-            if _CHANGED in str(error):
-                raise stream_taken_error(model, _CHANGED) from error
-            raise
+        # On the model, too, so that any concurrent change of the model's generations is a conflict.
+        by = "t.model = s.model AND t.generation = s.generation"
+        (
+            table.alias("t")
+            .merge(source.alias("s"), by)
+            .whenMatchedUpdate(
+                f"s.action = '{_BEGIN}' OR t.status <> s.status",
+                {"status": F.raise_error(F.lit(_CHANGED)).cast("string")},
+            )
+            .whenMatchedUpdate(
+                f"s.action = '{RETIRED}'",
+                {
+                    "status": F.lit(RETIRED),
+                    "retired_at": F.current_timestamp(),
+                    "owner": F.lit(None).cast("string"),
+                },
+            )
+            .whenMatchedUpdate(
+                f"s.action = '{LIVE}'",
+                {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
+            )
+            .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
+            .whenNotMatchedInsert(f"s.action = '{_BEGIN}'", {**columns, "created_at": F.current_timestamp()})
+            .execute()
+        )
+
+    try:
+        with conflict_as_taken(model):
+            warehouse.commit("generations", merge)
+    except (PySparkException, Py4JJavaError) as error:  # the latter for an error in a task
+        if _CHANGED in str(error):
+            raise stream_taken_error(model, _CHANGED) from error
+        raise
 
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
@@ -294,14 +298,17 @@ def conflict_as_taken(model: str) -> Iterator[None]:
     """Turn a conflict of two commits into the `stream_taken_error` of the later one."""
     try:
         yield
-    except DeltaConcurrentModificationException as error:
+    except CONFLICTS as error:
         raise stream_taken_error(model, "another driver has just changed its generations") from error
 
 
 def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
-    """Set columns of the generations that meet a condition, in one commit."""
-    with warehouse.lock("generations"):
-        DeltaTable.forPath(warehouse.spark, warehouse.path("generations")).update(condition, values)
+    """Set columns of the generations that meet a condition, in one commit (`Warehouse.commit`).
+
+    Raises:
+        One of `warehouse.delta.CONFLICTS`: others came in between each time.
+    """
+    warehouse.commit("generations", lambda table: table.update(condition, values))
 
 
 def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:

@@ -21,7 +21,7 @@ from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.landed_rows import rows_between
 from jobs.warehouse.measurements_table import new_keys
-from jobs.warehouse.places import VERSION, Place, includes, of_position, same_source
+from jobs.warehouse.places import VERSION, Place, includes, of_position, same_source, to_position
 from jobs.warehouse.positions import delta_position, describe
 from jobs.warehouse.tables import measurements
 
@@ -94,7 +94,7 @@ def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any
     start, checkpoint = live.start_position, Checkpoint(warehouse, live.checkpoint)
     if checkpoint.has(found.batch):
         return checkpoint.position(found.batch, start), found.batch
-    return delta_position(start["table"], found.end[VERSION], start.get("id")), found.batch
+    return to_position(found.end, start), found.batch
 
 
 def _other_source(warehouse: Warehouse, live: Generation, manifest: Manifest) -> str:

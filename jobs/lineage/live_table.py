@@ -13,7 +13,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from delta.exceptions import DeltaConcurrentModificationException
 from deltalake import write_deltalake
 from pyspark.sql import functions as F
 
@@ -27,7 +26,7 @@ from jobs.warehouse.without_spark import read_table
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.delta import Warehouse
+    from jobs.warehouse.delta import CONFLICTS, Warehouse
 
 TABLE = "live"
 NO_END = (1 << 63) - 1
@@ -104,5 +103,5 @@ def _replace_by_spark(warehouse: Warehouse, model: str, rows: list[dict[str, Any
     writer = frame.write.format("delta").mode("overwrite").option("replaceWhere", f"model = '{model}'")
     try:
         writer.save(warehouse.path(TABLE))
-    except DeltaConcurrentModificationException:
+    except CONFLICTS:
         pass  # another command writes the same at this moment, and what it knows is as new

@@ -146,6 +146,14 @@ def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | No
     return None if row is None else _range(row["last"])
 
 
+def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place | None:
+    """Return where a micro-batch ended, by its estimates; None if it has none, or an earlier release wrote them."""
+    batches = _batches(warehouse, generation, batch)
+    row = None if batches is None else batches.filter(F.col("batch_id") == batch).first()
+    found = _range(row) if row is not None and row["range"] is not None else None
+    return None if found is None else found.end
+
+
 def retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
     """Return the ranges of the committed micro-batches of which Spark has kept the offsets, oldest first."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)

@@ -18,7 +18,7 @@ from jobs.lineage.leases import stream_lock
 from jobs.migration.apply import left_out_lines
 from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
-from jobs.upgrades.comparison.decision import comparison_lines, refusal
+from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
 from jobs.upgrades.comparison.paired import Answer
 from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
@@ -104,7 +104,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         "promoted": False,
     }
     if not context.promote:
-        return [*lines, f"promote it with `kalman-pipeline promote --model {model}`"], data
+        return [*lines, what_next(comparison, shadow.generation, model)], data
     if not comparison.good and not context.force:
         waits = context.needed and comparison.answer == Answer.UNKNOWN
         raise UserError(

@@ -26,6 +26,7 @@ from jobs.warehouse.delta import Warehouse
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
+    from jobs.warehouse.reading import Tables
 
 
 class ReversedMigration(NamedTuple):
@@ -91,6 +92,26 @@ def reverse_migration(
     return ReversedMigration(new, live, manifest.snapshot_id, change)
 
 
+def told_before_spark(tables: Tables, spec: ModelSpec, name: str | None) -> ReversedMigration | None:
+    """Return the outcome where there is nothing to do; None: go on with Spark, which reads the stream's state.
+
+    Args:
+        tables: of a local warehouse.
+        spec: the deployed one, of any version.
+        name: as in `reverse_migration`.
+
+    Raises:
+        UserError: no such generation, or no path back.
+    """
+    live = generations.named(tables, spec.name)
+    target = target_of(generations.all_of(tables, spec.name), live, name)
+    if target is None:
+        return ReversedMigration(live, None, live.snapshot_id, {})
+    with _alternative_named(live, target):
+        _path(tables, spec, live, target)
+    return None
+
+
 def _snapshot(
     warehouse: Warehouse, path: _Path, dry_run: bool, on_progress: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
@@ -152,7 +173,7 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     return found
 
 
-def _path(warehouse: Warehouse, spec: ModelSpec, live: Generation, target: Generation) -> _Path:
+def _path(warehouse: Tables, spec: ModelSpec, live: Generation, target: Generation) -> _Path:
     """Return the path from the live generation back to the target's version.
 
     The specs of both come from their own snapshots. A spec file of the same meaning takes precedence, because

@@ -1,12 +1,17 @@
-"""Refuse what the measurements of a local warehouse do not have before Spark starts (`LocalTables`)."""
+"""What the log of a local warehouse's measurements tells before Spark starts: what they lack, and how many they are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jobs.spark.conf import quick_java_conf
 from jobs.warehouse.local_tables import local_tables
 from jobs.warehouse.positions import check_version
-from jobs.warehouse.tables import need_columns, need_measurements
+from jobs.warehouse.tables import measurements, need_columns, need_measurements
+from jobs.warehouse.without_spark import file_sizes
+
+SMALL_BYTES = 16 << 20
+"""Measurements up to so many bytes, about a million rows, are read within seconds."""
 
 
 def check_measurements(root: str, model: str, columns: Sequence[str], version: int | None) -> None:
@@ -22,3 +27,11 @@ def check_measurements(root: str, model: str, columns: Sequence[str], version: i
         return
     check_version(tables, need_measurements(tables, model), version)
     need_columns(tables, model, columns)
+
+
+def java_conf(root: str, model: str) -> dict[str, str]:
+    """Return the setting of Java for a command that reads all measurements of a model, by their size."""
+    if local_tables(root) is None:
+        return {}
+    sizes = file_sizes(root, measurements(model))
+    return quick_java_conf() if sizes is not None and sizes[1] <= SMALL_BYTES else {}

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import fcntl
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    DeltaConcurrentModificationException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from jobs.core.errors import UserError
 from jobs.core.roots import local_path
 from jobs.stores.s3_files import S3Files
 from jobs.stores.settings import in_s3
 from jobs.warehouse.dictionary import comments
 from jobs.warehouse.files import HadoopFiles, WarehouseFiles, hadoop_files, open_lock
+from jobs.warehouse.local_tables import LocalTables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _WRITE = "spark.databricks.delta.write"
+
+CONFLICTS = (
+    DeltaConcurrentModificationException,
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+    ProtocolChangedException,
+)
+"""A commit that another one came before. In Python the first of them, unlike in Java, is no base of the others."""
+_TRIES, _PAUSE_SECONDS = 8, (0.1, 1.0)
+"""A commit to a table of several models that meets another one is tried so often, after a random pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +90,7 @@ class Warehouse:
         # Delta compares the location with Hadoop's spelling of it, which has one slash.
         location = re.sub(r"^file:/+", "file:/", self.path(table))
         builder = DeltaTable.createIfNotExists(self.spark).location(location)
-        fields = StructType.fromDDL(columns)
-        assert isinstance(fields, StructType)
-        for field in fields.fields:
-            if field.name in comments(table):
-                field.metadata = {"comment": comments(table)[field.name]}
+        fields = commented(table, columns)
         builder = builder.addColumns(fields)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
@@ -82,6 +106,10 @@ class Warehouse:
                 # is left for a table when asked to make one, but not when asked to read it; a first write repairs it.
                 empty = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
                 empty.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
+            except CONFLICTS:
+                # Where nothing is locked, another command may have made it at the same moment.
+                if not self.exists(table):
+                    raise
 
     def comment(self, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Give a table's columns the comments that they lack, in one commit; tell if there were any.
@@ -118,7 +146,13 @@ class Warehouse:
         return self.read(table).columns
 
     def rows(self, table: str, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC."""
+        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC.
+
+        Of a local warehouse they are read without Spark, whose jobs take a hundred times as long.
+        """
+        if self.local:
+            with suppress(UserError):  # what needs Spark, such as a table with deletion vectors
+                return LocalTables(self.root).rows(table, where)
         frame = self.read(table)
         for name, value in (where or {}).items():
             frame = frame.filter(F.col(name) == value)
@@ -201,12 +235,34 @@ class Warehouse:
             return 0
         count = self.read(table).filter(rows).count()
         if count and not dry:
+            if transaction is None:
+                self.commit(table, lambda found: found.delete(rows))
+                return count
             # A session of its own, as other threads may write in the usual one.
-            session = self.spark if transaction is None else self.spark.newSession()
-            named = nullcontext() if transaction is None else of_transaction(session, *transaction)
-            with self.lock(table), named:
+            session = self.spark.newSession()
+            with self.lock(table), of_transaction(session, *transaction):
                 DeltaTable.forPath(session, self.path(table)).delete(rows)
         return count
+
+    def commit(self, table: str, change: Callable[[DeltaTable], object]) -> None:
+        """Make a change of a table that models share in one commit.
+
+        Where no lock orders the commits (in an object store), one of another command may come in between, even one of
+        another model. Delta then refuses this one, which is made again on what the other has written: `change` must
+        mean the same whatever others have committed.
+
+        Raises:
+            One of `CONFLICTS`: others came in between each time.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                with self.lock(table):
+                    change(DeltaTable.forPath(self.spark, self.path(table)))
+                return
+            except CONFLICTS:
+                if left == 0:
+                    raise
+                time.sleep(random.uniform(*_PAUSE_SECONDS))
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -229,6 +285,16 @@ class Warehouse:
     def local(self) -> bool:
         """Tell if the warehouse is a local folder."""
         return local_path(self.root) is not None
+
+
+def commented(table: str, columns: str) -> StructType:
+    """Return columns (DDL) of a table with the comments that the dictionary has of them."""
+    fields = StructType.fromDDL(columns)
+    assert isinstance(fields, StructType)
+    for field in fields.fields:
+        if field.name in comments(table):
+            field.metadata = {"comment": comments(table)[field.name]}
+    return fields
 
 
 def _quoted(text: str) -> str:

@@ -11,24 +11,26 @@ from __future__ import annotations
 import os
 import re
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.part_files import TARGET_BYTES, PartFile
+from jobs.warehouse.part_files import TARGET_BYTES, PartFile, write_parts
 
 WRITER = "KALMAN_DELTA_WRITER"
 """Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
 FILES, JAVA = "files", "java"
-DEFAULT = JAVA
-"""Until the proofs of exactly-once have been run over both writers."""
+DEFAULT = FILES
 _WRITER_VERSION = 2
 """The newest version of Delta's protocol whose features are all known here."""
 _FEATURES = {"appendOnly", "invariants"}
@@ -72,6 +74,79 @@ class _Seen(NamedTuple):
     size: int
 
 
+def create_table(warehouse: Warehouse, table: str, fields: str, settings: Mapping[str, str]) -> bool:
+    """Make an empty table of a local warehouse without Java, unless there is something in its place; tell if it did.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        fields: its columns, as JSON of Spark's `StructType`.
+        settings: of the table.
+    """
+    root = local_path(warehouse.root)
+    assert root is not None, "the files of a remote warehouse are not within reach"
+    folder = root / table
+    if "%" in str(folder) or "\\" in str(folder):
+        return False  # as in `FileTable.takes`
+    with warehouse.lock(table):
+        # What a killed process has left of a first commit is Java's to repair (`Warehouse.create`).
+        if not folder.exists():
+            with suppress(DeltaError, OSError):  # Java makes the table then, or says why it cannot
+                DeltaTable.create(str(folder), Schema.from_json(fields), configuration=dict(settings))
+                return True
+    return False
+
+
+def files_at(warehouse: Warehouse, table: str, version: int) -> pa.Table | None:
+    """Return the files of a version of a local table, as `DeltaTable.get_add_actions` flattens them.
+
+    None if the table is not a local one, cannot be read here, or has features by which rows of a file may not count or
+    columns have other names.
+    """
+    root = local_path(warehouse.root)
+    if root is None or "%" in (folder := str(root / table)) or "\\" in folder:
+        return None
+    try:
+        log = DeltaTable(folder, version=version)
+    except (DeltaError, OSError):
+        return None
+    protocol = log.protocol()
+    if protocol.min_reader_version > 1 or protocol.reader_features:
+        return None
+    return _bounds(log)
+
+
+def append_rows(
+    warehouse: Warehouse,
+    table: str,
+    schema: pa.Schema,
+    rows: Sequence[Mapping[str, Any]],
+    transaction: tuple[str, int],
+) -> bool:
+    """Append a few rows to a table in one commit without Spark; tell if it was done, else Java has to.
+
+    Killed before the commit, the file of the rows is no part of the table, and VACUUM removes it.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        schema: columns of the rows, which the table may not have (`FileTable.takes`).
+        rows: their values by column.
+        transaction: application and number, by which retries append the rows once.
+
+    Raises:
+        UserError: as `FileTable.commit` does.
+    """
+    if wanted_writer() == JAVA or not warehouse.local:
+        return False
+    files = FileTable(warehouse, table)
+    if not files.takes(schema):
+        return False
+    batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema)
+    files.commit(write_parts(files.folder, f"part-{uuid.uuid4().hex}", [batch]), transaction)
+    return True
+
+
 class FileTable:
     """A table of a local warehouse that takes files by name.
 
@@ -81,10 +156,18 @@ class FileTable:
         warehouse: of the table.
         table: its name.
         settings: of the table that the files honour, beside those that all files do.
+        partition: values of its partition columns that all of the files' rows have; empty: it has no such columns.
     """
 
-    def __init__(self, warehouse: Warehouse, table: str, settings: Set[str] = frozenset()) -> None:
-        self._warehouse, self.name, self._settings = warehouse, table, settings
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        table: str,
+        settings: Set[str] = frozenset(),
+        partition: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._warehouse, self.name = warehouse, table
+        self._settings, self._partition = settings, partition
         root = local_path(warehouse.root)
         assert root is not None, "the files of a remote warehouse are not within reach"
         self.folder = root / table
@@ -100,7 +183,7 @@ class FileTable:
         if "%" in str(self.folder) or "\\" in str(self.folder):
             return False  # the library would decode the path, or take another folder's table
         log = self._fresh()
-        return log is not None and _plain(log, self._settings) and _fits(schema, log)
+        return log is not None and self._still_takes(log, schema)
 
     @property
     def file_bytes(self) -> int:
@@ -140,8 +223,10 @@ class FileTable:
         application: str,
         fits: Callable[[pa.Table], bool],
         metadata: Mapping[str, Any],
-    ) -> bool:
-        """Add files to the table in one commit if it has no rows in their place; tell if they were added.
+    ) -> int | None:
+        """Add files to the table in one commit if it has no rows in their place.
+
+        Return the version of the table that the commit made, or None if it has such rows.
 
         Args:
             parts: the files.
@@ -152,24 +237,21 @@ class FileTable:
         Raises:
             UserError: as `commit` does.
         """
-        added = False
 
         def due(log: DeltaTable) -> Transaction | None:
-            nonlocal added
-            added = fits(_bounds(log))
             last = log.transaction_version(application)
-            return _transaction(application, 1 if last is None else last + 1) if added else None
+            number = 1 if last is None else last + 1
+            return _transaction(application, number) if fits(_bounds(log)) else None
 
-        self._commit(parts, due, {**metadata, "isBlindAppend": False})
-        return added
+        return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
     def _commit(
         self,
         parts: Sequence[PartFile],
         due: Callable[[DeltaTable], Transaction | None],
         metadata: Mapping[str, Any],
-    ) -> None:
-        """Commit files under the transaction that is due of the newest log, if one is."""
+    ) -> int | None:
+        """Commit files under the transaction that is due of the newest log, if one is; return the version made."""
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
                 log = self._fresh()
@@ -177,11 +259,11 @@ class FileTable:
                     if log is None:
                         raise TableNotFoundError("the table is gone")
                     transaction = due(log)
-                    if transaction is not None:
-                        self._check(log, parts)
-                        self.tried = True
-                        self._write(log, parts, transaction, metadata)
-                    return
+                    if transaction is None:
+                        return None
+                    self._check(log, parts)
+                    self.tried = True
+                    return self._write(log, parts, transaction, metadata)
                 except CommitFailedError as error:
                     self._log = None
                     if left == 0:
@@ -190,10 +272,13 @@ class FileTable:
                     self._log = None
                     raise self._problem(error) from error
 
+    def _still_takes(self, log: DeltaTable, schema: pa.Schema) -> bool:
+        return _plain(log, self._settings, list(self._partition)) and _fits(schema, log)
+
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
         """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
         again = "run the command again, which writes its rows again"
-        if self._asked is not None and not (_plain(log, self._settings) and _fits(self._asked, log)):
+        if self._asked is not None and not self._still_takes(log, self._asked):
             raise UserError(
                 f"{self.folder}: the table was changed while its files were written; {again}", RUN_FAILED
             )
@@ -214,14 +299,18 @@ class FileTable:
         parts: Sequence[PartFile],
         transaction: Transaction,
         metadata: Mapping[str, Any],
-    ) -> None:
-        adds: list[Any] = [AddAction(one.path, one.size, {}, one.modified, True, one.stats) for one in parts]
+    ) -> int:
+        values: Any = dict(self._partition)
+        adds: list[Any] = [
+            AddAction(one.path, one.size, values, one.modified, True, one.stats) for one in parts
+        ]
         rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
         metrics = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
         log.create_write_transaction(
             adds,
             "append",
             log.schema(),
+            list(self._partition) or None,
             commit_properties=CommitProperties(
                 {"operationMetrics": metrics, **metadata}, app_transactions=[transaction]
             ),
@@ -229,8 +318,10 @@ class FileTable:
                 create_checkpoint=False, cleanup_expired_logs=False
             ),
         )
-        if (log.version() + 1) % _checkpoint_every(log) == 0:
+        version = log.version() + 1
+        if version % _checkpoint_every(log) == 0:
             self._checkpoint()
+        return version
 
     def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
@@ -290,8 +381,8 @@ def _bounds(log: DeltaTable) -> pa.Table:
     return pa.table(log.get_add_actions(flatten=True))
 
 
-def _plain(log: DeltaTable, settings: Set[str]) -> bool:
-    """Tell if a table asks nothing of its writers but files and their statistics."""
+def _plain(log: DeltaTable, settings: Set[str], partition_by: list[str]) -> bool:
+    """Tell if a table asks nothing of its writers but files, of its partitions, and their statistics."""
     protocol, about = log.protocol(), log.metadata()
     features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
     known = protocol.min_writer_version <= _WRITER_VERSION or bool(features) and features <= _FEATURES
@@ -300,7 +391,7 @@ def _plain(log: DeltaTable, settings: Set[str]) -> bool:
         for name, text in about.configuration.items()
         if name.startswith("delta.") and text.lower() not in ("false", "none")
     }
-    return known and asked <= _SETTINGS | settings and not about.partition_columns
+    return known and asked <= _SETTINGS | settings and about.partition_columns == partition_by
 
 
 def _fits(schema: pa.Schema, log: DeltaTable) -> bool:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _FSSPEC_NAMES = {"abfss": "abfs"}
 """fsspec's name of a store by Hadoop's."""
+_FSSPEC_PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}
+"""The package with which fsspec reaches a store."""
 _BLOCK = 16_384
 """How many bytes are read at a time to find the end of a line."""
 
@@ -57,6 +59,10 @@ class Files(Protocol):
         """Return the names within a folder, sorted; an empty list if the folder does not exist."""
         ...
 
+    def modified_at(self, name: str) -> datetime:
+        """Return when a file was last modified."""
+        ...
+
 
 class WarehouseFiles(Files, Protocol):
     """A folder of the warehouse, whose files and folders can also be renamed and removed as a whole."""
@@ -67,10 +73,6 @@ class WarehouseFiles(Files, Protocol):
 
     def exists(self, name: str) -> bool:
         """Tell if a file or folder exists."""
-        ...
-
-    def modified_at(self, name: str) -> datetime:
-        """Return when a file was last modified."""
         ...
 
     def rename(self, name: str, to: str) -> bool:
@@ -261,7 +263,13 @@ class FsspecFiles:
         try:
             self._files: Any = fsspec.filesystem(_FSSPEC_NAMES.get(scheme, scheme), use_listings_cache=False)
         except (ImportError, ValueError) as error:
-            raise UserError(f"cannot reach {root} without Spark: {error}") from error
+            package = _FSSPEC_PACKAGES.get(scheme)
+            if package is None:
+                raise UserError(f"cannot reach {root} without Spark: {error}") from error
+            raise UserError(
+                f"a process without Spark that reads {root} needs the package {package}: pip install {package} "
+                "(docs/deploy.md)"
+            ) from error
         self._root = self._files._strip_protocol(f"{_FSSPEC_NAMES.get(scheme, scheme)}://{rest}")
 
     def read(self, name: str) -> bytes | None:
@@ -280,6 +288,9 @@ class FsspecFiles:
             self._files.rm_file(f"{self._root}/{name}")
         except FileNotFoundError:
             return
+
+    def modified_at(self, name: str) -> datetime:
+        return self._files.modified(f"{self._root}/{name}")
 
     def names(self, folder: str) -> list[str]:
         self._files.invalidate_cache()

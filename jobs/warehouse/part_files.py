@@ -30,7 +30,7 @@ _TEXT = 32
 """Characters of a text that statistics keep, as Delta's own."""
 _LAST = "\U0010ffff"
 """The character behind all others."""
-_INDEXED = 32
+INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
 
 
@@ -60,10 +60,11 @@ class PartWriter:
         folder: of the table; made if it is missing.
         prefix: of the files' names, such as the task's attempt; each name ends in a random id besides.
         full: bytes from which a file is full.
+        indexed: columns that have statistics, the first ones.
     """
 
-    def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES) -> None:
-        self._folder, self._prefix, self._full = folder, prefix, full
+    def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES, indexed: int = INDEXED) -> None:
+        self._folder, self._prefix, self._full, self._indexed = folder, prefix, full, indexed
         self._held: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
         self._part: _Part | None = None
@@ -91,7 +92,7 @@ class PartWriter:
         self._rows = self._bytes = 0
         if self._part is None:
             name = f"{self._prefix}-{uuid.uuid4()}.snappy.parquet"
-            self._part = _Part(self._folder, name, rows.schema)
+            self._part = _Part(self._folder, name, rows.schema, self._indexed)
         self._part.add(rows)
         return [self._completed(self._part)] if self._part.size >= self._full else []
 
@@ -103,20 +104,28 @@ class PartWriter:
 def write_parts(
     folder: Path, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
 ) -> list[PartFile]:
-    """Write batches into files as `PartWriter` does, and return these; nothing is left of a file after an error."""
+    """Write batches into files as `PartWriter` does, and return these.
+
+    After an error no file is left: on a full disk the next attempt needs their space.
+    """
     writer = PartWriter(folder, prefix, **options)
+    done: list[PartFile] = []
     try:
-        return [*(done for batch in batches for done in writer.add(batch)), *writer.end()]
+        for batch in batches:
+            done += writer.add(batch)
+        return [*done, *writer.end()]
     except BaseException:
         writer.abandon()
+        remove(folder, done)
         raise
 
 
 class _Part:
     """A file while it is written."""
 
-    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
+    def __init__(self, folder: Path, name: str, schema: pa.Schema, indexed: int) -> None:
         self._path, self._schema, self._rows = folder / name, schema, 0
+        self._kept = schema.names[:indexed]
         self._writer: pq.ParquetWriter | None = None
         self._nulls = dict.fromkeys(schema.names, 0)
         self._not_numbers: set[str] = set()
@@ -177,11 +186,10 @@ class _Part:
         least: dict[str, Any] = {}
         greatest: dict[str, Any] = {}
         (whole,) = self._ends
-        kept = self._schema.names[:_INDEXED]
         groups = [whole.row_group(i) for i in range(whole.num_row_groups)]
         for place in range(whole.num_columns):
             name = groups[0].column(place).path_in_schema
-            if name not in kept or name in self._not_numbers:
+            if name not in self._kept or name in self._not_numbers:
                 continue
             try:
                 found = _bounds([group.column(place).statistics for group in groups])
@@ -197,7 +205,7 @@ class _Part:
                 "numRecords": self._rows,
                 "minValues": least,
                 "maxValues": greatest,
-                "nullCount": {name: self._nulls[name] for name in kept},
+                "nullCount": {name: self._nulls[name] for name in self._kept},
             },
             ensure_ascii=False,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jobs.warehouse.positions import KAFKA
+from jobs.warehouse.positions import KAFKA, delta_position, topic_position
 
 Place = dict[str, int]
 
@@ -24,6 +24,14 @@ def of_position(position: Mapping[str, Any]) -> Place:
     if position["source"] == KAFKA:
         return {str(number): int(offset) for number, offset in position["offsets"].items()}
     return {VERSION: int(position["version"])}
+
+
+def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a place that is whole, in the source of another position."""
+    if like["source"] == KAFKA:
+        offsets = {int(number): offset for number, offset in place.items()}
+        return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
+    return delta_position(like["table"], place[VERSION], like.get("id"))
 
 
 def of_offset(offset: Mapping[str, Any]) -> Place:

@@ -115,6 +115,11 @@ def to_datetime(micros: int | None) -> datetime | None:
     return None if micros is None else EPOCH + timedelta(microseconds=micros)
 
 
+def to_micros(time: datetime) -> int:
+    """Return a time as microseconds since 1970, exactly."""
+    return (time - EPOCH) // timedelta(microseconds=1)
+
+
 def delta_position(
     table: str, version: int, identity: str | None = None, commit: str | None = None
 ) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -195,9 +194,8 @@ def _add_columns(warehouse: Warehouse) -> None:
 
 
 def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:
-    """Set columns of the rows that meet a condition, in one commit."""
-    with warehouse.lock(TABLE):
-        DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE)).update(condition, values)
+    """Set columns of the rows that meet a condition, in one commit (`Warehouse.commit`)."""
+    warehouse.commit(TABLE, lambda table: table.update(condition, values))
 
 
 def held_by_model(warehouse: Tables) -> dict[str, int]:

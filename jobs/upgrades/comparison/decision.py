@@ -179,13 +179,27 @@ def answer_text(comparison: Comparison) -> str:
     return text
 
 
+def what_next(comparison: Comparison, name: str, model: str) -> str:
+    """Return what there is to do with a shadow that was compared and is not to be promoted yet."""
+    command = f"kalman-pipeline promote --model {model}"
+    if comparison.good:
+        return f"promote it with `{command}`"
+    return f"it stays in shadow, and `{command}` refuses it: {_remedies(name, model)}"
+
+
 def refusal(comparison: Comparison, name: str, model: str, report: str) -> str:
     """Return the sentence that refuses to promote a generation."""
     return (
         "; ".join([f"{name} was not promoted", *comparison.reasons])
-        + f". It stays in shadow: `kalman-pipeline stream --model {model} --generation {name}` gives it the rows that "
-        f"have come since, `kalman-pipeline promote --model {model} --force` promotes it nevertheless, and `retire` "
-        f"gives it up; report: {report}"
+        + f". It stays in shadow: {_remedies(name, model)}; report: {report}"
+    )
+
+
+def _remedies(name: str, model: str) -> str:
+    """Return what may be done with a shadow that is not promoted."""
+    return (
+        f"`kalman-pipeline stream --model {model} --generation {name}` gives it the rows that have come since, "
+        f"`kalman-pipeline promote --model {model} --force` promotes it nevertheless, and `retire` gives it up"
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from jobs import rollback, upgrade
+from jobs import rollback, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_lineage
@@ -145,6 +145,9 @@ def test_a_version_is_rolled_back_with_its_state(tmp_path: Path) -> None:
     pipeline.land(rows[4])
     assert pipeline.stream().data["generation"] == "walk-g0003"
     check(pipeline, rows, [1, 1, 2, 1, 1])
+    proof = verify.run(pipeline.settings, "walk", share="100%").data
+    assert (proof["outcome"], proof["not_verified"]) == ("equal", []), proof
+    assert proof["counts"]["equal"] == sum(map(len, rows[1:]))
 
 
 MAPS_BESIDE = """

@@ -62,6 +62,7 @@ def test_nothing_is_promoted_on_nothing_and_noise_is_no_verdict(tmp_path: Path) 
     begun = upgrade.run(pipeline.settings, "walk", promote=False)
     assert (begun.data["generation"], begun.data["answer"]) == ("walk-g0002", "not enough to tell")
     assert "verdict: not good: there is nothing to compare: no row has been estimated by both" in begun.lines
+    assert "it stays in shadow, and `kalman-pipeline promote --model walk` refuses it: " in begun.lines[-2]
     for verb in (upgrade, promote):
         error = refused(pipeline, verb)
         assert "walk-g0002 was not promoted; there is nothing to compare" in error.message

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from deltalake import DeltaTable
 
 from jobs.core.errors import UserError, is_full
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.file_commits import WRITER, FileTable, append_rows
 from jobs.warehouse.part_files import write_parts
 from tests.jobs.test_disk_full import Ballast, disk
 
@@ -124,10 +125,11 @@ def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path
 WRITES = """
 import sys
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 import pyarrow as pa
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import FileTable
+from jobs.warehouse.file_commits import WRITER, FileTable, append_rows
 from jobs.warehouse.part_files import write_parts
 
 root, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -363,3 +365,38 @@ def test_a_commit_reads_as_one_that_delta_in_java_makes(tmp_path: Path) -> None:
     assert found["txn"] == {"appId": "app", "version": 7} and 0 <= time.time() * 1000 - now < 600_000
     assert found["add"]["dataChange"] is True and found["add"]["partitionValues"] == {}
     assert set(found) == {"commitInfo", "txn", "add"}
+
+
+def test_a_few_rows_are_appended_once_to_a_table_that_takes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(tmp_path)
+    spark: Any = None
+    warehouse = Warehouse(spark, str(tmp_path))
+    row = {"x": 1, "values": [2.0], "at": datetime(2020, 1, 1, tzinfo=UTC)}
+    narrow = pa.schema([SCHEMA.field("x"), SCHEMA.field("at")])
+    assert append_rows(warehouse, "t", SCHEMA, [row, {**row, "x": 2}], ("a", 1))
+    assert append_rows(warehouse, "t", SCHEMA, [row], ("a", 1))  # a retry
+    assert append_rows(warehouse, "t", narrow, [{"x": 3, "at": None}], ("b", 1))
+    assert rows(tmp_path) == [1, 2, 3]
+    wider = SCHEMA.append(pa.field("more", pa.string()))
+    assert not append_rows(warehouse, "t", wider, [{**row, "more": "m"}], ("c", 1))
+    assert not append_rows(warehouse, "none", SCHEMA, [row], ("c", 1))
+    monkeypatch.setenv(WRITER, "java")
+    assert not append_rows(warehouse, "t", SCHEMA, [row], ("c", 1))
+    assert rows(tmp_path) == [1, 2, 3]
+
+
+def test_a_partitioned_table_takes_files_of_its_own_partition_alone(tmp_path: Path) -> None:
+    spark: Any = None
+    warehouse = Warehouse(spark, str(tmp_path))
+    DeltaTable.create(str(tmp_path / "t"), SCHEMA.append(pa.field("of", pa.string())), partition_by=["of"])
+    assert not FileTable(warehouse, "t").takes(SCHEMA)
+    assert not FileTable(warehouse, "t", partition={"other": "a"}).takes(SCHEMA)
+    table = FileTable(warehouse, "t", partition={"of": "a"})
+    assert table.takes(SCHEMA)
+    parts = write_parts(table.folder, "part-00000", [some_rows(1, 2)])
+    assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) == 1
+    assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) is None
+    found = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
+    assert found["of"].to_pylist() == ["a", "a"] and found["x"].to_pylist() == [1, 2]

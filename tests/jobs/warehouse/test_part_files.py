@@ -145,6 +145,20 @@ def test_a_file_that_the_disk_does_not_take_is_removed_and_the_first_error_told(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_that_are_complete_go_with_the_one_whose_rows_end_in_an_error(tmp_path: Path) -> None:
+    there: list[int] = []
+
+    def rows() -> Any:
+        for _ in range(3):
+            yield batch(x=np.arange(200_000.0))
+            there.append(len(list(tmp_path.iterdir())))
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space left"):
+        write_parts(tmp_path, "part-00000", rows(), full=1000)
+    assert there == [1, 2, 3] and list(tmp_path.iterdir()) == []
+
+
 def test_nothing_is_left_of_a_file_whose_rows_end_in_an_error(tmp_path: Path) -> None:
     def rows() -> Any:
         yield batch(x=np.zeros(200_000))

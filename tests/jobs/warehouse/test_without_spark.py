@@ -55,6 +55,6 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="states: cannot be read without Spark: "):
         read_table(root, "states", ["key"])
     with pytest.raises(
-        UserError, match="gs://b/w: the tables of a remote warehouse cannot be read without Spark"
+        UserError, match="gs://b/w: the tables of a warehouse in this store cannot be read without Spark"
     ):
         read_table("gs://b/w", "states", ["key"])
