@@ -127,13 +127,13 @@ def check(
     packed = bucket_rows(frame, batch.rows, frame.count()).persist()
     wanted = unpack_estimates(packed_estimates(packed, kernel, batch, out), out).select(*COLUMNS).toArrow()
     seconds = time.monotonic() - started
-    end = final_states(packed, kernel, batch).toArrow()
+    end = final_states(packed, kernel, batch).frame.toArrow()
     say(f"{spec.name}: the stream's estimates and state")
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
     batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
     assert batch_id is not None  # it has written estimates
-    held = states_of(states_at(warehouse, generation, manifest, batch_id, spec.folder).toArrow())
+    held = states_of(states_at(warehouse, generation, manifest, batch_id, spec.folder).frame.toArrow())
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
     packed.unpersist()

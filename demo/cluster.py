@@ -194,7 +194,7 @@ class Cluster(Service):
         try:
             with urlopen(f"{self.page}/json/", timeout=5) as answer:
                 return [one for one in json.load(answer)["workers"] if one["state"] == "ALIVE"]
-        except OSError:  # the page comes up a little later than the port
+        except (OSError, ValueError):  # the page, and then its content, come up a little later than the port
             return []
 
     def _await(self, name: str, process: subprocess.Popen[bytes], ready: Callable[[], bool]) -> None:

@@ -33,19 +33,15 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The demo's own folder: files to land, warehouse, Airflow, logs, result and report."""
+    """The demo's own folder (files to land, Airflow, logs, result and report) and the root of its warehouse."""
 
     root: Path
+    warehouse: str
 
     @property
     def landing(self) -> Path:
         """Return the folder of the files to land."""
         return self.root / "landing"
-
-    @property
-    def warehouse(self) -> Path:
-        """Return the root of the tables."""
-        return self.root / "warehouse"
 
     @property
     def logs(self) -> Path:
@@ -72,7 +68,7 @@ class Place:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.database(model)}",
-            "KALMAN_WAREHOUSE": str(self.warehouse),
+            "KALMAN_WAREHOUSE": self.warehouse,
             "KALMAN_MODELS": str(ROOT / "models"),
         }
 

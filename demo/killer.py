@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
+from jobs.core.roots import local_path
+from jobs.supervision.driver_log import DriverLog
+from jobs.warehouse.files import files_of
+
 POLL_SECONDS = 0.01
+SETTLE_SECONDS = 0.5
+"""How long a store gets to do what a driver asked of it right before it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,54 +40,65 @@ class Batches:
 
 
 class Checkpoint:
-    """The checkpoint of a model's first generation, in a warehouse on this machine."""
+    """The checkpoint of a model's first generation, below a warehouse's root, read without Spark."""
 
-    def __init__(self, warehouse: Path, model: str) -> None:
-        self.warehouse, self.model = warehouse, model
+    def __init__(self, root: str, model: str) -> None:
+        self.root, self.model = root, model
+        self._files = files_of(f"{root}/checkpoints")
+        self._name: str | None = None
 
     @property
-    def path(self) -> Path | None:
-        """Return the folder, or None if it does not exist yet."""
-        found = sorted((self.warehouse / "checkpoints").glob(f"{self.model}-g*"))
-        return found[0] if found else None
+    def name(self) -> str | None:
+        """Return the name of its folder, or None if it does not exist yet."""
+        if self._name is None:
+            found = (name for name in self._files.names("") if name.startswith(f"{self.model}-g"))
+            self._name = next(found, None)
+        return self._name
 
     def batches(self) -> Batches:
         """Return the last planned and the last committed micro-batch; -1 where there is none."""
-        return Batches(max(self.times("offsets"), default=-1), max(self.times("commits"), default=-1))
+        # The committed ones first: one that is committed in between is not taken for an open one's successor.
+        committed = max(self.numbers("commits"), default=-1)
+        return Batches(max(self.numbers("offsets"), default=-1), committed)
 
     def has_planned(self, version: int) -> bool:
         """Return whether a micro-batch has been planned that contains this version of the measurements completely."""
-        planned = self.batches().planned
-        if planned < 0 or self.path is None:
+        planned = max(self.numbers("offsets"), default=-1)
+        content = None if planned < 0 else self._files.read(f"{self.name}/offsets/{planned}")
+        if content is None:
             return False
-        lines = (self.path / "offsets" / str(planned)).read_text().splitlines()
+        lines = content.decode().splitlines()
         return (
             int(json.loads(lines[2])["reservoirVersion"]) > version
         )  # version of the log, metadata, a line a source
 
+    def numbers(self, folder: str) -> list[int]:
+        """Return the micro-batches that have a file in `folder` (offsets, commits)."""
+        if self.name is None:
+            return []
+        return [int(name) for name in self._files.names(f"{self.name}/{folder}") if name.isdigit()]
+
     def times(self, folder: str) -> dict[int, float]:
-        """Return when each micro-batch's file in `folder` (offsets, commits) was written, Unix seconds."""
-        if self.path is None or not (self.path / folder).is_dir():
-            return {}
-        return {int(e.name): e.stat().st_mtime for e in os.scandir(self.path / folder) if e.name.isdigit()}
+        """Return when each micro-batch's file in `folder` was written, Unix seconds; a store may round to seconds."""
+        return {number: self.time(folder, number) for number in self.numbers(folder)}
+
+    def time(self, folder: str, number: int) -> float:
+        """Return when a micro-batch's file in `folder` was written, Unix seconds."""
+        return self._files.modified_at(f"{self.name}/{folder}/{number}").timestamp()
 
 
-def find_driver(warehouse: Path, model: str) -> tuple[psutil.Process, psutil.Process]:
+def find_driver(root: str, model: str) -> tuple[psutil.Process, psutil.Process]:
     """Return the Python driver that holds a model's stream, and the JVM of its Spark.
 
     Raises:
-        LookupError: it has no driver.
+        LookupError: it has no driver on this machine.
     """
-    lock = warehouse / "_locks" / f"stream-{model}.lock"
+    running = [one.owner for one in DriverLog.at(root, model).drivers() if one.ended_at is None]
     try:
-        driver = psutil.Process(int(lock.read_text()))
-        family = [
-            driver.parent(),
-            *driver.children(),
-        ]  # under spark-submit the JVM is the parent, else a child
-        return driver, next(one for one in family if one is not None and one.name() == "java")
-    except (OSError, ValueError, StopIteration, psutil.NoSuchProcess) as error:
-        raise LookupError(f"no driver of the stream of {model} is found by {lock}") from error
+        owner = next(one for one in reversed(running) if one.alive(None))
+        return psutil.Process(owner.pid), psutil.Process(owner.jvm)
+    except (StopIteration, psutil.NoSuchProcess) as error:
+        raise LookupError(f"no driver of the stream of {model} runs here on {root}") from error
 
 
 class Killer(threading.Thread):
@@ -93,10 +108,10 @@ class Killer(threading.Thread):
     else it continues. So the driver is always killed in the middle of a micro-batch.
     """
 
-    def __init__(self, warehouse: Path, model: str, seed: int) -> None:
+    def __init__(self, root: str, model: str, seed: int) -> None:
         super().__init__(name=f"killer {model}", daemon=True)
-        self.checkpoint = Checkpoint(warehouse, model)
-        self.warehouse, self.model = warehouse, model
+        self.checkpoint = Checkpoint(root, model)
+        self.root, self.model = root, model
         self.killed: Killed | None = None
         self.error: Exception | None = None
         self._random = random.Random(f"{seed} {model}")
@@ -120,21 +135,23 @@ class Killer(threading.Thread):
 
     def _usual_seconds(self) -> float:
         """Return how long the last committed micro-batch took."""
-        planned, committed = self.checkpoint.times("offsets"), self.checkpoint.times("commits")
-        last = max(committed)
-        return max(0.0, min(committed[last] - planned[last], 10.0))
+        last = max(self.checkpoint.numbers("commits"))
+        took = self.checkpoint.time("commits", last) - self.checkpoint.time("offsets", last)
+        return max(0.0, min(took, 10.0))
 
     def _kill(self, batch: int) -> Killed | None:
-        family = find_driver(self.warehouse, self.model)
+        family = find_driver(self.root, self.model)
         for process in family:
             process.send_signal(signal.SIGSTOP)
         try:
             for process in family:
                 _await_stop(process)
+            if local_path(self.root) is None:
+                time.sleep(SETTLE_SECONDS)
             batches = self.checkpoint.batches()
             if not batches.planned > batches.committed:
                 return None
-            began = self.checkpoint.times("offsets")[batches.planned]
+            began = self.checkpoint.time("offsets", batches.planned)
             for process in family:
                 process.send_signal(signal.SIGKILL)
             now = time.time()

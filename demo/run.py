@@ -34,7 +34,10 @@ from demo.rates import busy_rate
 from demo.result import problems_of, result_of, summary
 from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
 from jobs.core.report import plain
+from jobs.core.roots import warehouse_root
 from jobs.core.settings import DEFAULT_MASTER, Settings
+from jobs.stores.probe import FOLDER as PROBE_FOLDER
+from jobs.warehouse.files import files_of
 
 if TYPE_CHECKING:
     from demo.check import Checked
@@ -295,14 +298,15 @@ def _shown(path: Path) -> str:
 
 
 @contextmanager
-def _demo(folder: Path, days: int | None, seed: int) -> Iterator[Demo]:
-    place = Place(folder.absolute())
+def _demo(folder: Path, days: int | None, seed: int, warehouse: str | None) -> Iterator[Demo]:
+    root = folder.absolute()
+    place = Place(root, str(root / "warehouse") if warehouse is None else _empty(warehouse))
     shutil.rmtree(place.root, ignore_errors=True)
     place.logs.mkdir(parents=True)
     # The demo's own Spark, which lands days and checks, stays on this machine, wherever the DAGs' jobs run.
     master = os.environ.get("KALMAN_MASTER", DEFAULT_MASTER)
     local = master if master.startswith("local") else DEFAULT_MASTER
-    settings = Settings.load(str(place.warehouse), ROOT / "models", local, quiet=True)
+    settings = Settings.load(place.warehouse, ROOT / "models", local, quiet=True)
     demo = Demo(place, Display(PHASES), settings, days, seed)
     try:
         yield demo
@@ -310,18 +314,37 @@ def _demo(folder: Path, days: int | None, seed: int) -> Iterator[Demo]:
         demo.kill_all()
 
 
-def run(folder: Path, days: int | None = None, seed: int = SEED) -> dict[str, Any]:
+def _empty(warehouse: str) -> str:
+    """Return the root of a warehouse that somebody has chosen; nothing of theirs is emptied.
+
+    Raises:
+        UserError: it is not empty, or cannot be reached.
+    """
+    root = warehouse_root(warehouse)
+    there = [name for name in files_of(root).names("") if name != PROBE_FOLDER]
+    if there:
+        raise UserError(
+            f"the demo takes an empty warehouse, and in {root} there is {there[0]}: choose another folder, which need "
+            "not exist"
+        )
+    return root
+
+
+def run(
+    folder: Path, days: int | None = None, seed: int = SEED, warehouse: str | None = None
+) -> dict[str, Any]:
     """Run the demo in `folder`, which is emptied first, and return its result.
 
     Args:
         folder: of everything that the demo writes.
         days: stream only so many days, for a quick look; at least 8.
         seed: decides on which day, and when in the micro-batch, the drivers are killed.
+        warehouse: an empty folder elsewhere for the tables, as a path or the URI of a store.
 
     Raises:
         UserError: a step failed.
     """
-    with _demo(folder, days, seed) as demo:
+    with _demo(folder, days, seed, warehouse) as demo:
         demo.prepare()
         demo.land_history()
         demo.pretrain()
@@ -346,13 +369,16 @@ def main() -> int:
     folder = ROOT / "var" / "demo"
     parser.add_argument("--folder", type=Path, default=folder, help="emptied first (default: var/demo)")
     parser.add_argument("--days", type=int, help="stream only so many days, at least 8 (default: all 61)")
+    parser.add_argument(
+        "--warehouse", help="an empty one elsewhere, a path or s3a://bucket/folder (default: in the folder)"
+    )
     parser.add_argument("--seed", type=int, default=SEED, help="decides when the drivers are killed")
     options = parser.parse_args()
     if options.days is not None and not 8 <= options.days <= 61:
         parser.error("--days must be from 8 to 61")
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        result = run(options.folder, options.days, options.seed)
+        result = run(options.folder, options.days, options.seed, options.warehouse)
     except (Exception, KeyboardInterrupt, Terminated) as error:
         return show(error)
     print("\n" + "\n".join(summary(result)))

@@ -56,7 +56,7 @@ def test_what_is_needed_from_outside_is_named_and_nothing_secret_is_here(service
 
 def test_every_image_has_a_version_and_every_service_can_tell_its_health(services: dict[str, Any]) -> None:
     for name, service in services.items():
-        assert re.search(r":\d+\.\d+", service["image"]), name
+        assert re.search(r":v?\d+\.\d+", service["image"]), name
         assert name == "prepare" or "healthcheck" in service, name
 
 

@@ -15,6 +15,14 @@ from typing import NamedTuple
 from jobs.core.roots import S3
 
 _REGION = "us-east-1"
+_PLACES = (
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ALLOW_HTTP",  # of delta-rs
+)
+"""Variables that say where a store is. Those with credentials are none of them."""
 
 
 class Store(NamedTuple):
@@ -37,6 +45,11 @@ def store() -> Store:
     return Store(address and address.rstrip("/"), region)
 
 
+def store_variables(root: str) -> dict[str, str]:
+    """Return the variables that say where a warehouse's store is, for a driver elsewhere; none unless it is in S3."""
+    return {name: os.environ[name] for name in _PLACES if in_s3(root) and os.environ.get(name)}
+
+
 def in_s3(root: str) -> bool:
     """Tell if a folder, given by path or URI, is in S3."""
     return root.startswith(f"{S3}://")
@@ -56,12 +69,23 @@ def spark_store_conf(root: str) -> dict[str, str]:
         f"{hadoop}endpoint.region": where.region,
         # The default reads ahead by a library of native code.
         f"{hadoop}input.stream.type": "classic",
+        # Workers read small files by a client of their own.
+        **{f"spark.executorEnv.{name}": value for name, value in store_variables(root).items()},
     }
     if where.address is not None:
         conf[f"{hadoop}endpoint"] = where.address
         conf[f"{hadoop}path.style.access"] = "true"
         conf[f"{hadoop}connection.ssl.enabled"] = str(where.encrypted).lower()
     return conf
+
+
+def delta_options() -> dict[str, str]:
+    """Return the options with which delta-rs reaches the store; credentials of the environment it finds itself."""
+    where = store()
+    options = {"AWS_REGION": where.region}
+    if where.address is not None:
+        options |= {"AWS_ENDPOINT_URL": where.address, "AWS_ALLOW_HTTP": str(not where.encrypted).lower()}
+    return options | {f"AWS_{name.upper()}": value for name, value in credentials_of_file().items()}
 
 
 def credentials_of_file() -> dict[str, str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +21,10 @@ from demo import killer
 from demo.check import MicroBatch
 from demo.killer import Batches, Checkpoint, Killed, Killer
 from demo.rates import busy_rate
+from demo.run import run as run_demo
+from jobs.core.errors import UserError
+from jobs.supervision.driver_identity import DriverIdentity
+from jobs.supervision.driver_log import DriverLog, DriverRecord
 
 
 class Stand(NamedTuple):
@@ -46,8 +53,8 @@ def stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stand]:
 
 
 def test_batches_are_read_from_the_checkpoint(stand: Stand) -> None:
-    checkpoint = Checkpoint(stand.warehouse, "air_time")
-    assert checkpoint.path is None
+    checkpoint = Checkpoint(str(stand.warehouse), "air_time")
+    assert checkpoint.name is None
     assert checkpoint.batches() == Batches(-1, -1)
     assert not checkpoint.has_planned(1)
     stand.write("offsets", 0, 10)
@@ -61,7 +68,7 @@ def test_batches_are_read_from_the_checkpoint(stand: Stand) -> None:
 def test_the_driver_is_killed_in_mid_batch(stand: Stand) -> None:
     stand.write("offsets", 0)
     stand.write("commits", 0)
-    thread = Killer(stand.warehouse, "air_time", seed=1)
+    thread = Killer(str(stand.warehouse), "air_time", seed=1)
     thread.start()
     time.sleep(0.1)
     assert thread.killed is None
@@ -74,13 +81,13 @@ def test_the_driver_is_killed_in_mid_batch(stand: Stand) -> None:
 def test_a_driver_whose_batch_is_done_goes_on(stand: Stand) -> None:
     stand.write("offsets", 0)
     stand.write("commits", 0)
-    assert Killer(stand.warehouse, "air_time", seed=1)._kill(0) is None
+    assert Killer(str(stand.warehouse), "air_time", seed=1)._kill(0) is None
     time.sleep(0.05)
     assert all(process.status() != psutil.STATUS_STOPPED for process in stand.family)
 
 
 def test_called_off_it_kills_nothing(stand: Stand) -> None:
-    thread = Killer(stand.warehouse, "air_time", seed=1)
+    thread = Killer(str(stand.warehouse), "air_time", seed=1)
     thread.start()
     thread.call_off()
     assert thread.killed is None and thread.error is None
@@ -88,18 +95,40 @@ def test_called_off_it_kills_nothing(stand: Stand) -> None:
 
 def test_no_driver_is_an_error_that_says_so(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="no driver of the stream of air_time"):
-        killer.find_driver(tmp_path, "air_time")
+        killer.find_driver(str(tmp_path), "air_time")
 
 
 def test_the_rate_leaves_out_the_batch_that_was_interrupted(stand: Stand) -> None:
-    import os
-
     for batch, (planned, committed) in enumerate([(100, 102), (110, 150), (160, 161)]):
         for folder, when in (("offsets", planned), ("commits", committed)):
             stand.write(folder, batch)
             os.utime(stand.warehouse / "checkpoints" / "air_time-g0001" / folder / str(batch), (when, when))
     batches = {0: MicroBatch(200, 0), 1: MicroBatch(999, 0), 2: MicroBatch(400, 0)}
     killed = {"air_time": Killed(1, 2, 1, 0.5, 110.5)}
-    rate = busy_rate(Checkpoint(stand.warehouse, "air_time"), batches, killed)
+    rate = busy_rate(Checkpoint(str(stand.warehouse), "air_time"), batches, killed)
     assert (rate.rows, rate.seconds, rate.best) == (600, 3.0, 400.0)
     assert rate.rows_per_second == 200.0
+
+
+def test_the_driver_is_the_one_that_the_log_of_drivers_names(tmp_path: Path) -> None:
+    root, child = str(tmp_path), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"])
+    try:
+        log, now = DriverLog.at(root, "air_time"), datetime.now(UTC)
+        owner = DriverIdentity.this_process(child.pid)
+        record = DriverRecord("air_time", "air_time-g0001", 1, "live", owner, now, now)
+        log.write(record)
+        found = killer.find_driver(root, "air_time")
+        assert [one.pid for one in found] == [os.getpid(), child.pid]
+        log.write(replace(record, ended_at=now, how="stopped"))
+        with pytest.raises(LookupError):
+            killer.find_driver(root, "air_time")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_warehouse_of_somebody_s_own_must_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "estimates").mkdir()
+    with pytest.raises(UserError, match=r"takes an empty warehouse, and in .* there is estimates"):
+        run_demo(tmp_path / "demo", warehouse=str(tmp_path))
+    assert not (tmp_path / "demo").exists()

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 DAY = 86_400 * 1_000_000
 START = 1_380_600_000 * 1_000_000  # 1 October 2013, 04:00 UTC
-VOID = {"meta", "img", "br", "input", "link", "hr"}
+VOID = {"meta", "img", "br", "wbr", "input", "link", "hr"}
 
 
 class Page(HTMLParser):

@@ -88,7 +88,6 @@ class ObjectStore(Service):
 def environment(address: str) -> dict[str, str]:
     """Return the variables with which a command reaches a store."""
     return {
-        "KALMAN_OBJECT_STORE": "1",
         "AWS_ENDPOINT_URL": address,
         "AWS_REGION": "us-east-1",
         "AWS_ACCESS_KEY_ID": KEY,

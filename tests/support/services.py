@@ -55,6 +55,8 @@ class Services:
             "AIRFLOW_PASSWORD": self.password,
             "SPARK_SECRET": "fedcba9876543210" * 4,
             "SPARK_ENCRYPTION": "true",
+            "STORE_KEY": "kalman",
+            "STORE_SECRET": "a secret of one's own",
         }
         text = re.sub(
             r"(?<!\$)\$\{([A-Z_]+)[^}]*\}",

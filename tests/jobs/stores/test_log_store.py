@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from py4j.java_gateway import GatewayParameters, JavaGateway
 from py4j.protocol import Py4JJavaError
 
 from jobs.spark import jars
-from jobs.spark.doctor import java_command
 from jobs.stores.settings import spark_store_conf
 from tests.support import object_store
+from tests.support.gateways import JavaProcess, errors_of_any_process
 from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
 
 ROOT = f"s3a://{BUCKET}/java"
@@ -45,19 +43,9 @@ class Java:
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         paths = [path for path in jars._pyspark_jars() if path.name.startswith(_NEEDED)]
-        path = os.pathsep.join([*map(str, paths), *jars.jar_paths(), *jars.optional_jars("s3")])
-        command = [java_command(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", path, "py4j.GatewayServer"]
-        self.process = subprocess.Popen(
-            [*command, "--die-on-broken-pipe", "0"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, **environment(proxy.address)},
-        )
-        assert self.process.stdout is not None
-        port = int(self.process.stdout.readline())
-        self._gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-        self.jvm: Any = self._gateway.jvm
+        found = [*map(str, paths), *jars.jar_paths(), *jars.optional_jars("s3")]
+        self._process = JavaProcess(found, {**os.environ, **environment(proxy.address)})
+        self.jvm: Any = self._process.jvm
         self.conf = self.jvm.org.apache.hadoop.conf.Configuration()
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment(proxy.address).items():
@@ -94,9 +82,7 @@ class Java:
         return list(_drawn(self.log.read(self.path(name), self.conf)))
 
     def stop(self) -> None:
-        self._gateway.shutdown()
-        self.process.kill()
-        self.process.wait()
+        self._process.stop()
 
 
 def _drawn(iterator: Any) -> Iterator[Any]:
@@ -120,7 +106,8 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
 
 
 @pytest.fixture(autouse=True)
-def a_good_proxy(java: Java) -> Iterator[None]:
+def a_good_proxy(java: Java, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    errors_of_any_process(monkeypatch)
     yield
     java.proxy.behave()
     java.proxy.seen.clear()

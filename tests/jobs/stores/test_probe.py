@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 
+from demo.ports import HOST, free_ports
 from jobs.core.errors import UserError
 from jobs.core.roots import warehouse_root
 from jobs.core.settings import Settings
@@ -15,30 +21,10 @@ from jobs.doctor import run as doctor
 from jobs.stores import probe, s3_files
 from jobs.stores.s3_files import S3Files
 from tests.support import object_store
-from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
+from tests.support.object_store import BUCKET, Proxy, environment
 
 ROOT = f"s3a://{BUCKET}/warehouse"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    if (missing := object_store.missing()) is not None:
-        pytest.skip(missing)
-    with ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store:
-        yield store
-
-
-@pytest.fixture
-def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before the store, which this process reaches through it."""
-    with Proxy(store.address).running() as proxy:
-        for name, value in environment(proxy.address).items():
-            monkeypatch.setenv(name, value)
-        s3_files._client.cache_clear()
-        probe._ready.cache_clear()
-        yield proxy
-    s3_files._client.cache_clear()
-    probe._ready.cache_clear()
+COMPOSE = Path(__file__).resolve().parents[3] / "docker-compose.yml"
 
 
 def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy, tmp_path: Path):
@@ -157,15 +143,51 @@ def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch
         ("wasb://a/b", "a warehouse cannot be at"),
     ],
 )
-def test_other_spellings_are_refused_by_name(text: str, said: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
+def test_other_spellings_are_refused_by_name(text: str, said: str):
     with pytest.raises(UserError, match=said):
         warehouse_root(text)
 
 
-def test_a_folder_of_a_bucket_is_a_warehouse_if_that_is_switched_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("KALMAN_OBJECT_STORE", raising=False)
-    with pytest.raises(UserError, match=r"is switched off .* set KALMAN_OBJECT_STORE=1"):
-        warehouse_root("s3a://bucket/a/b")
-    monkeypatch.setenv("KALMAN_OBJECT_STORE", "1")
+def test_a_folder_of_a_bucket_is_a_warehouse():
     assert warehouse_root("S3A://bucket/a/b/") == "s3a://bucket/a/b"
+
+
+def test_the_store_of_the_compose_file_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The service `store` as a process, with the file's own command and health check, and the probe on it."""
+    if (missing := object_store.missing()) is not None:
+        pytest.skip(missing)
+    service = yaml.safe_load(COMPOSE.read_text())["services"]["store"]
+    assert service["profiles"] == ["s3"]  # nobody who keeps the warehouse in a volume runs it
+    (tmp_path / BUCKET).mkdir()
+    port = free_ports(1)[0]
+    here = {":7070": f"{HOST}:{port}", "/data": str(tmp_path)}
+    program = object_store.program()
+    assert program is not None
+    command = [program, *(here.get(word, word) for word in service["command"])]
+    secrets = {"ROOT_ACCESS_KEY": object_store.KEY, "ROOT_SECRET_KEY": object_store.SECRET}
+    assert set(service["environment"]) == set(secrets)
+    process = subprocess.Popen(command, env={**os.environ, **secrets}, stdout=subprocess.DEVNULL)
+    try:
+        (health,) = [word for word in service["healthcheck"]["test"] if word.startswith("http://")]
+        health = health.replace("localhost:7070", f"{HOST}:{port}")
+        assert answer(health) == 200
+        for name, value in environment(f"http://{HOST}:{port}").items():
+            monkeypatch.setenv(name, value)
+        s3_files._client.cache_clear()
+        assert probe.probe(f"{ROOT}/compose") == (probe.ROUNDS, probe.WRITERS)
+    finally:
+        process.kill()
+        process.wait()
+        s3_files._client.cache_clear()
+
+
+def answer(address: str) -> int:
+    """Return the status with which a service answers, once it listens."""
+    deadline = time.monotonic() + object_store.START_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as found:
+                return found.status
+        except urllib.error.URLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

@@ -1,9 +1,9 @@
-"""Run pipelines on a warehouse in S3, in a process of its own: Spark has the store's jars from its start.
+"""Run pipelines on a warehouse in a store, in a process of its own: Spark has the store's jars from its start.
 
-    python -m tests.support.in_s3 FOLDER PART ...
+    python -m tests.support.in_store FOLDER PART ...
 
-PART is `streams`, `verbs` or `drivers`. The store and a proxy before it run in this process; what was found is printed
-as a line of JSON for each step.
+PART is `streams`, `commits`, `verbs`, `queries` or `drivers`, on S3: the store and a proxy before it run in this
+process. `hdfs` runs streams and drivers on a cluster of HDFS. What was found is printed as a line of JSON a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,27 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from jobs import export, maintain, quarantine, status, upgrade, verify
-from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED
+from jobs import (
+    estimate,
+    export,
+    forecast,
+    maintain,
+    monitor,
+    quarantine,
+    report,
+    status,
+    upgrade,
+    verify,
+)
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import generations
-from jobs.lineage.live import live_estimates
+from jobs.lineage.live import live_estimates, live_latest
 from jobs.supervision.driver_log import DriverLog
+from jobs.warehouse.files import hadoop_files
 from tests.conftest import ROOT as HERE
+from tests.jobs.key_inputs.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.lineage.test_frozen_drivers import FREEZES
+from tests.jobs.support import processes
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -38,21 +52,35 @@ from tests.jobs.support.pipeline import (
     random_walk_spec,
     since,
 )
-from tests.jobs.support.processes import PATIENCE, Driver, files
+from tests.jobs.support.processes import Driver
+from tests.support.hdfs import HdfsCluster
 from tests.support.object_store import BUCKET, Asked, ObjectStore, Proxy, environment
 
-ROOT = f"s3a://{BUCKET}"
+S3 = f"s3a://{BUCKET}"
 EACH = 4
 DAYS = 8
+SECONDS = 900.0
+"""How long a driver may take to a moment that is waited for: each of its requests is one over a network."""
 STREAM = ("stream", "--model", "walk")
 
 
 def main(folder: Path, parts: list[str]) -> None:
     """Run the parts."""
-    with ObjectStore(folder / "objects") as store, Proxy(store.address).running() as proxy:
+    processes.PATIENCE = SECONDS
+    if parts == ["hdfs"]:
+        with HdfsCluster(folder / "hdfs") as cluster:
+            os.environ.update(cluster.environment())
+            store = Store(cluster.address, None)
+            streams(folder / "streams", store)
+            drivers(folder / "drivers", store)
+        return
+    with ObjectStore(folder / "objects") as objects, Proxy(objects.address).running() as proxy:
         os.environ.update(environment(proxy.address))
+        store = Store(S3, proxy)
         for part in parts:
-            {"streams": streams, "verbs": verbs, "drivers": drivers}[part](folder / part, proxy)
+            {"streams": streams, "commits": commits, "verbs": verbs, "queries": queries, "drivers": drivers}[
+                part
+            ](folder / part, store)
 
 
 def tell(step: str, **found: Any) -> None:
@@ -60,34 +88,61 @@ def tell(step: str, **found: Any) -> None:
     print("FOUND", json.dumps({"step": step, **found}), flush=True)
 
 
-def in_store(folder: Path, name: str) -> Pipeline:
-    """Return a pipeline whose warehouse is in the store."""
-    pipeline = Pipeline(folder / name, random_walk_spec())
-    pipeline.settings = replace(pipeline.settings, warehouse=f"{ROOT}/{name}")
-    return pipeline
+@dataclass
+class Store:
+    """A store by the URI of a folder in it, and what may lose answers before it."""
+
+    root: str
+    proxy: Proxy | None
+
+    def pipeline(self, folder: Path, name: str) -> Pipeline:
+        """Return a pipeline whose warehouse is in the store."""
+        pipeline = Pipeline(folder / name, random_walk_spec())
+        pipeline.settings = replace(pipeline.settings, warehouse=f"{self.root}/{name}")
+        return pipeline
+
+    def lose_first_answers(self) -> None:
+        """Lose the first answer to each creation from now on, where something can."""
+        if self.proxy is not None:
+            self.proxy.lose = first_answers()
+
+    def behave(self) -> None:
+        """Lose nothing from now on."""
+        if self.proxy is not None:
+            self.proxy.behave()
+
+    def lost(self) -> dict[str, int]:
+        """Count what was lost."""
+        return {} if self.proxy is None else counted(self.proxy.lost)
 
 
-def streams(folder: Path, proxy: Proxy) -> None:
-    """Land, pretrain and stream in S3 and in a folder; of the second stream's creations each first answer is lost."""
+def commits(folder: Path, store: Store) -> None:
+    """Let Spark and delta-rs write one table, and lose answers to commits."""
+    assert store.proxy is not None
+    store.pipeline(folder, "commits").warehouse  # noqa: B018 - starts Spark
+    writers()
+    lost_commits(store.proxy)
+
+
+def streams(folder: Path, store: Store) -> None:
+    """Land, pretrain and stream in a store and in a folder; of the second stream every first answer is lost."""
     days = random_rows(5)
-    here, there = Pipeline(folder / "folder", random_walk_spec()), in_store(folder, "streams")
+    here, there = Pipeline(folder / "folder", random_walk_spec()), store.pipeline(folder, "streams")
     there.land(*days[:2])
     there.pretrain()
     there.land(days[2])
     there.stream()
-    proxy.lose = first_answers()
+    store.lose_first_answers()
     there.land(*days[3:])
     done = there.stream()
-    proxy.behave()
+    store.behave()
     here.land(*days[:2])
     here.pretrain()
     here.land(*days[2:])
     here.stream()
     assert_bit_equal(there.estimates(), here.estimates())
     assert_bit_equal(there.estimates(), since(there.batch(), days[2]))
-    tell("streams", rows=len(here.estimates()), began=done.data["began"], lost=counted(proxy.lost))
-    writers()
-    lost_commits(proxy)
+    tell("streams", rows=len(here.estimates()), began=done.data["began"], lost=store.lost())
 
 
 def first_answers() -> Callable[[Asked], bool]:
@@ -120,7 +175,7 @@ def writers() -> None:
     """Append to one table by Spark and by delta-rs at the same time."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
-    table = f"{ROOT}/writers/both"
+    table = f"{S3}/writers/both"
     spark.range(1).write.format("delta").save(table)
     failed: list[str] = []
 
@@ -154,7 +209,7 @@ def lost_commits(proxy: Proxy) -> None:
     """Append while every first answer to a commit is lost."""
     spark = SparkSession.getActiveSession()
     assert spark is not None
-    table = f"{ROOT}/lost/table"
+    table = f"{S3}/lost/table"
     spark.range(1).write.format("delta").save(table)
     proxy.lost.clear()
     proxy.lose = first_answers()
@@ -163,17 +218,20 @@ def lost_commits(proxy: Proxy) -> None:
     proxy.behave()
     found = sorted(row["id"] for row in spark.read.format("delta").load(table).collect())
     version = DeltaTable(table.replace("s3a:", "s3:")).version()
-    tell("lost", rows=found, lost=len(proxy.lost), version=version)
+    names = [path.split("?")[0].rpartition("/")[2] for path in proxy.lost]
+    tell("lost", rows=found, lost=sorted(names), version=version)
 
 
-def verbs(folder: Path, proxy: Proxy) -> None:
+def verbs(folder: Path, store: Store) -> None:
     """Run the verbs in S3 and in a folder: there the store answers 503 and is slow from the first stream on."""
+    proxy = store.proxy
+    assert proxy is not None
     days = random_rows(4, rows=80)
     damaged = days[2].astype({"a": "string"})
     damaged.loc[:4, "a"] = "many"
     told, tables = [], []
-    for pipeline in (in_store(folder, "verbs"), Pipeline(folder / "folder", random_walk_spec())):
-        remote = pipeline.settings.warehouse.startswith(ROOT)
+    for pipeline in (store.pipeline(folder, "verbs"), Pipeline(folder / "folder", random_walk_spec())):
+        remote = pipeline.settings.warehouse.startswith(S3)
         settings = pipeline.settings
         pipeline.land(days[0])
         pipeline.pretrain()
@@ -217,6 +275,95 @@ def verbs(folder: Path, proxy: Proxy) -> None:
     )
 
 
+QUERIED: dict[str, Any] = {
+    "name": "gauge",
+    "outputs": {"measured": True},
+    "monitor": {
+        "watermark": "1min",
+        "windows": [{"size": "1h"}],
+        "rules": [
+            {"name": "high", "kind": "level", "at_least": 0.5, "readings": 1, "clear_readings": 1},
+            {"name": "silent", "kind": "silence", "after": "3h"},
+        ],
+    },
+    "sinks": {"latest": True},
+}
+"""What the gauges of the tests of inputs have besides."""
+
+
+def queries(folder: Path, store: Store) -> None:
+    """Run what reads and follows estimates, in S3 and in a folder, of a model whose keys have inputs from a table.
+
+    In S3 of each creation the first answer is lost.
+    """
+    told, tables = [], []
+    for place in (store, None):
+        pipeline = Pipeline(folder / ("store" if place else "folder"), {**GAUGES, **QUERIED})
+        if place is not None:
+            pipeline.settings = replace(pipeline.settings, warehouse=f"{place.root}/queries")
+            place.lose_first_answers()
+        root, settings = pipeline.settings.warehouse, pipeline.settings
+        published = f"{root}/published"
+        sinks = {"latest": True, "files": {"folder": published, "format": "parquet"}}
+        pipeline.write_spec({**GAUGES, **QUERIED, "sinks": sinks})
+        days = [readings(day, KEYS) for day in range(3)]
+        pipeline.land(days[0])
+        put(pipeline, table_of(KEYS[:-1], 1))
+        pipeline.pretrain()
+        pipeline.land(days[1])
+        pipeline.stream()
+        put(pipeline, table_of(KEYS, 2))
+        pipeline.land(days[2])
+        pipeline.stream()
+        watched = monitor.run(settings, "gauge").data
+        checked = verify.run(settings, "gauge", share="100%").data
+        estimate.run(settings, "gauge")
+        predicted = forecast.run(settings, "gauge", steps=2, every="1h").data
+        exported = export.run(settings, "gauge").data
+        health = health_of(pipeline)
+        kept = maintain.run(settings, "gauge").data
+        (shown,) = status.run(settings, "gauge").data["models"]
+        store.behave()
+        spark = pipeline.warehouse.spark
+        tables.append(
+            {
+                "estimates": ordered(live_estimates(pipeline.warehouse, "gauge").toPandas()),
+                "published": ordered(spark.read.parquet(published).toPandas()),
+                "latest": ordered(live_latest(pipeline.warehouse, "gauge").toPandas()),
+            }
+        )
+        told.append(
+            {
+                "windows": watched["window_rows"],
+                "alerts": alerts_of(pipeline),
+                "verified": [checked["outcome"], checked["compared"], checked["differences"]],
+                "forecasts": predicted["forecasts"],
+                "exported": exported["keys"],
+                "status": sorted(shown),
+                "kept": sorted(kept),
+            }
+        )
+        tell("asked", remote=place is not None, health=health, **told[-1])
+    for name, table in tables[0].items():
+        assert_bit_equal(table, tables[1][name])
+    tell("queries", same=told[0] == told[1], rows=len(tables[0]["estimates"]), lost=store.lost())
+
+
+def health_of(pipeline: Pipeline) -> str:
+    """Return what the report on the model's health says: it reads tables without Spark, those of a folder alone."""
+    try:
+        return report.run(pipeline.settings, "gauge").lines[0]
+    except UserError as error:
+        return error.message
+
+
+def alerts_of(pipeline: Pipeline) -> list[list[str]]:
+    """Return the alerts of the model, in order."""
+    frame = pipeline.warehouse.read("alerts/gauge").toPandas()
+    columns = ["event_time", "key", "rule", "status"]
+    return sorted([str(value) for value in row] for row in frame[columns].to_numpy())
+
+
 def every(number: int) -> Callable[[Asked], bool]:
     """Return a rule that holds for each request whose turn it is."""
     seen = [0]
@@ -228,25 +375,25 @@ def every(number: int) -> Callable[[Asked], bool]:
     return rule
 
 
-def drivers(folder: Path, proxy: Proxy) -> None:
+def drivers(folder: Path, store: Store) -> None:
     """Run drivers of one stream as processes: frozen right before a commit, killed, two at once; compare in the end."""
     days = random_rows(DAYS)
-    pipeline = in_store(folder, "drivers")
+    pipeline = store.pipeline(folder, "drivers")
     pipeline.land(days[0])
     pipeline.pretrain()
     pipeline.land(*days[1:4])
     frozen_drivers(pipeline)
-    proxy.lose = first_answers()
+    store.lose_first_answers()
     for number, day in enumerate(days[4:6]):
         pipeline.land(day)
         killed_driver(pipeline, batch=3 + number, whole_group=number == 0)
-    tell("killed", lost=counted(proxy.lost))
-    proxy.behave()
+    tell("killed", lost=store.lost())
+    store.behave()
     pipeline.land(*days[6:])
     two_drivers(pipeline, last=DAYS - 2)
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
     (live,) = generations.all_of(pipeline.warehouse, "walk")
-    log = DriverLog.at(pipeline.settings.warehouse, "walk")
+    log = DriverLog.of(pipeline.warehouse, "walk")
     ends = [one.how for one in log.history("walk-g0001")]
     tell("drivers", rows=len(pipeline.estimates()), epoch=live.epoch, ends=ends)
 
@@ -256,10 +403,10 @@ def started(pipeline: Pipeline, *more: str, **given: str) -> Driver:
     return Driver(pipeline, *STREAM, *more, KALMAN_WAREHOUSE=pipeline.settings.warehouse, **given)
 
 
-def checkpoint(pipeline: Pipeline) -> Path:
-    """Return the folder of the store in which the stream's checkpoint is."""
-    name = pipeline.settings.warehouse.removeprefix(f"{ROOT}/")
-    return pipeline.folder.parent.parent / "objects" / BUCKET / name / "checkpoints" / "walk-g0001"
+def batches(pipeline: Pipeline, folder: str) -> list[int]:
+    """Return the micro-batches that have a file in a folder of the stream's checkpoint, read by Spark's file system."""
+    files = hadoop_files(pipeline.warehouse, "checkpoints/walk-g0001")
+    return [int(name) for name in files.names(folder) if name.isdigit()]
 
 
 def frozen_drivers(pipeline: Pipeline) -> None:
@@ -281,20 +428,20 @@ def frozen_drivers(pipeline: Pipeline) -> None:
 def killed_driver(pipeline: Pipeline, batch: int, whole_group: bool) -> None:
     """Kill a driver while it processes a micro-batch."""
     driver = started(pipeline)
-    driver.wait_for(lambda: str(batch) in files(checkpoint(pipeline) / "offsets"))
+    driver.wait_for(lambda: batch in batches(pipeline, "offsets"))
     driver.kill(whole_group=whole_group)
 
 
 def two_drivers(pipeline: Pipeline, last: int) -> None:
     """Start two drivers at once, which share no lock: one ends, the other one processes what there is."""
     both = [started(pipeline, "--trigger", "1") for _ in range(2)]
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SECONDS
     while all(one.process.poll() is None for one in both) and time.monotonic() < deadline:
         time.sleep(0.1)
     ended = [one for one in both if one.process.poll() is not None]
     assert [one.process.returncode for one in ended] == [ALREADY_RUNNING], [one.said() for one in both]
     running = next(one for one in both if one not in ended)
-    running.wait_for(lambda: str(last) in files(checkpoint(pipeline) / "commits"))
+    running.wait_for(lambda: last in batches(pipeline, "commits"))
     assert running.interrupt() == 0, running.said()
     tell("two", refused=len(ended))
 

@@ -1,0 +1,32 @@
+"""A real store, and a proxy before it, for the tests that need no Spark; they skip where the store is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jobs.stores import probe, s3_files
+from tests.support import object_store
+from tests.support.object_store import ObjectStore, Proxy, environment
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+    if (missing := object_store.missing()) is not None:
+        pytest.skip(missing)
+    with ObjectStore(tmp_path_factory.mktemp("store") / "objects") as store:
+        yield store
+
+
+@pytest.fixture
+def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A proxy before the store, which this process reaches through it."""
+    with Proxy(store.address).running() as proxy:
+        for name, value in environment(proxy.address).items():
+            monkeypatch.setenv(name, value)
+        s3_files._client.cache_clear()
+        probe._ready.cache_clear()
+        yield proxy
+    s3_files._client.cache_clear()
+    probe._ready.cache_clear()
