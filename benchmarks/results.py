@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks import targets
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("pyspark", "delta-spark", "numpy", "pyarrow", "pandas")
@@ -148,7 +150,8 @@ def table(document: Mapping[str, Any]) -> str:
             f"{_times(one.get('vs_floor'))} | "
             f"`{one['commit']}` | {one['load_before']} |"
         )
-    return "\n".join(lines) + "\n"
+    held = targets.lines(document)
+    return "\n".join([*lines, *(["", *held] if held else [])]) + "\n"
 
 
 def _percent(value: float | None) -> str:

@@ -95,7 +95,8 @@ def session(settings: Settings) -> SparkSession:
             **interpreted_conf(),
             **short_rows_conf(),
             "spark.sql.shuffle.partitions": str(PARTITIONS),
-            "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "4g"),
+            # Spark's own default: 5 million keys need no more.
+            "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "1g"),
         },
     )
 
@@ -165,6 +166,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     if load > 0.5:
         print(f"warning: the load is {load:.1f}: what else runs is measured too", file=sys.stderr)
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # of pandas, in the contenders' workers
     folder = Path(tempfile.mkdtemp(prefix="kalman-bench-"))
     settings = Settings.load(warehouse=str(folder / "warehouse"), master=f"local[{PARTITIONS}]", quiet=True)
     found: list[dict[str, Any]] = []

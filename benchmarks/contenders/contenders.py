@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -127,7 +128,7 @@ def committed_files(spark: SparkSession, work: Work, path: Path) -> Callable[[Da
             "generation": "bench-g0001",
             "source_range": "{}",
         }
-        target = Target(str(table.folder), table.file_bytes, constants)
+        target = Target(str(table.folder), uuid.uuid4().hex, table.file_bytes, constants)
         spark.sparkContext.setLocalProperty(PROPERTY, target.encode())
         packets = packets.persist()
         try:

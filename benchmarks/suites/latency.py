@@ -3,7 +3,9 @@
 `python -m benchmarks.suites.latency` starts a broker, lands and pretrains one row a key, starts the stream as users
 do, and sends messages at a steady rate. Messages that pile up while the stream starts do not count: measuring begins
 when the stream has caught up with its feed (`benchmarks.workloads.steady`). Of several rates the greatest that the
-stream kept up with is reported. An estimate is visible after its Delta commit. Nothing else should run meanwhile.
+stream kept up with is reported. An estimate is visible after its Delta commit. With `--topic` the stream also publishes
+its estimates to a topic, and the time until the broker has each of them (its own clock, when it appends the message) is
+measured beside that of the commit. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ initial: {mean: [0.0, 0.0], covariance: [[10.0, 0.0], [0.0, 1.0]]}
 source: {kind: kafka, topic: latency, whole_keys: [id]}
 stream: {partitions: 2}
 """
+TOPIC = "latency_estimates"
+PUBLISHED = f"sinks: {{kafka: {{topic: {TOPIC}}}}}\n"
 
 
 def message(key: int, at: float) -> bytes:
@@ -100,13 +104,15 @@ class Feed(AbstractContextManager["Feed"]):
         producer.flush()
 
 
-def make_topic(address: str) -> None:
-    """Make the topic, and send it one row a key as history."""
+def make_topics(address: str) -> None:
+    """Make the topic of the measurements and that of the estimates, and send the first one row a key as history."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage] - where its documentation has it
 
     admin = AdminClient({"bootstrap.servers": address})  # a client without references drops its requests
-    for made in admin.create_topics([NewTopic(MODEL, 2, 1)]).values():
+    by_broker = {"message.timestamp.type": "LogAppendTime"}
+    topics = [NewTopic(MODEL, 2, 1), NewTopic(TOPIC, 2, 1, config=by_broker)]
+    for made in admin.create_topics(topics).values():
         made.result()
     producer = Producer({"bootstrap.servers": address})
     for key in range(KEYS):
@@ -114,7 +120,9 @@ def make_topic(address: str) -> None:
     producer.flush()
 
 
-def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -> dict[str, Any]:
+def run(
+    rate: int, trigger: str, seconds: float, bound: float, warm_up: float, topic: bool = False
+) -> dict[str, Any]:
     """Measure one rate with one trigger.
 
     Args:
@@ -123,6 +131,7 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
         seconds: how long to measure, once the stream has caught up.
         bound: seconds of lag within which it counts as caught up.
         warm_up: seconds that it has to catch up.
+        topic: whether the estimates are published to a topic as well, and their time there is measured.
 
     Returns:
         The result, with latencies in seconds; none if the stream did not catch up.
@@ -130,9 +139,10 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
     folder = Path(tempfile.mkdtemp(prefix="kalman-latency-"))
     try:
         with Broker(folder / "kafka") as broker:
-            verbs = Verbs(folder, MODEL, SPEC, KALMAN_KAFKA=broker.address)
+            spec = SPEC + PUBLISHED if topic else SPEC
+            verbs = Verbs(folder, MODEL, spec, KALMAN_KAFKA=broker.address)
             warehouse = verbs.warehouse
-            make_topic(broker.address)
+            make_topics(broker.address)
             verbs.finish("ingest")
             verbs.finish("pretrain")
             with verbs.stream(trigger) as stream:
@@ -146,7 +156,10 @@ def run(rate: int, trigger: str, seconds: float, bound: float, warm_up: float) -
                 estimates = None
                 if start is not None:
                     estimates = _all_visible(warehouse, feed.sent, stream)
-        return _result(rate, trigger, feed, (start, end), bound, estimates, warehouse)
+            result = _result(rate, trigger, feed, (start, end), bound, estimates, warehouse)
+            if topic and start is not None:
+                result["topic_latency_s"] = _topic_latencies(broker.address, start, end)
+            return result
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -207,6 +220,33 @@ def _result(
     }
 
 
+def _topic_latencies(address: str, start: float, end: float) -> dict[str, float]:
+    """Return the time from creation to the broker's append of the estimates of rows made between the two."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": address, "group.id": TOPIC, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(TOPIC, number, OFFSET_BEGINNING) for number in range(2)])
+    latency: list[float] = []
+    try:
+        while found := consumer.consume(10_000, 5.0):
+            for one in found:
+                if one.error() is not None:
+                    raise RuntimeError(str(one.error()))
+                text = json.loads(one.value() or b"{}")["event_time"]
+                created = datetime.fromisoformat(text).timestamp()
+                if start <= created <= end:
+                    latency.append(one.timestamp()[1] / 1000 - created)
+    finally:
+        consumer.close()
+    return _percentiles(np.array(latency))
+
+
+def _percentiles(latency: np.ndarray) -> dict[str, float]:
+    return {
+        name: float(np.percentile(latency, share)) for name, share in (("p50", 50), ("p99", 99), ("max", 100))
+    }
+
+
 def _latencies(created: np.ndarray, batch: np.ndarray, visible: Sequence[Commit]) -> dict[str, Any]:
     """Return the time from creation to visibility of rows (N,) made at `created`, each of a micro-batch."""
     at = {one.batch: one.at for one in visible}
@@ -214,10 +254,7 @@ def _latencies(created: np.ndarray, batch: np.ndarray, visible: Sequence[Commit]
     return {
         "rows": len(created),
         "micro_batches": len(np.unique(batch)),
-        "latency_s": {
-            name: float(np.percentile(latency, share))
-            for name, share in (("p50", 50), ("p99", 99), ("max", 100))
-        },
+        "latency_s": _percentiles(latency),
     }
 
 
@@ -266,6 +303,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             f"{begun}| {latency['p50']:.2f} s | {latency['p99']:.2f} s | {latency['max']:.2f} s "
             f"| {one['micro_batches']} | {told} |"
         )
+        if "topic_latency_s" in one:
+            there = one["topic_latency_s"]
+            lines.append(
+                f"| {one['rate']:,}, in the topic | {one['trigger']:g} s | | | {there['p50']:.2f} s "
+                f"| {there['p99']:.2f} s | {there['max']:.2f} s | | |"
+            )
     for trigger, rate in most_sustained(results).items():
         said = "none of these rates" if rate is None else f"{rate:,} messages a second"
         lines += ["", f"With `--trigger {trigger}` the stream kept up with {said}, of those that were tried."]
@@ -280,13 +323,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each, once the stream has caught up")
     parser.add_argument("--bound", type=float, default=10.0, help="seconds of lag of a stream that keeps up")
     parser.add_argument("--warm-up", type=float, default=180.0, help="seconds that it has to catch up")
+    parser.add_argument("--topic", action="store_true", help="publish to a topic too, and measure that")
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # broker and stream end with it
     results = []
     for trigger in given.triggers:
         for rate in given.rates:
-            results.append(run(rate, trigger, given.seconds, given.bound, given.warm_up))
+            results.append(run(rate, trigger, given.seconds, given.bound, given.warm_up, given.topic))
             print(table(results[-1:]), flush=True)
     given.output.mkdir(parents=True, exist_ok=True)
     told = {
@@ -296,8 +340,9 @@ def main() -> int:
         "most_sustained": most_sustained(results),
         "results": results,
     }
-    (given.output / "latency.json").write_text(json.dumps(told, indent=2) + "\n")
-    (given.output / "latency.md").write_text(f"# Latency\n\n{table(results)}\n")
+    name = "latency_topic" if given.topic else "latency"
+    (given.output / f"{name}.json").write_text(json.dumps(told, indent=2) + "\n")
+    (given.output / f"{name}.md").write_text(f"# Latency\n\n{table(results)}\n")
     print(f"\n{table(results)}")
     return 0
 

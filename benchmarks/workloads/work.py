@@ -63,4 +63,5 @@ HISTORY = (
 """Estimates of every row in batch: one row a key, and a hundred."""
 HISTORY_DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in HISTORY)
 ALL = (*DENSE, *DELTA, *TEXT, SPARSE, *KINDS, *SCALE)
-QUICK = (DENSE[0], DELTA[2], Work("sparse_1k_of_100k", 100_000, 1, touched=1_000))
+QUICK = (DELTA[2], DELTA[0], SCALE[0], SCALE[-1])
+"""What tells in minutes whether the targets for Delta and for few rows into many keys hold (`benchmarks.targets`)."""
