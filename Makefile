@@ -35,9 +35,10 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m jobs.warm_up
 	@touch $@
 
-# MASTER=spark://... SPARK_CONF_DIR=... runs its DAGs' jobs on a cluster, as `make cluster` prints it.
+# MASTER=spark://... SPARK_CONF_DIR=... runs its DAGs' jobs on a cluster, as `make cluster` prints it;
+# WAREHOUSE=s3a://bucket/folder keeps its tables there (docs/deploy.md).
 demo: setup ## Run the whole pipeline on a year of flights, kill it on the way, check it
-	$(if $(MASTER),KALMAN_MASTER=$(MASTER)) $(BIN)/python -m demo.run
+	$(if $(MASTER),KALMAN_MASTER=$(MASTER)) $(BIN)/python -m demo.run $(if $(WAREHOUSE),--warehouse $(WAREHOUSE))
 
 # ENCRYPT=1 encrypts what Spark's processes send each other.
 cluster: setup ## Run a Spark master and two workers here until Ctrl-C, and print how to use it

@@ -127,12 +127,12 @@ def _report(
 ) -> Report:
     import numpy as np
 
+    from jobs.offline.filtering import nis_ratio
+
     applied = estimates.applied
     rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
-    observed = np.isfinite(estimates.nis) & (estimates.flag == None)  # noqa: E711 - elementwise
-    components = int((~np.isnan(rows.y[:, observed])).sum())
-    ratio = float(estimates.nis[observed].sum()) / components if components else None
+    ratio = nis_ratio(estimates.nis, estimates.flag == None, rows.y)  # noqa: E711 - elementwise
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,

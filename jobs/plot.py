@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, answer
+from jobs.core.command import Model, command
 from jobs.core.errors import UserError
+from jobs.core.input_files import path_of
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
-
-if TYPE_CHECKING:
-    from jobs.offline.estimate_series import Series
-    from jobs.specs.model_spec import ModelSpec
 
 CROWDED = 3_000
 """Rows of a key from which on a daily season is drawn as one blot."""
 
 
-@answer
+@command
 def run(
     settings: Settings,
     model: Model,
@@ -73,16 +70,18 @@ def run(
         raise UserError("--input draws a file and --history a table: give one of them")
     if measured is not None and input is None:
         raise UserError("--measured goes with --input: the warehouse has the measurements")
+    which = None if input is not None else _which(settings.warehouse, spec.name, history)
     try:
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
-    from jobs.offline.estimate_series import measuring, of_files
+    from jobs.offline.estimate_series import measuring, of_files, of_warehouse
 
     if input is not None:
-        what, series = Path(input).name, of_files(spec, Path(input).expanduser(), measured, key or [], keys)
+        what, series = Path(input).name, of_files(spec, path_of(input), measured, key or [], keys)
     else:
-        what, series = _of_warehouse(settings.warehouse, spec, history, key or [], keys)
+        what = "live estimates" if which == "live" else "estimates of history"
+        series = of_warehouse(settings.warehouse, spec, str(which), key or [], keys)
     series = [one.newest(rows) for one in series]
     draw(path, spec, series, measuring(spec), f"{spec.name} v{spec.version}: {what}")
     drawn, seconds = sum(len(one.time) for one in series), round(perf_counter() - start, 3)
@@ -108,21 +107,23 @@ def _target(output: str) -> Path:
     return path
 
 
-def _of_warehouse(
-    root: str, spec: ModelSpec, history: bool, keys: list[str], count: int
-) -> tuple[str, list[Series]]:
-    """Return what is drawn of a warehouse, in words, and the series: live estimates where there are any."""
-    from jobs.offline.estimate_series import HISTORY, LIVE, of_warehouse
+def _which(root: str, model: str, history: bool) -> str:
+    """Return which estimates of a warehouse to draw: the live ones where there are any.
+
+    Raises:
+        UserError: there are none, or the warehouse is remote.
+    """
+    from jobs.offline.which_estimates import HISTORY, LIVE, need_estimates
     from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import estimates, estimates_history
 
     tables = local_tables(root)
     if tables is None:
         raise UserError(f"{root}: the tables of a remote warehouse cannot be drawn: give --input")
-    none_live = not tables.exists(estimates(spec.name)) and tables.exists(estimates_history(spec.name))
+    none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))
     which = HISTORY if history or none_live else LIVE
-    what = "live estimates" if which == LIVE else "estimates of history"
-    return what, of_warehouse(root, spec, which, keys, count)
+    need_estimates(tables, model, which)
+    return which
 
 
 if __name__ == "__main__":

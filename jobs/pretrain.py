@@ -76,7 +76,7 @@ def run(
     from jobs.training import new_keys
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
-    from jobs.warehouse.before_spark import check_measurements
+    from jobs.warehouse.before_spark import check_measurements, java_conf
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
     from jobs.warehouse.tables import need_columns, need_measurements
@@ -90,7 +90,8 @@ def run(
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
     check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
-    spark = spark_session(settings, f"pretrain {spec.name}", short_rows_conf())
+    conf = {**short_rows_conf(), **java_conf(settings.warehouse, spec.name)}
+    spark = spark_session(settings, f"pretrain {spec.name}", conf)
     warehouse = Warehouse(spark, settings.warehouse)
     table = need_measurements(warehouse, spec.name)
     need_columns(warehouse, spec.name, spec.columns)

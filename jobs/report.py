@@ -111,12 +111,13 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
     from jobs.health.index import write_index, write_page
     from jobs.health.page import health_page, verdict
     from jobs.specs.loading import load_spec
+    from jobs.specs.model_spec import is_model_name
 
     try:
         spec = load_spec(model, settings.models)
     except UserError:
         spec = None  # the model may be without a spec by now, and its tables still be there
-        if "/" in model or model.endswith((".yaml", ".yml")):
+        if not is_model_name(model):
             raise
     name = model if spec is None else spec.name
     health = gather(settings.warehouse, name, spec, keys)

@@ -70,6 +70,7 @@ def run(
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
     from jobs.streaming.profiler import profiling
+    from jobs.warehouse.before_spark import java_conf
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import need_measurements
@@ -86,7 +87,10 @@ def run(
             need_measurements(before_spark, spec.name)
             refuse_without_start(before_spark, spec, adopt, generation)
         kafka = spec.speaks_to_kafka
-        spark = spark_session(settings, f"stream {spec.name}", stream_conf(kafka), kafka)
+        conf = stream_conf(kafka)
+        if seconds is None and not kafka:
+            conf |= java_conf(settings.warehouse, spec.name)
+        spark = spark_session(settings, f"stream {spec.name}", conf, kafka)
         warehouse = Warehouse(spark, settings.warehouse)
         need_measurements(warehouse, spec.name)
         driver = Driver(

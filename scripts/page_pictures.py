@@ -48,11 +48,16 @@ def shown(page: Path, width: int) -> Image.Image:
     """Return a page as the browser shows it at a width, whole.
 
     A window of Chromium is never as narrow as a phone, so the page stands in a frame.
+
+    Raises:
+        FileNotFoundError: there is no such page, of which Chromium would show its own page of errors.
+        ValueError: the page is empty, or longer than what is taken.
     """
+    page = page.resolve(strict=True)
     with tempfile.TemporaryDirectory() as folder:
         frame, picture = Path(folder, "frame.html"), Path(folder, "picture.png")
         frame.write_text(
-            f'<body style="margin:0;background:#000"><iframe src="file://{page}" '
+            f'<body style="margin:0;background:#000"><iframe src="{page.as_uri()}" '
             f'style="border:0;width:{width}px;height:{LONG}px"></iframe>'
         )
         size = f"--window-size={max(width, 600)},{LONG}"
@@ -67,6 +72,8 @@ def shown(page: Path, width: int) -> Image.Image:
         whole = Image.open(picture).convert("RGB").crop((0, 0, width, LONG))
     rows = np.asarray(whole)
     drawn = np.flatnonzero((rows != rows[-1, :1]).any(axis=(1, 2)))
+    if not len(drawn) or drawn[-1] > LONG - 24:
+        raise ValueError(f"{page}: is empty, or longer than {LONG:,} pixels")
     return whole.crop((0, 0, width, int(drawn[-1]) + 24))
 
 

@@ -17,6 +17,7 @@ from jobs.core.command import module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("features.md", "artan.md")
+SYSTEMS = ("Artan", "Spark", "Flink", "statsmodels")
 SCHEMA: dict[str, Any] = json.loads((ROOT / "docs" / "model.schema.json").read_text(encoding="utf-8"))
 
 
@@ -116,6 +117,13 @@ def test_what_a_row_names_exists(feature: Feature) -> None:
         else:
             assert schemas_of(field), name
             assert not value or may_be(field, value), name
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name[:30])
+def test_a_row_tells_something_of_each_of_the_four_systems(feature: Feature) -> None:
+    told = re.findall(r"((?:\w+, )*\w+): ([^:]+?)(?=[.;] (?:\w+, )*\w+: |$)", feature.others)
+    named = [name for names, fact in told if fact.strip() for name in names.split(", ")]
+    assert sorted(named) == sorted(SYSTEMS), feature.others
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from jobs.core.errors import INPUT_ERROR, Terminated, UserError, show
+from jobs.core.errors import INPUT_ERROR, Terminated, UserError, printable, show
 from jobs.core.report import Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.core.signals import sigterm_raises
@@ -115,7 +115,7 @@ class Command(Generic[P]):
         def callback(ctx: typer.Context, **options: Any) -> None:
             if self.announced and not ctx.obj.quiet:
                 name = ctx.command_path.partition(" ")[2]
-                print(self.announcement(name, options), file=sys.stderr, flush=True)
+                print(printable(self.announcement(name, options)), file=sys.stderr, flush=True)
             _execute(lambda: self.function(ctx.obj, **options), ctx.obj)  # type: ignore[call-arg]
 
         callback.__signature__ = inspect.Signature([context, *options])  # type: ignore[attr-defined]

@@ -16,6 +16,9 @@ INPUT_ERROR = 2  # bad input or usage
 RUN_FAILED = 1  # a run that began and failed
 ALREADY_RUNNING = 3  # another driver has the stream, or there is nothing to do
 
+_LONGEST_LINE = 1500
+"""Characters of a line that a command prints: an error repeats an option's value, which may have any length."""
+
 _FULL = ("No space left on device", "Disk quota exceeded")
 FULL = (
     "there is no room left on a disk that it writes to (No space left on device): make room and run the command again; "
@@ -75,7 +78,7 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
         where = "" if debug else f" (traceback in {_keep_traceback(error)}; --debug shows it)"
         lines, code = [f"{type(error).__name__}: {first_line(error)}{where}"], RUN_FAILED
     for line in lines:
-        print(f"error: {redacted(line)}", file=out)
+        print(printable(f"error: {redacted(line)}"), file=out)
     return code
 
 
@@ -104,6 +107,11 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
+    return printable(text, limit)
+
+
+def printable(text: str, limit: int = _LONGEST_LINE) -> str:
+    """Return a line as it may be printed: what is no printable character escaped, and cut to `limit` characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

@@ -57,7 +57,12 @@ def cards(some: Iterable[Card]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table, which a phone shows row below row, cell below cell, if it has many columns."""
-    return _table(head, ([html.escape(cell) for cell in row] for row in rows))
+    return _table(head, ([_cell(cell) for cell in row] for row in rows))
+
+
+def _cell(text: str) -> str:
+    """Return a cell's text, whose long words may break after an underscore: a phone is no wider than some names."""
+    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
 
 
 def linked_table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], Sequence[tuple[str, str]]]]) -> str:

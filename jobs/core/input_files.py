@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
 from jobs.core.errors import UserError
 
 _SHOWN = 80
+NO_TEXT = "its name is not UTF-8 text, and rows are kept with the name of their file; rename it"
 
 
 def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -28,6 +30,8 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
         for name in names:
             if not name.lower().endswith(endings):
                 raise UserError(f"{name}: unknown file format; give {', '.join(endings)}")
+            if not has_text_name(name):
+                raise UserError(f"{name}: {NO_TEXT}")
         found += names
     return list(dict.fromkeys(str(Path(name).absolute()) for name in found))
 
@@ -48,12 +52,16 @@ def path_of(text: str) -> Path:
     """Return a path as the user wrote it, after checking that the system can have one of this name.
 
     Raises:
-        UserError: it is too long, or has a character that no path has.
+        UserError: it is too long, has a character that no path has, or names a pipe or a device.
     """
     shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
     try:
         path = Path(text).expanduser()
-        path.stat()
+        kind = path.stat().st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            raise UserError(
+                f"{shown}: is a pipe or a device, and no file; write its content into a file first"
+            )
     except (FileNotFoundError, NotADirectoryError):
         pass
     except ValueError:
@@ -68,8 +76,18 @@ def path_of(text: str) -> Path:
 def _named(text: str, endings: tuple[str, ...]) -> list[str]:
     path = path_of(text)
     if path.is_dir():
-        some = (one for one in path.iterdir() if one.name[0] not in "._")
+        some = (one for one in path.iterdir() if one.name[0] not in "._" and is_input(one))
         return sorted(str(one) for one in some if one.name.lower().endswith(endings))
     if path.is_file():
         return [str(path)]
-    return sorted(glob.glob(str(path), recursive=True))
+    return sorted(one for one in glob.glob(str(path), recursive=True) if is_input(Path(one)))
+
+
+def has_text_name(name: str) -> bool:
+    """Tell if a file's name is text: a system may have names of any bytes."""
+    return name.isascii() or not any("\ud800" <= one <= "\udfff" for one in name)
+
+
+def is_input(path: Path) -> bool:
+    """Tell if a path may be opened: a file, or a folder that Spark wrote; opening a pipe would wait for a writer."""
+    return path.is_file() or path.is_dir()

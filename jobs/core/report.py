@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,13 @@ REPORT_FILE = "KALMAN_REPORT_FILE"
 def plural(number: int, noun: str, ending: str = "s") -> str:
     """Return a number with its noun: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return names as a list, of many the first ones: `a, b, c and 6 others`."""
+    if len(names) <= most + 1:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} others"
 
 
 def rate(count: float, seconds: float, noun: str = "rows") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -13,8 +12,6 @@ STORES = ("hdfs", "abfs", "abfss", "gs")
 """Schemes of the stores in which one of two commits of the same version of a table fails."""
 S3 = "s3a"
 """The scheme of S3, where one of two commits fails by the log store of our own (docs/deploy.md)."""
-SWITCH = "KALMAN_OBJECT_STORE"
-"""The variable that allows a warehouse in S3, as long as not all faults have been tried there."""
 _OTHER_S3 = ("s3", "s3n")
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
@@ -36,12 +33,6 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest):
         raise UserError(
             f"a warehouse in S3 is a folder of a bucket, {S3}://bucket/folder, and this one is {text}"
-        )
-    if scheme == S3 and os.environ.get(SWITCH) != "1":
-        raise UserError(
-            f"a warehouse in S3 is switched off ({text}): its commits are safe from each other, but killed and frozen "
-            "drivers have not been tried there; read docs/deploy.md and set KALMAN_OBJECT_STORE=1, or use a folder "
-            "that all machines share, or HDFS"
         )
     if scheme == "file":
         local = local_path(text)

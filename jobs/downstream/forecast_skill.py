@@ -364,8 +364,8 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
     others = found.keys - len(found.most)
     more = f" and {plural(others, 'more key')}" if others else ""
     return [
-        f"never matched: {plural(found.forecasts, 'forecast')}, as no row came at their time, of {keys}{more}; in "
-        f"{table} their `actual` is null"
+        f"never matched: {plural(found.forecasts, 'forecast')}, as nothing was measured at their time, of "
+        f"{keys}{more}; in {table} their `actual` is null"
     ]
 
 

@@ -82,7 +82,7 @@ def origin(warehouse: Warehouse, spec: ModelSpec, snapshot: str | None) -> Origi
     return Origin(
         began,
         began.model_spec(spec.folder),
-        states_at(warehouse, generation, began, batch, spec.folder),
+        states_at(warehouse, generation, began, batch, spec.folder).frame,
         generation.generation,
         batch,
         checkpoint.committed_at(batch),

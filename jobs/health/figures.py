@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.keys import readable
 from jobs.health.content import PROBABILITY, Example, Health
 from jobs.offline.picture_parts import (
     SIZE,
@@ -38,12 +39,11 @@ def draw_nis(health: Health) -> Figure:
     time, degrees = dates(one.time[seen]), one.degrees[seen]
     ratio = one.nis[seen] / degrees
     draw_nis_band(ax, time, degrees)
-    ax.errorbar(
-        time, ratio, yerr=_nis_error(health)[seen], fmt=".", color=ESTIMATE, elinewidth=0.8, markersize=4
-    )
+    error = _nis_error(health)[seen]
+    ax.errorbar(time, ratio, yerr=error, fmt=".", color=ESTIMATE, elinewidth=0.8, markersize=4)
     draw_expected(ax, 1.0)
     _hand_overs(ax, health)
-    ax.set_ylim(0, axis_end(ratio, least=2.0))
+    ax.set_ylim(0, 1.12 * axis_end(ratio + error, least=2.0))  # room for the legend above the error bars
     ax.set_title("NIS per component (1 is expected)")
     _finish(ax, legend=True)
     return figure
@@ -132,7 +132,12 @@ def draw_lag(health: Health) -> Figure:
         mine = [one for one in some if one["generation"] == name]
         time = np.array([one["started_at"].timestamp() * 1e6 for one in mine], np.int64)
         ax.plot(dates(time), [one["lag_rows"] for one in mine], ".-", color=colour, linewidth=1.0, label=name)
-    ax.set_ylim(bottom=0)
+    # Rows are whole, and often none waits.
+    ax.set_ylim(0, max(1.0, 1.05 * max(one["lag_rows"] for one in some)))
+    if len(some) == 1:  # matplotlib shows years around a single time
+        at = dates(np.array([some[0]["started_at"].timestamp() * 1e6], np.int64))[0]
+        minutes = np.timedelta64(5, "m")
+        ax.set_xlim(at - minutes, at + minutes)
     ax.set_title("rows that waited after each micro-batch")
     _finish(ax, legend=True)
     return figure
@@ -155,7 +160,7 @@ def draw_example(one: Example) -> Figure:
     time, half = dates(one.time), BAND * one.deviation
     ax.fill_between(time, one.mean - half, one.mean + half, color=ESTIMATE, alpha=0.2, linewidth=0)
     ax.plot(time, one.mean, color=ESTIMATE, linewidth=1.1, label="estimate, 95 % band")
-    ax.set_title(f"{_short(one.key)} · {one.why}")
+    ax.set_title(f"{_short(readable(one.key))} · {one.why}")
     ax.set_ylabel(one.quantity)
     _finish(ax, legend=True)
     return figure

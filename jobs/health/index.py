@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from jobs.core.html_page import heading, linked_table, page, paragraph, section
 from jobs.core.report import plural
-from jobs.core.roots import local_path
 from jobs.health import reading
 from jobs.warehouse.files import files_of
 
@@ -35,8 +34,7 @@ def write_page(root: str, model: str, text: str) -> str:
 
 def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
     """Write the index of these models and of those that have a report, and return its path and its entries."""
-    folder = local_path(root)
-    there = [] if folder is None else [one.name for one in (folder / FOLDER).glob("*") if one.is_dir()]
+    there = [name for name in files_of(f"{root}/{FOLDER}").names("") if "." not in name]
     entries = [_entry(root, model) for model in sorted({*models, *there})]
     files_of(f"{root}/{FOLDER}").write(INDEX, index_page(entries).encode())
     return f"{root}/{FOLDER}/{INDEX}", entries
@@ -46,8 +44,7 @@ def _entry(root: str, model: str) -> Entry:
     live = next((one for one in reading.generations_of(root, model) if one.status == "live"), None)
     records = reading.progress(root, model)
     held = sum(one.rows for one in reading.quarantined(root, model) if one.status == "held")
-    folder = local_path(root)
-    pages = [] if folder is None else sorted(one.name for one in (folder / FOLDER / model).glob("*.html"))
+    pages = [name for name in files_of(f"{root}/{FOLDER}/{model}").names("") if name.endswith(".html")]
     return Entry(
         model,
         live.generation if live else "none",

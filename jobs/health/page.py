@@ -9,6 +9,7 @@ import numpy as np
 
 from jobs.core.html_page import Card, bars, cards, heading, page, paragraph, pictures, section, table
 from jobs.core.report import plural, span
+from jobs.encoding.keys import readable
 from jobs.health.content import WORST, Health
 from jobs.health.reading import Reason
 from kalman.evaluation.diagnostics import mean_bounds
@@ -138,7 +139,7 @@ def _worst(health: Health) -> str:
     order = np.argsort(-np.abs(keys.surprise), kind="stable")[:WORST]
     rows = [
         (
-            keys.key[at],
+            readable(keys.key[at]),
             f"{int(keys.rows[at]):,}",
             f"{keys.ratio[at]:.3f}" if keys.degrees[at] else "–",
             f"{keys.surprise[at]:+.1f}" if keys.degrees[at] else "–",

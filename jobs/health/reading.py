@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from jobs.core.roots import local_path
 from jobs.lineage.chain import lineage_of
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.files import files_of
 from jobs.warehouse.without_spark import column_types, parts_of, read_table
 
 
@@ -178,10 +178,8 @@ def progress(root: str, model: str) -> list[dict[str, Any]]:
     """Return the records of the micro-batches of a model, of the table and of the files, oldest first."""
     table = read_table(root, f"progress/{model}", list(PROGRESS_COLUMNS))
     found = [] if table is None else table.to_pylist()
-    folder = local_path(root)
-    files = [] if folder is None else sorted((folder / "_progress" / model).rglob("*.jsonl"))
-    for file in files:
-        for line in file.read_text(encoding="utf-8", errors="replace").split("\n"):
+    for text in _progress_files(root, model):
+        for line in text.split("\n"):
             try:
                 found.append(json.loads(line))
             except ValueError:
@@ -192,6 +190,15 @@ def progress(root: str, model: str) -> list[dict[str, Any]]:
             datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
         )
     return sorted(found, key=lambda one: one["started_at"])
+
+
+def _progress_files(root: str, model: str) -> Iterator[str]:
+    """Yield the content of the files with records of micro-batches."""
+    files = files_of(f"{root}/_progress/{model}")
+    for name in files.names(""):
+        content = files.read(name) if name.endswith(".jsonl") else None
+        if content is not None:
+            yield content.decode("utf-8", "replace")
 
 
 def learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:

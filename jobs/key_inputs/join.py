@@ -1,11 +1,13 @@
 """Join rows with their keys' inputs before they are packed: a NumPy lookup over a whole batch, on the executors.
 
 The table of inputs is a packet in a file that every worker maps into memory. The driver names the file of a micro-batch
-in a local property of its jobs (`jobs.key_inputs.pins`), so that a retried task reads the same file.
+in a local property of its jobs (`jobs.key_inputs.pins`), so that a retried task reads the same file. Of a packet in S3
+each worker keeps a copy, in a file without a name.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,8 @@ from jobs.encoding.keys import KeyKind, identity_arrays, match
 from jobs.encoding.packet_kinds import MISSING_INPUTS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
+from jobs.stores.s3_files import S3Files
+from jobs.stores.settings import in_s3
 
 PROPERTY = "kalman.inputs"
 """The local property of a job that names the file."""
@@ -117,8 +121,24 @@ def _of_this_job(layout: Layout) -> Records:
     if path not in _open:
         while len(_open) >= KEPT:
             _open.pop(next(iter(_open)))
-        _open[path] = mapped(Path(path), layout)
+        _open[path] = copied(path, layout) if in_s3(path) else mapped(Path(path), layout)
     return _open[path]
+
+
+def copied(path: str, layout: Layout) -> Records:
+    """Return the records of a packet in S3, as views of a copy that ends with them.
+
+    Raises:
+        UserError: the store does not give it.
+    """
+    folder, _, name = path.rpartition("/")
+    content = S3Files(folder).read(name)
+    if content is None:
+        raise RuntimeError(f"{path}: the table of inputs that was pinned for this micro-batch is gone")
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return layout.decode(np.memmap(file, np.uint8, "r").data)
 
 
 def mapped(path: Path, layout: Layout) -> Records:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -20,6 +19,8 @@ from jobs.key_inputs.join import PROPERTY, Join
 from jobs.key_inputs.table import InputsTable, Version
 from jobs.lineage.generations import Generation
 from jobs.specs.model_spec import ModelSpec
+from jobs.stores.s3_files import S3Files
+from jobs.stores.settings import in_s3
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import LocalFiles
 
@@ -35,16 +36,16 @@ class InputPins:
         """Read the table, so that errors in it are raised before the stream starts.
 
         Raises:
-            UserError: the table cannot be used, or the warehouse is not a folder that workers can read.
+            UserError: the table cannot be used, or the warehouse is neither a folder that workers can read nor in S3.
         """
-        root = _folder(warehouse, generation)
-        if root is None:
+        files = _files(warehouse, generation)
+        if files is None:
             raise UserError(
-                f"{spec.name}: `inputs` needs a warehouse in a folder that all workers share, and this one is "
-                f"{warehouse.root}: set --warehouse to such a folder, or join the inputs before `ingest`"
+                f"{spec.name}: `inputs` needs a warehouse in a folder that all workers share, or in S3, and this one "
+                f"is {warehouse.root}: set --warehouse to one of these, or join the inputs before `ingest`"
             )
-        self._spark, self._kind, self._root = warehouse.spark, kind, root
-        self._table, self._files = InputsTable(warehouse, spec), LocalFiles(root)
+        self._spark, self._kind, self._files = warehouse.spark, kind, files
+        self._table = InputsTable(warehouse, spec)
         self._meaning = _meaning(self._table, kind)
         self._packet(self._table.newest())
 
@@ -62,8 +63,8 @@ class InputPins:
             pinned = self.pinned(batch)
             assert pinned is not None
             self._forget(batch)
-        path = self._root / self._packet(pinned)
-        self._spark.sparkContext.setLocalProperty(PROPERTY, str(path))
+        path = f"{self._files.root}/{self._packet(pinned)}"
+        self._spark.sparkContext.setLocalProperty(PROPERTY, path)
         return pinned
 
     def pinned(self, batch: int) -> Version | None:
@@ -78,11 +79,11 @@ class InputPins:
     def _packet(self, version: Version) -> str:
         """Return the name of a version's packet, which is written unless it exists."""
         name = f"{_prefix(version)}{self._meaning}.packet"
-        if not (self._root / name).exists():
+        if not self._files.exists(name):
             if version.id != self._table.newest().id:
                 raise UserError(
                     f"{version.table} has been recreated since a micro-batch began with its version "
-                    f"{version.version}, and {self._root / name} is gone: restore one of them",
+                    f"{version.version}, and {self._files.root}/{name} is gone: restore one of them",
                     RUN_FAILED,
                 )
             self._files.write(name, self._table.packet(self._kind, version.version))
@@ -110,14 +111,16 @@ def join_of(spec: ModelSpec, fmt: RowFormat) -> Join:
 
 def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
     """Return the version of the inputs that a generation's micro-batch was pinned to, or None if unknown."""
-    root = _folder(warehouse, generation)
-    kept = None if root is None else LocalFiles(root).read(_pin(batch))
+    files = _files(warehouse, generation)
+    kept = None if files is None else files.read(_pin(batch))
     return None if kept is None else json.loads(kept)
 
 
-def _folder(warehouse: Warehouse, generation: Generation) -> Path | None:
-    """Return the folder of a generation's pins, within its checkpoint, or None if that is not local."""
-    return local_path(warehouse.path(f"{generation.checkpoint}/{FOLDER}"))
+def _files(warehouse: Warehouse, generation: Generation) -> LocalFiles | S3Files | None:
+    """Return the folder of a generation's pins, within its checkpoint; None where no file can be created once."""
+    root = warehouse.path(f"{generation.checkpoint}/{FOLDER}")
+    folder = local_path(root)
+    return LocalFiles(folder) if folder is not None else S3Files(root) if in_s3(root) else None
 
 
 def _prefix(version: Version) -> str:

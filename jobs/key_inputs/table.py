@@ -18,6 +18,7 @@ from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.files import hadoop_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -59,9 +60,12 @@ class InputsTable:
         return self._known[1]
 
     def _written(self, number: int) -> int:
-        """Return when a version was written, in ns, which differs if the table is recreated; 0 if it is not local."""
-        folder = local_path(self._home.path(self._table))
-        return 0 if folder is None else (folder / "_delta_log" / f"{number:020d}.json").stat().st_mtime_ns
+        """Return when a version was written, in ns, which differs if the table is recreated."""
+        folder, name = local_path(self._home.path(self._table)), f"{number:020d}.json"
+        if folder is not None:
+            return (folder / "_delta_log" / name).stat().st_mtime_ns
+        at = hadoop_files(self._home, f"{self._table}/_delta_log").modified_at(name)
+        return round(at.timestamp() * 1e9)
 
     def load(self, kind: KeyKind, version: int) -> Records:
         """Return a version as records (`join.inputs_layout`), ordered by route.

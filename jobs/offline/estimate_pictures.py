@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.encoding.keys import ONLY, readable
 from jobs.offline.estimate_series import Measuring, Series
 from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import BOUND, ESTIMATE, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
@@ -63,7 +65,7 @@ def figure_of(spec: ModelSpec, series: list[Series], measuring: Measuring | None
             zip(np.atleast_1d(left.subplots(len(panels), 1)), panels, strict=True)
         ):
             _draw_panel(ax, one, number, measuring)
-            ax.set_title(f"{one.key}: {name}")
+            ax.set_title(name if one.key == ONLY else f"{one.key}: {name}")
         over_time, spread = right.subplots(2, 1)
         _draw_nis_over_time(over_time, one)
         draw_nis(spread, one.nis, max(len(spec.measurement), 1))
@@ -124,6 +126,14 @@ def _draw_nis_over_time(ax: Axes, one: Series) -> None:
     ax.set_title("NIS over time: large where a row surprised the model", fontweight="normal")
 
 
+def estimate_text(mean: float, deviation: float) -> str:
+    """Return an estimate with two digits of its standard deviation, and no more digits than these tell."""
+    if not (math.isfinite(mean) and math.isfinite(deviation)) or deviation <= 0.0:
+        return f"{mean:.6g} ± {deviation:.3g}"
+    last = 1 - math.floor(math.log10(deviation))
+    return f"{round(mean, last):.12g} ± {float(f'{deviation:.2g}'):.12g}"
+
+
 def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> str:
     head = [
         "key",
@@ -137,8 +147,10 @@ def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> st
         line, at = one.lines[0], len(one.time) - 1
         deviations = np.sqrt(np.diagonal(line.covariance[at]))
         known = one.nis[np.isfinite(one.nis)]
-        cells = [one.key, f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
-        cells += [f"{m:.6g} ± {s:.3g}" for m, s in zip(line.mean[at], deviations, strict=True)]
+        cells = [readable(one.key), f"{len(one.time):,}", str(one.time[at]).replace("T", " ")[:19]]
+        cells += [
+            estimate_text(m, s) for m, s in zip(line.mean[at].tolist(), deviations.tolist(), strict=True)
+        ]
         rows.append([*cells, f"{known.mean():.3f}" if len(known) else "-"])
     told = (
         f"{plural(len(series), 'key')} of {spec.name}, version {spec.version}. Times are in UTC. "

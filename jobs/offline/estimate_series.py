@@ -22,16 +22,16 @@ from jobs.ingestion.parsing import parse, read_times
 from jobs.ingestion.raw_rows import Source
 from jobs.lineage.live import live_lineage
 from jobs.offline.input_rows import read_rows
+from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.local_tables import LocalTables
-from jobs.warehouse.tables import estimates, estimates_history, measurements
+from jobs.warehouse.tables import measurements
 from jobs.warehouse.without_spark import read_table
 
 Floats = NDArray[np.float64]
 Frame = Any
 """A data frame of pandas, whose methods no checker knows the types of."""
 
-LIVE, HISTORY = "live", "history"
 _TABLE = ("key", "event_time", "mean", "covariance", "nis", "flags")
 _MARKS = ("generation", "batch_id", "correction")
 SMOOTHED = "smoothed_"
@@ -104,12 +104,8 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
     Raises:
         UserError: there are no such estimates or keys, or the warehouse cannot be read without Spark.
     """
-    tables, name = LocalTables(root), (estimates if which == LIVE else estimates_history)(spec.name)
-    if not tables.exists(name):
-        verb, what = ("stream", "live estimates") if which == LIVE else ("estimate", "estimates of history")
-        raise UserError(
-            f"model {spec.name} has no {what} in {root}: make them with `kalman-pipeline {verb} --model {spec.name}`"
-        )
+    tables = LocalTables(root)
+    name = need_estimates(tables, spec.name, which)
     have = tables.column_names(name)
     more = [one for one in (*_MARKS, f"{SMOOTHED}mean", f"{SMOOTHED}covariance") if one in have]
     chosen = _texts(spec, keys) or sorted(_distinct(tables.columns(name, ("key",))))[:count]

@@ -92,6 +92,13 @@ def fit(key: NDArray[np.int64], outputs: kalman.Outputs, keys: int, innovations:
     )
 
 
+def nis_ratio(nis: Floats, unflagged: NDArray[np.bool_], y: Floats) -> float | None:
+    """Return the mean NIS a measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
+    observed = np.isfinite(nis) & unflagged
+    components = int((~np.isnan(y[:, observed])).sum())
+    return float(nis[observed].sum()) / components if components else None
+
+
 def _share(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,} key{'s'[: whole != 1]}" + (f" ({part / whole:.1%})" if whole > 1 else "")
 

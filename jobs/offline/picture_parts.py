@@ -10,6 +10,7 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.ticker import LogFormatter
 from numpy.typing import NDArray
 
 from jobs.offline.plots import BOUND, INK, STYLE, Floats, inlined
@@ -70,6 +71,10 @@ def draw_funnel(
     bounds: returns the lower and the upper bound for numbers of components. A key outside them is drawn red.
     """
     ax.set_xscale("log")
+    for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
+        set_formatter(
+            LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5))
+        )  # 60, 100, 200; no powers
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import path_of
 from jobs.encoding import arrow
 
 FORMATS = (".csv", ".parquet")
@@ -24,8 +25,11 @@ def check_target(target: Path, source: Path) -> None:
     """Check that the results of `source` can be written to `target`.
 
     Raises:
-        UserError: the format is unknown, the folder does not exist, or the target is a folder or the source itself.
+        UserError: the format is unknown, the folder does not exist, the target is a folder or the source itself, or
+            one of them has a name that no file can have.
     """
+    for path in (target, source):
+        path_of(str(path))
     if target.suffix.lower() not in FORMATS:
         raise UserError(f"{target}: the file's ending must be .csv or .parquet")
     if not target.parent.is_dir():

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from delta.exceptions import DeltaConcurrentModificationException
 from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
@@ -30,7 +29,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.delta import CONFLICTS, Warehouse
 from jobs.warehouse.dictionary import estimate_comments
 from jobs.warehouse.files import Folder
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
@@ -186,7 +185,7 @@ class Maintenance:
         try:
             with self.warehouse.lock(table):
                 found.optimize().executeCompaction()
-        except DeltaConcurrentModificationException:
+        except CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
         return {"table": table, "files": files, "files_after": _files(found)}
 

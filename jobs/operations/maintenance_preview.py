@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.files import Folder
 from jobs.warehouse.local_tables import LocalTables
+from jobs.warehouse.positions import to_micros
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import archive, estimates, forecasts, history_tables
@@ -148,7 +148,7 @@ class _Counts:
 
     def cut(self, kept: str) -> int:
         """Return the time before which rows are old, in microseconds."""
-        return _micros_of(clock.now() - span_of(kept))
+        return to_micros(clock.now() - span_of(kept))
 
     def before(self, table: str, column: str, cut: int) -> int:
         """Return the number of rows of a table whose time is before `cut`."""
@@ -208,11 +208,6 @@ def _times_of(column: Any) -> Any:
     """Return times in microseconds (N,); one that is missing is later than all."""
     micros = column.cast(pa.timestamp("us")).cast(pa.int64())
     return pc.fill_null(micros, np.iinfo(np.int64).max).to_numpy()
-
-
-def _micros_of(at: datetime) -> int:
-    whole = at - datetime(1970, 1, 1, tzinfo=UTC)
-    return (whole.days * 86_400 + whole.seconds) * 1_000_000 + whole.microseconds
 
 
 def _has_report(tables: LocalTables, model: str, generation: str) -> bool:

@@ -176,19 +176,22 @@ def _mark_replaying(
     warehouse: Warehouse, spec: ModelSpec, claims: DataFrame, landing: Landing, replay_id: str
 ) -> None:
     """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
-    target = DeltaTable.forPath(warehouse.spark, warehouse.path(TABLE))
-    rows = target.toDF().filter(F.col("model") == spec.name)
+    rows = warehouse.read(TABLE).filter(F.col("model") == spec.name)
     held = rows.filter(F.col("status").isNull()).select("id", identity(landing).alias(MESSAGE))
     wanted = held.join(claims.withColumnRenamed("id", "lands"), MESSAGE).select(
         "id", F.when(F.col("id") == F.col("lands"), F.col("landing")).alias("landing")
     )
-    merge = target.alias("t").merge(wanted.dropDuplicates(["id"]).alias("s"), "t.id = s.id")
-    merge = merge.whenMatchedUpdate(
-        "t.status IS NULL",
-        {"status": F.lit(REPLAYING), "replay": F.lit(replay_id), "landing": F.col("s.landing")},
-    )
-    with warehouse.lock(TABLE):
-        merge.execute()
+    marks: dict[str, Any] = {
+        "status": F.lit(REPLAYING),
+        "replay": F.lit(replay_id),
+        "landing": F.col("s.landing"),
+    }
+
+    def mark(table: DeltaTable) -> None:
+        merge = table.alias("t").merge(wanted.dropDuplicates(["id"]).alias("s"), "t.id = s.id")
+        merge.whenMatchedUpdate("t.status IS NULL", marks).execute()
+
+    warehouse.commit(TABLE, mark)
 
 
 def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Done:

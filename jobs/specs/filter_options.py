@@ -144,17 +144,17 @@ class Nlms(Section):
 class MixtureStep(Section):
     """The step size of a mixture: max((t + offset)^-decay, minimum) at the t-th step."""
 
-    decay: Number = Field(
-        default=0.6, gt=0, le=1, description="how fast the step size falls; above 0.5 the mixture converges"
+    decay: Annotated[Number, Field(gt=0, le=1)] | str = Field(
+        default=0.6,
+        description="how fast the step size falls, a number or a column; above 0.5 the mixture converges",
     )
-    offset: Number = Field(
-        default=20.0, gt=0, description="steps that the start counts as; more give the start more weight"
+    offset: Annotated[Number, Field(gt=0)] | str = Field(
+        default=20.0,
+        description="steps that the start counts as, a number or a column; more give the start more weight",
     )
-    minimum: Number = Field(
+    minimum: Annotated[Number, Field(ge=0, le=1)] | str = Field(
         default=0.0,
-        ge=0,
-        le=1,
-        description="least step size, so that the mixture keeps following changes, such as 0.01",
+        description="least step size, a number or a column, so that the mixture keeps following changes, such as 0.01",
     )
 
 
@@ -188,7 +188,9 @@ class Mixture(Section):
         "each component the probabilities of the categories, those of one measurement after the other",
     )
     step: MixtureStep = Field(default_factory=MixtureStep, description="the step size of each row")
-    batch: int = Field(default=1, ge=1, le=1_000_000, description="rows of a key in one step")
+    batch: Annotated[int, Field(ge=1, le=1_000_000)] | str = Field(
+        default=1, description="rows of a key in one step, a number or a column"
+    )
     warm_up: int | None = Field(
         default=None,
         ge=1,

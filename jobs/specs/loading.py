@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     folder = Path(models_dir or "models")
     path = folder / f"{text}.yaml"
     if not _is_file(path):
+        if _is_there(path):
+            return _load(path)  # which says what is wrong with it
         known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
         hint = closest(text, known) or (
             f"models there are {', '.join(known)}" if known else "there are no models there"
@@ -47,6 +50,13 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # such as a name that is too long for one
+        return False
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return os.path.lexists(path)
+    except (OSError, ValueError):
         return False
 
 

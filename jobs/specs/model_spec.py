@@ -115,12 +115,18 @@ ESTIMATE_COLUMNS = (
 )
 
 
+_NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
+
+
+def is_model_name(text: str) -> bool:
+    """Tell if a model may have this name: its tables are folders of that name."""
+    return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
+
+
 class ModelSpec(Section):
     """One model: its data, its filter, and how it is run."""
 
-    name: str = Field(
-        pattern=r"^[a-z][a-z0-9_]*$", max_length=64, description="lower-case letters, digits and _"
-    )
+    name: str = Field(pattern=_NAME, max_length=_LONGEST_NAME, description="lower-case letters, digits and _")
     version: int = Field(
         ge=1,
         le=2**31 - 1,
@@ -382,7 +388,7 @@ class ModelSpec(Section):
         fields = {
             "initial": ("mean", "covariance"),
             "robust": ("fading", "gate"),
-            "mixture": ("weights", "means", "covariances", "rates", "probabilities"),
+            "mixture": ("weights", "means", "covariances", "rates", "probabilities", "step", "batch"),
         }
         for name, section in sections.items():
             for field in fields[name] if section is not None else ():

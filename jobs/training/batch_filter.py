@@ -10,7 +10,7 @@ import pyarrow as pa
 from jobs.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
-from jobs.snapshots.state_rows import STATE_ROWS, state_rows, typed_states
+from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import Begin, filter_step
@@ -62,7 +62,7 @@ def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
     return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
 
 
-def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> DataFrame:
+def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> StateRows:
     """Filter bucketed rows to each key's latest state, with the columns of a snapshot's rows.
 
     `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
@@ -76,9 +76,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
         result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
         yield from state_rows(kernel, result.records, kind.integer)
 
-    key_type = "bigint" if kind.integer else "string"
-    states = packed.mapInArrow(each_bucket(batch.rows, work), f"key {key_type}, {STATE_ROWS}")
-    return typed_states(states)
+    return StateRows(packed, each_bucket(batch.rows, work), kind.integer)
 
 
 def packed_estimates(

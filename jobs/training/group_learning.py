@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
+from jobs.core.report import plural, some
 from jobs.encoding.packets import Layout
 from jobs.training.batch_filter import Batch
 from kalman.learning.em import Fit, Learner
@@ -87,7 +88,7 @@ def learn_groups(
         found = _evaluate(rows, layout, of, theta, [names[g] for g in which.tolist()], batch.unit)
         rounds += 1
         on_progress(
-            f"learning {', '.join(problem.names)} by {', '.join(by)}: round {rounds}, {len(which):,} groups"
+            f"learning {some(problem.names)} by {', '.join(by)}: round {rounds}, {plural(len(which), 'group')}"
         )
         return found
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import plural, some
 from jobs.encoding.keys import KeyKind, integer_keys
 from jobs.encoding.rows import KeyedRows
 from jobs.snapshots import learned_rows
@@ -103,7 +104,9 @@ def learn_populations(
         found = learn_pooled(packed, definition, learn, batch, window, keys, on_progress)
         return Populations((), Population(found.theta, np.eye(len(found.theta)), 0), {})
     wanted = learn.sample_keys or (GROUP_SAMPLE_KEYS if by else SAMPLE_KEYS)
-    on_progress(f"learning {', '.join(problem.names)}: the population, from about {min(wanted, keys):,} keys")
+    on_progress(
+        f"learning {some(problem.names)}: the population, from about {plural(min(wanted, keys), 'key')}"
+    )
     route, group, fit = _sample(packed, problem, batch, window, wanted / max(keys, 1), by)
     if not len(route) or not fit.used.any():
         raise UserError("there are no rows to learn from in the window: choose another window", RUN_FAILED)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import some
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows
 from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
@@ -170,7 +171,7 @@ def learn_pooled(
             value, vector, used = _evaluate(rows, problem, theta, batch, by)
             evaluations += 1
             on_progress(
-                f"learning {', '.join(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
+                f"learning {some(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
             )
             return value, vector, used
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.report import plural
+from jobs.encoding.keys import ALL_ROWS, readable
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import GROUP, KEY, POOLED, POPULATION
 from kalman.learning.key_fits import Outcome
@@ -65,7 +66,7 @@ class Summary(NamedTuple):
         )
         lines = [] if self.of == POOLED else [f"learned for {plural(self.total, self.of)}: {counts}"]
         named = [
-            f"  {one['name']}: {TOLD[one['outcome']]}"
+            f"  {readable(one['name'])}: {TOLD[one['outcome']]}"
             + (f" ({one['reason']})" if one["reason"] else "")
             + _fit(one)
             for one in self.worst
@@ -76,7 +77,7 @@ class Summary(NamedTuple):
 
     def _warnings(self) -> list[str]:
         found: list[str] = []
-        whom = "all rows" if self.of == POOLED else None
+        whom = ALL_ROWS if self.of == POOLED else None
         for count, what in (
             (self.far, "the mean NIS is far from 1: the noise is not as large as the model says"),
             (self.dependent, "the innovations are autocorrelated: the model leaves structure in the rows"),

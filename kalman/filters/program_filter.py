@@ -38,8 +38,8 @@ class ProgramFilter(StateLayout):
         """Return the result of one row, on entries; `presents` as in `kalman.filters.update.presence`."""
         raise NotImplementedError
 
-    def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Return flags (K,) of measurements (m, K) that the filter cannot take, beside infinite ones."""
+    def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
+        """Return flags (K,) of rows that the filter cannot take, beside infinite ones; u (c, K): their columns."""
         return np.zeros(y.shape[1], np.uint8)
 
     def step(self, state: Array, rows: Rows) -> tuple[Array, Step]:
@@ -60,7 +60,7 @@ class ProgramFilter(StateLayout):
         )
         wrong = np.isinf(rows.y).any(axis=0) | ~np.isfinite(rows.dt) | ~np.isfinite(rows.u).all(axis=0)
         beyond = ~np.isfinite(check)
-        refused = self.codes(rows.y)
+        refused = self.codes(rows.y, rows.u)
         if wrong.any() or refused.any() or beyond.any():
             causes = [wrong, refused != flags.WELL, beyond]
             codes = np.select(causes, [flags.NON_FINITE, refused.astype(int), flags.OVERFLOW], flags.WELL)

@@ -1,6 +1,6 @@
 """Build a mixture from a model definition, its components written, learned, or still to be learned."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,8 @@ from kalman.mixtures.components import Components, components, predictive
 from kalman.mixtures.families import Bernoulli, Family, Gaussian, Poisson
 from kalman.mixtures.online import MixtureFilter
 from kalman.mixtures.starts import MixtureStart, used, without_columns
-from kalman.models import checks, definition
+from kalman.models import checks, columns, definition
+from kalman.models.columns import Cell, Column
 from kalman.models.definition import Definition
 from kalman.models.structures import Parameter
 from kalman.types import ModelError
@@ -32,6 +33,15 @@ OFFSET = 20.0
 FLOORS = {**dict.fromkeys(FAMILIES, 1e-9), "gaussian_mixture": 1e-6}
 
 
+class Steps(NamedTuple):
+    """How a mixture moves (`MixtureFilter`): numbers, or columns of the rows."""
+
+    decay: Cell = 0.6
+    offset: Cell = OFFSET
+    minimum: Cell = 0.0
+    batch: int | Column = 1
+
+
 class Request(NamedTuple):
     """The mixture of a definition.
 
@@ -41,6 +51,7 @@ class Request(NamedTuple):
     learn   names of the parameters to learn; scope: pooled or key
     starts  number of starts of the learning; holdout: fraction of the rows by which one of them is chosen
     own_start  where columns give a key's start; `start` then stands in for it
+    steps   how the mixture moves online
     """
 
     family: Family
@@ -55,6 +66,7 @@ class Request(NamedTuple):
     holdout: float
     controls: int = 0
     own_start: MixtureStart | None = None
+    steps: Steps = Steps()
 
     @property
     def n(self) -> int:
@@ -75,26 +87,17 @@ def parameter_names(family: Family) -> tuple[str, ...]:
 def build_mixture(given: Definition, learned: Mapping[str, Any]) -> MixtureFilter:
     """Return the online mixture of a definition. Raises ModelError."""
     asked = request(given, learned)
-    options = _options(given)
-    step = options.get("step") or {}
-    checks.known("mixture.step", step, ("decay", "offset", "minimum"))
-    decay = checks.positive("mixture.step.decay", step.get("decay", 0.6))
-    minimum = checks.positive("mixture.step.minimum", step.get("minimum", 0.0), zero=True)
-    for name, value in (("decay", decay), ("minimum", minimum)):
-        if value > 1.0:
-            raise ModelError(f"mixture.step.{name}", f"{value!r} is above one", "write 1.0 or less")
-    offset = checks.positive("mixture.step.offset", step.get("offset", OFFSET))
-    batch = checks.whole("mixture.batch", options.get("batch", 1), 1, 1_000_000)
+    options, steps = _options(given), asked.steps
     return MixtureFilter(
         asked.states,
         asked.m,
         asked.controls,
         asked.family,
         asked.count,
-        decay,
-        offset,
-        minimum,
-        batch,
+        steps.decay,
+        steps.offset,
+        steps.minimum,
+        steps.batch,
         least(asked, asked.start) if asked.start else (0.0,) * asked.n,
         asked.start,
         checks.whole("mixture.warm_up", options.get("warm_up", 0), 0, 1_000_000),
@@ -112,13 +115,7 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     controls = definition.names("control", given.get("control") or (), empty=True)
     options = _options(given)
     family, default = _family(kind, options, measurement)
-    states = definition.names("states", given.get("states") or default)
-    if len(states) != len(default):
-        one, all_of = (
-            ("category", "categories") if default != measurement else ("measurement", "measurements")
-        )
-        remedy = f"name a state for each {one}, in the same order, or leave states out"
-        raise ModelError("states", f"{len(states)} named for {len(default)} {all_of}", remedy)
+    states = _states(given, default, measurement)
     names = parameter_names(family)
     for name in learned or {}:
         if name not in names:
@@ -133,7 +130,8 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
     written = {name: options[name] for name in names if name in options} | dict(learned or {})
     count = _count(options, written)
     written, own_start = without_columns(family, count, len(measurement), written, controls)
-    definition.check_controls(controls, used(own_start))
+    steps = _steps(options, controls)
+    definition.check_controls(controls, used(own_start) | columns.used(steps))
     _check_own_start(given, own_start)
     start = _start(family, count, len(measurement), written, learned or {})
     if not start:
@@ -161,7 +159,44 @@ def request(given: Definition, learned: Mapping[str, Any] | None = None) -> Requ
         holdout,
         len(controls),
         own_start,
+        steps,
     )
+
+
+def _states(given: Definition, default: tuple[str, ...], measurement: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the states, by default those of the measurements or their categories."""
+    states = definition.names("states", given.get("states") or default)
+    if len(states) != len(default):
+        one, all_of = (
+            ("category", "categories") if default != measurement else ("measurement", "measurements")
+        )
+        remedy = f"name a state for each {one}, in the same order, or leave states out"
+        raise ModelError("states", f"{len(states)} named for {len(default)} {all_of}", remedy)
+    return states
+
+
+def _steps(options: Mapping[str, Any], controls: Sequence[str]) -> Steps:
+    """Return how a mixture moves."""
+    step = options.get("step") or {}
+    checks.known("mixture.step", step, ("decay", "offset", "minimum"))
+
+    def given(name: str, default: float) -> Cell:
+        field, value = f"mixture.step.{name}", step.get(name, default)
+        if isinstance(value, str):
+            return columns.cell(field, value, controls)
+        return checks.positive(field, value, zero=name == "minimum")
+
+    steps = Steps(given("decay", 0.6), given("offset", OFFSET), given("minimum", 0.0))
+    for name in ("decay", "minimum"):
+        value = getattr(steps, name)
+        if not isinstance(value, Column) and value > 1.0:
+            raise ModelError(f"mixture.step.{name}", f"{value!r} is above one", "write 1.0 or less")
+    batch = options.get("batch", 1)
+    if isinstance(batch, str):
+        found = columns.cell("mixture.batch", batch, controls)
+        assert isinstance(found, Column)
+        return steps._replace(batch=found)
+    return steps._replace(batch=checks.whole("mixture.batch", batch, 1, 1_000_000))
 
 
 def _check_own_start(given: Definition, own_start: MixtureStart | None) -> None:

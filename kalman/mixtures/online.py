@@ -16,7 +16,7 @@ from kalman import flags
 from kalman.filters.program_filter import ProgramFilter, ProgramStep
 from kalman.filters.state_layout import Flags
 from kalman.filters.update import Present
-from kalman.linalg.entries import Entry, Vector, plus
+from kalman.linalg.entries import Entry, Vector, plus, times
 from kalman.linalg.packing import unpack
 from kalman.mixtures.components import (
     Components,
@@ -31,6 +31,7 @@ from kalman.mixtures.components import (
 )
 from kalman.mixtures.families import Family
 from kalman.mixtures.starts import MixtureStart
+from kalman.models.columns import Cell, Column, resolve
 from kalman.types import Array, ModelError
 
 
@@ -39,6 +40,8 @@ class MixtureFilter(ProgramFilter):
     """A mixture of `count` components, moved by gamma_t = max((t + offset)^-decay, minimum) at its t-th step.
 
     A step takes `batch` rows. A row in which nothing is measured changes nothing and does not count.
+    Each of the four may be a column: those of the row that completes a step make it. With a column for `batch` the step
+    is complete once the rows since the last one are at least as many as the row says.
     During a key's first `warm_up` rows the components stay where they began, and what the steps make of them is kept
     beside them; the next step takes it over.
 
@@ -53,10 +56,10 @@ class MixtureFilter(ProgramFilter):
     controls: int
     family: Family
     count: int
-    decay: float
-    offset: float
-    minimum: float
-    batch: int
+    decay: Cell
+    offset: Cell
+    minimum: Cell
+    batch: int | Column
     least: tuple[float, ...]
     start: tuple[float, ...]
     warm_up: int = 0
@@ -64,10 +67,15 @@ class MixtureFilter(ProgramFilter):
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
-        """The components, the number of rows; of rows in batches the batch so far; with a warm-up what it has made."""
+        """The components, the number of rows; of rows in batches the batch so far; with a warm-up what it has made.
+
+        Where a column gives the batches, also the steps made, and the rows since the last one.
+        """
         fields = self._shapes("")
         fields["rows"] = (1,)
-        fields |= self._shapes("batch_") if self.batch > 1 else {}
+        if isinstance(self.batch, Column):
+            fields |= {"steps": (1,), "batch_rows": (1,)}
+        fields |= self._shapes("batch_") if self.batch != 1 else {}
         return fields | (self._shapes("warm_") if self.warm_up else {})
 
     def _shapes(self, prefix: str) -> dict[str, tuple[int, ...]]:
@@ -124,17 +132,24 @@ class MixtureFilter(ProgramFilter):
         held = state[self.size - self._width :] if self.warm_up else state[: self._width]
         base = self.components(held)
         full: Any = True
-        if self.batch == 1:
-            after = self._moved(base, alone, plus(rows, 1.0)).flat()
-            more: list[Entry] = []
+        more: list[Entry] = []
+        if isinstance(self.batch, Column):
+            steps, waiting = state[self._width + 1 : self._width + 3]
+            pending = self._pending(state, alone, waiting)
+            full = np.greater_equal(plus(waiting, 1.0), u[self.batch.index])
+            moved = self._moved(base, pending, plus(steps, 1.0), u).flat()
+            after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
+            counts = np.where(full, plus(steps, 1.0), steps), np.where(full, 0.0, plus(waiting, 1.0))
+            more = [*counts, *pending.flat()]
+        elif self.batch == 1:
+            after = self._moved(base, alone, plus(rows, 1.0), u).flat()
         else:
-            before = self.components(state[self._width + 1 :])
             place = np.remainder(rows, float(self.batch))
-            pending = averaged(before, alone, np.divide(1.0, place + 1.0))
+            pending = self._pending(state, alone, place)
             step = np.floor((rows + 1.0) / float(self.batch))
             full = np.equal(place + 1.0, float(self.batch))
             # before the batch is full nothing is moved: any step but 0 does, since its result is not taken
-            moved = self._moved(base, pending, np.maximum(step, 1.0)).flat()
+            moved = self._moved(base, pending, np.maximum(step, 1.0), u).flat()
             after = [np.where(full, a, b) for a, b in zip(moved, held, strict=True)]
             more = pending.flat()
         if self.warm_up:
@@ -148,14 +163,37 @@ class MixtureFilter(ProgramFilter):
         score = nis(self.family, mixture, y, presents)
         return ProgramStep(whole, judged.log_likelihood, score, {"responsibilities": judged.responsibilities})
 
-    def _moved(self, mixture: Components, towards: Components, step: Entry) -> Components:
-        gamma: Entry = np.maximum(np.power(plus(step, self.offset), -self.decay), self.minimum)
+    def _pending(self, state: Vector, alone: Components, place: Entry) -> Components:
+        """Return the mean of a batch's rows with one more, `alone`, to `place` others."""
+        first = self._width + (3 if isinstance(self.batch, Column) else 1)
+        return averaged(self.components(state[first:]), alone, np.divide(1.0, place + 1.0))
+
+    def _moved(self, mixture: Components, towards: Components, step: Entry, u: Vector) -> Components:
+        offset, minimum = resolve([self.offset, self.minimum], u)
+        decay = times(-1.0, u[self.decay.index]) if isinstance(self.decay, Column) else -self.decay
+        gamma: Entry = np.maximum(np.power(plus(step, offset), decay), minimum)
         return bounded(self.family, averaged(mixture, towards, gamma), self.least)
 
-    def codes(self, y: Array) -> npt.NDArray[np.uint8]:
-        """Return flags of measurements outside the family's support."""
+    def codes(self, y: Array, u: Array) -> npt.NDArray[np.uint8]:
+        """Return flags of measurements outside the family's support, and of columns that give no step."""
         outside = self.family.outside(y)
-        return np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL).astype(np.uint8)
+        codes = np.where(outside, flags.OUT_OF_SUPPORT, flags.WELL)
+        return np.where(self._without_step(u), flags.NOT_PSD, codes).astype(np.uint8)
+
+    def _without_step(self, u: Array) -> npt.NDArray[np.bool_]:
+        """Tell of which rows a column (c, K) is no decay, offset, minimum or batch."""
+        wrong = np.zeros(u.shape[1], bool)
+        # each with the least value, whether it is allowed itself, and the greatest
+        for cell, least, closed, most in (
+            (self.decay, 0.0, False, 1.0),
+            (self.offset, 0.0, False, np.inf),
+            (self.minimum, 0.0, True, 1.0),
+            (self.batch, 1.0, True, np.inf),
+        ):
+            if isinstance(cell, Column):
+                value = u[cell.index]
+                wrong |= ~((value >= least if closed else value > least) & (value <= most))
+        return wrong
 
     def moments(self, state: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance of the next row's states, as the mixture predicts them."""

@@ -16,6 +16,7 @@ from jobs.supervision.driver_status import driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from kalman_dags.submit import KUBERNETES_PROVIDER, application, spark_environment
 from kalman_dags.supervision.launchers import ClusterLauncher, ProcessLauncher, Work, launcher
+from tests.support.object_store import SECRET, environment
 
 pytestmark = pytest.mark.airflow
 
@@ -43,6 +44,25 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings
     after = words[words.index(application("stream")) + 1 :]
     assert after == ["--warehouse=hdfs://tables/kalman", "--quiet", "--model=nile", "--trigger=10"]
+
+
+def test_a_driver_in_a_cluster_gets_the_client_and_the_address_of_its_store_and_no_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
+    monkeypatch.setattr("kalman_dags.supervision.launchers.store_jars", lambda root: ["/jars/client.jar"])
+    for name, value in environment("http://store:9000").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "a-token-of-the-tests")
+    hook = launcher().hook("s3a://bucket/kalman", Work("nile", 10.0), "token")  # type: ignore[attr-defined]
+    words = hook._build_spark_submit_command(application("stream"))
+    assert "/jars/client.jar" in words[words.index("--jars") + 1].split(",")
+    settings = {words[i + 1] for i, word in enumerate(words) if word == "--conf"}
+    assert "spark.delta.logStore.s3a.impl=kalman.stores.ConditionalLogStore" in settings
+    for where in ("yarn.appMasterEnv", "kubernetes.driverEnv", "executorEnv"):
+        assert f"spark.{where}.AWS_ENDPOINT_URL=http://store:9000" in settings
+        assert f"spark.{where}.AWS_REGION=us-east-1" in settings
+    assert SECRET not in " ".join(words) and "a-token-of-the-tests" not in " ".join(words)
 
 
 def test_elsewhere_the_driver_is_a_process_here(monkeypatch: pytest.MonkeyPatch) -> None:

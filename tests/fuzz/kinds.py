@@ -233,7 +233,7 @@ def gzip_case(chance: random.Random, folder: Path) -> str:
 def parquet_case(chance: random.Random, folder: Path) -> str:
     """A Parquet file whose rows are known, whole or damaged; right is what pyarrow reads of it, or a refusal."""
     given, path = rows.some(chance), folder / "rows.parquet"
-    texts = {name: pa.array([str(row.texts[name]) for row in given]) for name in rows.COLUMNS}
+    texts = {name: _stored_texts([str(row.texts[name]) for row in given], chance) for name in rows.COLUMNS}
     out = io.BytesIO()
     pq.write_table(
         pa.table(texts), out, compression=chance.choice(["snappy", "none", "zstd"]), write_page_checksum=True
@@ -246,8 +246,18 @@ def parquet_case(chance: random.Random, folder: Path) -> str:
     found = rows.read(path)
     reference = pq.read_table(path)
     known = {tuple(str(row.texts[name]) for name in rows.COLUMNS): row.right for row in given}
-    listed = zip(*(reference.column(name).to_pylist() for name in rows.COLUMNS), strict=True)
-    return compare([known.get(tuple(map(str, one)), ANY) for one in listed], found)
+    listed = zip(*(map(_text, reference.column(name).to_pylist()) for name in rows.COLUMNS), strict=True)
+    return compare([known.get(one, ANY) for one in listed], found)
+
+
+def _stored_texts(texts: list[str], chance: random.Random) -> pa.Array:
+    """Return a column of texts in one of the types that writers of Parquet give it."""
+    kind = chance.choice([pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), None])
+    return pa.array(texts).dictionary_encode() if kind is None else pa.array(texts).cast(kind)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def message_case(chance: random.Random, folder: Path) -> str:
@@ -384,6 +394,15 @@ def _bomb(chance: random.Random, folder: Path) -> str:
     return compare([ANY] * len(found), found)
 
 
+def _endless(chance: random.Random, folder: Path) -> str:
+    squeezed = zlib.compressobj(9, zlib.DEFLATED, 31)
+    data = squeezed.compress(rows.as_csv([rows.good(chance)]) + chance.choice([b"", b"a,", b'"']))
+    data += b"".join(squeezed.compress(chance.choice([b"1", b","]) * 100_000_000) for _ in range(3))
+    (folder / "endless.csv.gz").write_bytes(data + squeezed.flush())
+    rows.read(folder / "endless.csv.gz")
+    raise Wrong("a row of 300 MB was read")
+
+
 def _not_what_it_says(chance: random.Random, folder: Path) -> str:
     data = rows.as_csv(rows.some(chance))
     name = chance.choice(["rows.parquet", "rows.csv.gz", "rows.orc", "rows.json", "rows.jsonl"])
@@ -409,6 +428,7 @@ HARD: list[Case] = [
     _long_field,
     _wide,
     _bomb,
+    _endless,
     _not_what_it_says,
     _not_what_it_says,
     _empty,

@@ -16,6 +16,8 @@ from airflow.sdk.exceptions import AirflowException
 from jobs.core.errors import RUN_FAILED
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
+from jobs.spark.stores import store_jars
+from jobs.stores.settings import spark_store_conf, store_variables
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token
@@ -104,13 +106,14 @@ class ClusterLauncher:
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
+            **store_variables(root),
             LAUNCH_VARIABLE: token,
         }
-        jars = [*jar_paths(), *(optional_jars("kafka") if work.kafka else [])]
+        jars = [*jar_paths(), *(optional_jars("kafka") if work.kafka else []), *store_jars(root)]
         return KalmanHook(
             own_session=False,
             conn_id=CONNECTION,
-            conf={**spark_conf(), **cluster_conf(variables)},
+            conf={**spark_conf(), **spark_store_conf(root), **cluster_conf(variables)},
             jars=",".join(jars),
             name=f"kalman-{work.verb}-{work.model}",
             application_args=[

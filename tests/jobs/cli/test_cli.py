@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from demo.ports import HOST, free_ports
 from jobs import cli, resume, status, stop
 from jobs.core import errors
 from jobs.core.command import Actions, Command, hoist, module_of
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.core.report import Report, plain, plural
 from jobs.core.settings import DEFAULT_MASTER, Settings
+from tests.support.object_store import environment
 
 ROOT = Path(__file__).resolve().parents[3]
 NILE = "river,at,volume\nnile,1871-01-01,1120\nnile,1872-01-01,1160\n"
@@ -258,6 +260,7 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
                 "time_zone": "UTC",
                 "key": ["k"],
                 "key_from_name": None,
+                "no_key": False,
                 "measurement": ["y"],
                 "structure": None,
                 "keys": 32,
@@ -327,10 +330,38 @@ def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: py
     assert Settings.load(models="/n").models == Path("/n") and Settings.load().jars == Path("/jars")
 
 
-def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None:
-    done = run_cli("--warehouse", "s3a://bucket/dir", "status")
+def test_a_warehouse_that_is_not_understood_is_refused_before_anything_else(run_cli: Any) -> None:
+    done = run_cli("--warehouse", "s3://bucket/dir", "status")
     assert (done.code, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: a warehouse in S3 is switched off (s3a://bucket/dir): its commits")
+    assert (
+        done.stderr
+        == "error: a warehouse in S3 is written s3a://bucket/folder, and this one is s3://bucket/dir\n"
+    )
+
+
+def test_a_store_that_is_not_there_is_one_line(run_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment(f"http://{HOST}:{free_ports(1)[0]}").items():
+        monkeypatch.setenv(name, value)
+    done = run_cli("--warehouse", "s3a://bucket/dir", "status")
+    assert (done.code, done.stdout, len(done.stderr.splitlines())) == (1, "", 1)
+    assert "the store did not do it" in done.stderr and "check AWS_ENDPOINT_URL" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["\udcff", "../x", "X", "a" * 5000, "a\x1b[31mb"])
+def test_a_name_that_no_model_has_is_one_printable_line(tmp_path: Path, model: str) -> None:
+    """Announced, looked for and refused: what is printed has neither control characters nor the whole of it."""
+    for words in (["report"], ["plot"], ["status"], ["stop"]):
+        done = call(f"--models={tmp_path}", f"--warehouse={tmp_path / 'w'}", *words, "--model", model)
+        lines = done.stderr.splitlines()
+        assert done.exit_code == 2 and lines[-1].startswith("error: "), (words, done.stderr)
+        assert all(line.isprintable() and len(line) <= 1500 for line in lines)
+        assert "traceback" not in done.stderr
+
+
+def test_a_warehouse_where_commits_are_not_safe_is_refused(run_cli: Any) -> None:
+    done = run_cli("--warehouse", "wasb://bucket/dir", "status")
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: a warehouse cannot be at wasb://bucket/dir: use a folder")
 
 
 @pytest.mark.parametrize(
@@ -525,8 +556,9 @@ def test_the_offline_command_needs_neither_pandas_nor_spark(tmp_path: Path) -> N
 
 
 def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
-    # A named pipe keeps the reader waiting, so that the signal comes in mid-work.
-    os.mkfifo(tmp_path / "in.csv")
+    # One key's rows are filtered one after the other, so that the signal comes in mid-work.
+    rows = "".join(f"nile,{1000 + i // 365}-01-01T00:{i % 60:02d}:00,1120\n" for i in range(400_000))
+    (tmp_path / "in.csv").write_text(NILE.splitlines()[0] + "\n" + rows)
     args = ["-m", "jobs.filter", "--model", "nile", "--input", str(tmp_path / "in.csv")]
     process = subprocess.Popen(
         [sys.executable, *args, "--output", str(tmp_path / "out.csv")],
@@ -534,15 +566,13 @@ def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    pipe = os.open(tmp_path / "in.csv", os.O_WRONLY)  # returns once the command reads
-    os.write(pipe, NILE.encode())
-    time.sleep(0.1)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("filter nile: try a model on a file")
+    time.sleep(1.0)
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=60)
-    os.close(pipe)
-    first, last = stderr.splitlines()
-    assert first.startswith("filter nile: try a model on a file")
-    assert (process.returncode, last) == (143, "error: stopped by SIGTERM")
+    assert (process.returncode, stderr) == (143, "error: stopped by SIGTERM\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 

@@ -25,6 +25,8 @@ BY_SITE: dict[str, Any] = {
 START = pd.Timestamp("2024-01-01T00:00:00Z")
 GAPS = {("s", 1): 60, ("n", 2): 70}
 """The hours at which a key has no row."""
+BLIND, AT = ("s", 4), 65
+"""A key with a row without measurements, which has the control alone, and the hour of it."""
 
 
 def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_path: Path) -> None:
@@ -34,6 +36,7 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
     for (site, number), at in GAPS.items():
         kept = ~((whole["site"] == site) & (whole["id"] == number) & (hour == at))
         whole, hour = whole[kept], hour[kept]
+    whole.loc[(whole["site"] == BLIND[0]) & (whole["id"] == BLIND[1]) & (hour == AT), ["a", "b"]] = np.nan
     file = tmp_path / "inputs.csv"
     keys = pd.DataFrame({"site": ["s", "n", '"w', "s"], "id": [1, 2, 3, 4], "db": [1.0, 2.5, 0.3, 0.7]})
     keys.to_csv(file, index=False)
@@ -46,16 +49,19 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
 
     found: Any = pipeline.warehouse.read("forecast_skill/pushed").toPandas()
     lost = found[found["actual"].isna()].sort_values(["key", "measurement"])
-    assert lost["key"].tolist() == ['["n","2"]'] * 2 + ['["s","1"]'] * 2
-    assert lost["measurement"].tolist() == ["a", "b"] * 2
+    assert lost["key"].tolist() == ['["n","2"]'] * 2 + ['["s","1"]'] * 2 + ['["s","4"]'] * 2
+    assert lost["measurement"].tolist() == ["a", "b"] * 3
     hours = (lost["event_time"].dt.tz_localize("UTC") - START) // pd.Timedelta("1h")
-    assert hours.tolist() == [70, 70, 60, 60] and (lost["event_time"] - lost["made_at"]).nunique() == 1
-    for name in ("mean", "error", "inside", "crps", "log_score"):  # the control at their time is not known
+    assert hours.tolist() == [70, 70, 60, 60, AT, AT]
+    assert (lost["event_time"] - lost["made_at"]).nunique() == 1
+    for name in ("error", "inside", "crps", "log_score"):
         assert lost[name].isna().all()
-    assert (report.data["unmatched"], report.data["unmatched_keys"]) == (2, 2)
+    # Without a row the control at their time is not known.
+    assert lost["mean"].isna().tolist() == lost["variance"].isna().tolist() == [True] * 4 + [False] * 2
+    assert (report.data["unmatched"], report.data["unmatched_keys"]) == (3, 3)
     assert report.data["rows"] == len(found) - len(lost)
     assert any(
-        'never matched: 2 forecasts, as no row came at their time, of ["n","2"] (1)' in one
+        'never matched: 3 forecasts, as nothing was measured at their time, of ["n","2"] (1)' in one
         for one in report.lines
     )
     assert sum(one["forecasts"] for one in report.data["skill"]) == len(found) - len(lost)
@@ -63,15 +69,15 @@ def test_control_inputs_and_groups_are_scored_and_lost_forecasts_are_told(tmp_pa
 
     # As the filter without Spark forecasts through the same rows, with each group's parameters.
     ahead, past, out = tmp_path / "later.csv", tmp_path / "past.parquet", tmp_path / "out.parquet"
-    for made in (45, 57, 69):
+    for made in (45, 57, AT - 2, 69):
         whole[hour <= made].to_parquet(past, index=False)
         whole[hour > made].drop(columns=["a", "b"]).to_csv(ahead, index=False)
         options = {"future": str(ahead), "inputs": str(file), "snapshot": learned, "until": "2024-01-05"}
         forecast.run(pipeline.settings, "pushed", str(past), str(out), **options)
         expected: Any = pd.read_parquet(out)
         at = (START + pd.Timedelta(f"{made}h")).tz_localize(None)
-        mine = found[(found["made_at"] == at) & found["actual"].notna()]
-        assert len(mine) >= 6
+        mine = found[(found["made_at"] == at) & found["mean"].notna()]
+        assert len(mine) >= 6 and (made != AT - 2 or mine["actual"].isna().sum() == 2)
         for one in mine.itertuples():
             same = (expected["id"] == one.id) & (expected["at"].dt.tz_localize(None) == one.event_time)
             (row,) = expected[same].to_dict("records")

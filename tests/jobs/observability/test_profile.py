@@ -73,8 +73,9 @@ def test_a_stream_reports_where_the_time_of_its_micro_batches_went(tmp_path: Pat
     adds_up(profile)
     for one in profile["micro_batches"]:
         assert {*DRIVER, *TASKS, *SINK} <= set(one["steps"])
+        # Spark tells the driver's steps in whole milliseconds: its two small files take less than one
         assert all(
-            one["steps"][name] > 0 for name in (*DRIVER, KALMAN, UNPACK, PACK, UNPACK_ESTIMATES, WRITE)
+            one["steps"][name] > 0 for name in (PLANNING, KALMAN, UNPACK, PACK, UNPACK_ESTIMATES, WRITE)
         ), one
     # the wall time is that of Spark's progress
     recorded = {row["batch_id"]: row["seconds"] for row in progress_of(pipeline.warehouse, "walk").collect()}

@@ -85,7 +85,7 @@ def test_components_that_must_be_learned_are_refused(tmp_path: Path) -> None:
 def test_the_guides_examples_are_valid_specs() -> None:
     section = (DOCS / "filters.md").read_text().split("## Mixtures")[1].split("\n## ")[0]
     examples = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", section, re.S)]
-    assert len(examples) == 4
+    assert len(examples) == 5
     for example in examples:
         base = {"name": "m", "version": 1, "key": ["k"], "time": "t", "filter": "gaussian_mixture"}
         check_numerics(ModelSpec.model_validate({**base, "measurement": ["a", "b"], **example}))

@@ -21,7 +21,7 @@ from tests.conftest import RunCli
 
 pytest.importorskip("matplotlib").use("Agg")
 
-from jobs.offline import estimate_pictures, estimate_series  # noqa: E402
+from jobs.offline import estimate_pictures, estimate_series, which_estimates  # noqa: E402
 
 SPEC: dict[str, Any] = {
     "name": "climb",
@@ -137,7 +137,7 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
         height=[1.0, 7.0, 8.0],
     )
     spec = ModelSpec.model_validate(SPEC)
-    (one,) = estimate_series.of_warehouse(settings.warehouse, spec, estimate_series.LIVE, [], 3)
+    (one,) = estimate_series.of_warehouse(settings.warehouse, spec, which_estimates.LIVE, [], 3)
     assert one.lines[0].mean[:, 0].tolist() == [0.0, 1.0, 4.0]
     assert one.flagged.tolist() == [False, False, True]
     np.testing.assert_array_equal(one.measured, [[1.0, np.nan, np.nan]])
@@ -147,6 +147,22 @@ def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Sett
     assert page.count("data:image/png;base64,") == 1 and ">4 ± 1</td>" in page
     with pytest.raises(UserError, match="estimates/climb: has no estimates of key ..zz.,.s1..$"):
         plot.run(settings, "climb", key=["a,s1", "zz,s1"], output=str(root / "x.png"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [
+        (14.2348, 6.998, "14.2 ± 7"),
+        (-8.49412, 6.26, "-8.5 ± 6.3"),
+        (1234567.0, 4321.0, "1234600 ± 4300"),
+        (0.00123456, 0.0000321, "0.001235 ± 3.2e-05"),
+        (4.0, 1.0, "4 ± 1"),
+        (2.5, 0.0, "2.5 ± 0"),
+        (float("nan"), float("inf"), "nan ± inf"),
+    ],
+)
+def test_an_estimate_has_the_digits_that_its_deviation_tells(mean: float, deviation: float, text: str):
+    assert estimate_pictures.estimate_text(mean, deviation) == text
 
 
 def test_the_variance_of_what_is_measured():
@@ -168,9 +184,19 @@ def test_plot_says_what_there_is_to_do(settings: Settings, tmp_path: Path, run_c
     )
     assert (done.code, done.stdout) == (2, "")
     assert done.stderr == (
+        "plot climb: draw estimates of some keys with their bands, as a PNG or an HTML page\n"
         f"error: model climb has no live estimates in {settings.warehouse}: make them with "
         "`kalman-pipeline stream --model climb`\n"
     )
+    written(Path(settings.warehouse), "generations", model=["climb", "climb"], status=["retired", "live"])
+    with pytest.raises(
+        UserError, match="yet: its stream has read no row after its snapshot; land newer rows and run"
+    ):
+        plot.run(settings, "climb")
+    with pytest.raises(
+        UserError, match="has no estimates of history in .*make them with `kalman-pipeline estimate"
+    ):
+        plot.run(settings, "climb", history=True)
     with pytest.raises(UserError, match=r"x\.svg: the file's ending must be \.png or \.html"):
         plot.run(settings, "climb", output=str(tmp_path / "x.svg"))
     with pytest.raises(UserError, match="--input draws a file and --history a table"):

@@ -215,6 +215,9 @@ REFUSED = [
     (2, "model walk has no shadow to promote", "walk", "promote"),
     (2, "model walk has no shadow to retire", "walk", "retire"),
     (2, "model walk has no generation to roll back to", "walk", "rollback"),
+    (2, "walk-g0001 of walk came from no other version", "walk", "rollback", "--last-state"),
+    (2, "walk-g0001 of walk came from no other version", "walk", "rollback", "--last-state", "--dry-run"),
+    (2, "model walk has no generation walk-g0009", "walk", "rollback", "--last-state", "--to", "walk-g0009"),
     (2, "model walk has no generation walk-g0009", "walk", "export", "--generation", "walk-g0009"),
     (2, "model other has no measurements in", "other", "pretrain"),
     (2, "model other has no measurements in", "other", "estimate"),
@@ -270,3 +273,16 @@ def test_a_command_says_at_once_what_it_does(run_cli: RunCli):
         == "pretrain nile: learn the model's parameters, filter the whole history, and commit a snapshot"
     )
     assert len(rest) == 1 and rest[0].startswith("error: model nile has no measurements in"), done.stderr
+
+
+def test_a_model_without_a_live_generation_is_not_verified_at_once(run_cli: RunCli, tmp_path: Path):
+    metrics = tmp_path / "verify.prom"
+    done = run_cli("verify", "--model", "nile", "--json", "--metrics-file", str(metrics), env=NO_JAVA)
+    assert done.code == 3 and "nile: nothing to verify: no generation is live" in done.stderr
+    assert json.loads(done.stdout)["outcome"] == "nothing to verify"
+    assert "nile" in metrics.read_text()
+
+
+def test_a_picture_is_announced(run_cli: RunCli):
+    done = run_cli("plot", "--model", "nile", env=NO_JAVA)
+    assert done.stderr.startswith("plot nile: draw estimates of some keys with their bands, as a PNG")

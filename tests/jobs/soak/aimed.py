@@ -80,6 +80,8 @@ class Striker:
         place = text[len(self.root) + 1 :]
         place = re.sub(r"-g\d+", "", place)
         place = re.sub(r"[0-9a-f]{8,}|\d+", "N", place)
+        if what.startswith("merge") and place == "manifests":  # of a snapshot that `maintain` had removed
+            what = "append"
         return f"{what} {place}"
 
     def around(self, name: str | None, call: Callable[[], Any]) -> Any:

@@ -118,6 +118,7 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
         "problems": said,
         # One for an upgrade or an adoption; more if a command that was overtaken commits its own after all.
         "generations_made": len(world.generations()) - before,
+        "written_by": world.written_by(),
     }
 
 

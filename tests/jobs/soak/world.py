@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,19 @@ class World:
             *self._held(),
             *self._generations(),
         ]
+
+    def written_by(self) -> dict[str, int]:
+        """Return how many appends to the estimates each of the two writers has committed: `delta-rs`, and `java`."""
+        log = Path(self.pipeline.settings.warehouse, "estimates", MODEL, "_delta_log")
+        made: Counter[str] = Counter()
+        for file in log.glob("*[0-9].json"):
+            commit = [json.loads(line) for line in file.read_text().splitlines() if line]
+            if any("add" in one for one in commit) and any("txn" in one for one in commit):
+                engine = str(
+                    [one["commitInfo"] for one in commit if "commitInfo" in one][0].get("engineInfo")
+                )
+                made["delta-rs" if "delta-rs" in engine else "java"] += 1
+        return dict(made)
 
     def catch_up(self) -> None:
         """Let the stream read all that has landed."""

@@ -63,7 +63,9 @@ def test_small_files(tmp_path: Path, kind: type) -> None:
 
 
 def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot reach gs://bucket/w/_leases/tiny without Spark: .*gcsfs"):
+    with pytest.raises(
+        UserError, match="reads gs://bucket/w/_leases/tiny needs the package gcsfs: pip install gcsfs"
+    ):
         DriverLog.at("gs://bucket/w", "tiny")
 
 

@@ -62,7 +62,7 @@ class Textbook:
 
     def __init__(self, kind, mixture, gamma, batch, warm_up=0):
         self.warm_up = warm_up
-        self.kind, self.gamma, self.batch, self.rows = kind, gamma, batch, 0
+        self.kind, self.gamma, self.batch, self.rows, self.steps = kind, gamma, batch, 0, 0
         self.w = np.array(mixture["weights"])
         self.mu = np.array(mixture[MEANS[kind]], float)
         self.k, self.m = self.mu.shape
@@ -92,8 +92,8 @@ class Textbook:
         second = within + self.mu[:, :, None] * self.mu[:, None, :]
         return mean, np.tensordot(self.w, second, 1) - np.outer(mean, mean)
 
-    def step(self, y) -> tuple[float, float, np.ndarray]:
-        """Return log-likelihood, NIS and responsibilities of a row, and move the mixture."""
+    def step(self, y, batch=None, gamma=None) -> tuple[float, float, np.ndarray]:
+        """Return log-likelihood, NIS and responsibilities of a row, and move the mixture; batch, gamma: of this row."""
         o = np.flatnonzero(~np.isnan(y))
         if len(o) == 0:
             return 0.0, np.nan, self.w
@@ -114,8 +114,9 @@ class Textbook:
                 spread[k][np.ix_(u, u)] = C[np.ix_(u, u)] - gain @ C[np.ix_(o, u)]
         self.waiting.append(self.statistics(r, value, spread))
         self.rows += 1
-        if len(self.waiting) == self.batch:
-            gamma = self.gamma(self.rows // self.batch)
+        if len(self.waiting) >= (self.batch if batch is None else batch):
+            self.steps += 1
+            gamma = (gamma or self.gamma)(self.steps)
             fresh = [np.mean(a, axis=0) for a in zip(*self.waiting, strict=True)]
             self.s = tuple((1 - gamma) * a + gamma * b for a, b in zip(self.s, fresh, strict=True))
             self.waiting = []
@@ -181,13 +182,100 @@ def against_the_textbook(kind, shape, **more):
         assert end[model.places["rows"]] == truth.rows
 
 
+COLUMNS = ["decay", "offset", "least", "rows"]
+
+
+def from_columns(rng, kind, k, m, **more) -> dict[str, Any]:
+    """Return a mixture whose every row says how it moves."""
+    step = {"decay": "decay", "offset": "offset", "minimum": "least"}
+    return {**definition(rng, kind, k, m, step=step, batch="rows", **more), "control": COLUMNS}
+
+
+def columns_for(rng, size):
+    return np.array(
+        [
+            rng.uniform(0.5, 1.0, size),
+            rng.uniform(5.0, 12.0, size),
+            rng.choice([0.0, 0.08, 0.15], size),
+            rng.choice([1.0, 2.0, 2.5, 4.0], size),
+        ]
+    )
+
+
+@pytest.mark.parametrize(("kind", "warm_up"), [*itertools.product(KINDS, (None, 5))])
+def test_the_steps_and_batches_of_columns_are_the_textbooks(kind, warm_up):
+    rng = np.random.default_rng(len(kind))
+    given = from_columns(rng, kind, 3, 2, warm_up=warm_up)
+    rows, model = rows_for(rng, given, 6, 30), built(given)
+    rows = rows._replace(u=columns_for(rng, rows.y.shape[1]))
+    states, outputs = kalman.run(model, kalman.initial_states(model, 6), rows, UNIT)
+    assert not outputs.flag.any()
+    for key in range(6):
+        truth = Textbook(kind, given["mixture"], None, None, warm_up or 0)
+        for n in np.flatnonzero(rows.key == key):
+            decay, offset, least, batch = rows.u[:, n]
+            score, _, r = truth.step(
+                rows.y[:, n], batch, lambda t, a=decay, b=offset, c=least: max((t + b) ** -a, c)
+            )
+            np.testing.assert_allclose(outputs.log_likelihood[n], score, rtol=1e-10, atol=1e-12)
+            np.testing.assert_allclose(outputs.extra["responsibilities"][:, n], r, rtol=1e-9, atol=1e-12)
+        end = states.values[:, key]
+        np.testing.assert_allclose(end[model.places["weights"]], truth.w, rtol=1e-10)
+        counted = [end[model.places[name]].item() for name in ("rows", "steps", "batch_rows")]
+        assert counted == [truth.rows, truth.steps, len(truth.waiting)]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_columns_with_one_value_give_what_the_number_gives(batch):
+    rng = np.random.default_rng(9)
+    numbers = definition(
+        rng, KINDS[0], 2, 2, batch=batch, step={"decay": 0.7, "offset": 5.0, "minimum": 0.08}
+    )
+    mixture = {**numbers["mixture"], "step": {"decay": "decay", "offset": "offset", "minimum": "least"}}
+    given = {**numbers, "control": COLUMNS, "mixture": {**mixture, "batch": "rows"}}
+    rows = rows_for(rng, numbers, 6, 30)
+    one, other = built(numbers), built(given)
+    _, expected = kalman.run(one, kalman.initial_states(one, 6), rows, UNIT)
+    u = np.repeat([[0.7], [5.0], [0.08], [batch]], rows.y.shape[1], axis=1)
+    _, found = kalman.run(other, kalman.initial_states(other, 6), rows._replace(u=u), UNIT)
+    if batch == 1:  # a batch's mean of one row is rounded, the row itself is not
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12)
+        np.testing.assert_allclose(found.covariance, expected.covariance, rtol=1e-11)
+    else:
+        same(found.mean, expected.mean)
+        same(found.covariance, expected.covariance)
+
+
 @pytest.mark.parametrize(
-    ("kind", "batch", "warm_up"), [*itertools.product(KINDS, (1, 3), (None,)), (KINDS[0], 3, 4)]
+    ("place", "value"), [(0, 0.0), (0, 1.1), (1, 0.0), (2, -0.1), (2, 1.1), (3, 0.9), (3, -1.0)]
+)
+def test_a_row_whose_columns_give_no_step_is_flagged_alone(place, value):
+    rng = np.random.default_rng(3)
+    given = from_columns(rng, KINDS[0], 2, 1)
+    model, n = built(given), 12
+    u = columns_for(rng, n)
+    kept = np.arange(n) != 5
+    u[place, 5] = value
+    rows = kalman.SortedRows(np.zeros(n, np.int64), np.arange(n) * 1_000_000, rng.normal(size=(1, n)), u)
+    end, outputs = kalman.run(model, kalman.initial_states(model, 1), rows, UNIT)
+    assert outputs.flag.tolist() == np.where(kept, flags.WELL, flags.NOT_PSD).tolist()
+    rest = rows._replace(key=rows.key[kept], time=rows.time[kept], y=rows.y[:, kept], u=rows.u[:, kept])
+    without, _ = kalman.run(model, kalman.initial_states(model, 1), rest, UNIT)
+    same(end.values, without.values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "warm_up"),
+    [*itertools.product(KINDS, (1, 3), (None,)), (KINDS[0], 3, 4), (KINDS[0], "rows", 4)],
 )
 def test_laws(kind, batch, warm_up):
-    rng = np.random.default_rng(batch)
+    rng = np.random.default_rng([len(str(batch))] if batch == "rows" else batch)
     given = definition(rng, kind, 3, 2, batch=batch, warm_up=warm_up)
+    if batch == "rows":
+        given = from_columns(rng, kind, 3, 2, warm_up=warm_up)
     rows, model = rows_for(rng, given, 40, 12), built(given)
+    if batch == "rows":
+        rows = rows._replace(u=columns_for(rng, rows.y.shape[1]))
     laws.splitting_and_permuting_keys_changes_no_bit(model, rows, 40, rng)
     laws.cutting_rows_changes_no_bit(model, rows, 40, rng)
     laws.snapshot_restores_every_bit(model, rows, 40)
@@ -354,6 +442,8 @@ POISSON = {"filter": "poisson_mixture", "measurement": ["y"], "mixture": {"rates
         ({"mixture": {"rates": [1.0, 2.0], "rate": 1}}, "mixture.rate"),
         ({"states": ["a", "b"]}, "states"),
         ({"control": ["u"]}, "control"),
+        ({"mixture": {"rates": [1.0, 2.0], "step": {"minimum": "u"}}}, "mixture.step.minimum"),
+        ({"mixture": {"rates": [1.0, 2.0], "batch": "u"}}, "mixture.batch"),
         ({"process": {"kind": "random_walk", "variance": 1.0}}, "process"),
         ({"initial": {"diffuse": True}}, "initial"),
         ({"smoothing": {"lag": 2}}, "smoothing"),
