@@ -132,14 +132,17 @@ class _Part:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(self._path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
         self._ends: list[pq.FileMetaData] = []
-        # Numbers of estimates hardly repeat: a dictionary of them costs time, and is given up.
-        repeat: Any = [field.name for field in schema if _repeats(field.type)]
+        # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is given
+        # up. Integers and times are close to their neighbours, or need no more bits than these.
+        repeat: Any = [field.name for field in schema if _is_text(field.type)]
+        packed = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)}
         try:
             self._writer = pq.ParquetWriter(
                 self._file,
                 schema,
                 compression="snappy",
                 use_dictionary=repeat,
+                column_encoding=packed,
                 # Readers take the types from Parquet's own schema: a text is a text, however Arrow held it.
                 store_schema=False,
                 metadata_collector=self._ends,
@@ -216,8 +219,12 @@ def _has_nan(column: pa.ChunkedArray) -> bool:
     return bool(functions.any(functions.is_nan(column)).as_py())
 
 
-def _repeats(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_dictionary(kind) or pa.types.is_integer(kind)
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_dictionary(kind)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
 
 
 def _bounds(statistics: Sequence[Any]) -> tuple[Any, Any] | None:
