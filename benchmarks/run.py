@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks import results
 from benchmarks.contenders import equality
 from benchmarks.contenders.contenders import (
@@ -127,8 +129,24 @@ def measure(
         return results.results_of(name, rates, {})
     with Peak() as peak:
         measured = streaming.compare(spark, work, shares_of(work, given.quick), rounds, folder)
-    more = {"peak_memory_bytes": peak.bytes} if work.name.startswith("scale_") else {}
+    more: dict[str, Any] = {"peak_memory_bytes": peak.bytes} if work.name.startswith("scale_") else {}
+    if work.touched is not None:
+        raw = work.touched * raw_bytes(work)
+        more["state_bytes_vs_raw"] = results.spread([one / raw for one in measured[OURS.name].state_bytes])
     return results.results_of(name, {who: one.rates for who, one in measured.items()}, more)
+
+
+def raw_bytes(work: Work) -> int:
+    """Return the bytes of one key's state, with the key and its time, before anything is packed or compressed."""
+    import kalman
+    from jobs.encoding.keys import KeyKind
+    from jobs.state.block_format import state_layout
+    from jobs.state.local_copy import row_type
+
+    spec = work.spec
+    size = kalman.build(spec.definition(), {}).size
+    layout = state_layout(KeyKind(spec.key, ("bigint",), True), size)
+    return row_type(layout).itemsize + np.dtype(layout.columns[0].dtype).itemsize
 
 
 def arguments() -> argparse.Namespace:

@@ -42,6 +42,11 @@ TARGETS = (
         most=True,
         inverse=True,
     ),
+    Target(
+        "bytes that 1,000 rows into 2 million keys add to the state, to the raw bytes of the changed keys",
+        *("sparse_1k_of_2m", "ours", "state_bytes_vs_raw", 4.0),
+        most=True,
+    ),
     Target("export of a million keys, keys/s", "verbs_1m", "export", "rows_per_s", 300_000),
     Target("migrate of a million keys, keys/s", "verbs_1m", "migrate", "rows_per_s", 300_000),
     Target("memory of 5 million keys, GB", "scale_5000k", "ours", "peak_memory_bytes", 4e9, most=True),

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class Measured(NamedTuple):
     """The measured micro-batches of one contender.
 
-    seconds: of each; rows: of each.
+    seconds: of each; rows: of each; state_bytes: that each wrote of changes of the state, as the checkpoint keeps them.
     """
 
     seconds: list[float]
     rows: int
+    state_bytes: list[int]
 
     @property
     def rates(self) -> list[float]:
@@ -56,6 +57,7 @@ class Lane:
         )
         self.source.mkdir(parents=True)
         self.seconds: list[float] = []
+        self.state_bytes: list[int] = []
 
     def run(self, files: Sequence[Path], measured: int) -> None:
         """Process these files, and keep the times of the last `measured` micro-batches."""
@@ -85,6 +87,12 @@ class Lane:
             )
         if measured:
             self.seconds += [one["durationMs"]["triggerExecution"] / 1000 for one in progress[-measured:]]
+            self.state_bytes += [self._changed(int(one["batchId"])) for one in progress[-measured:]]
+
+    def _changed(self, batch_id: int) -> int:
+        """Return the bytes of the state's changes of a micro-batch, in all partitions."""
+        changes = self.checkpoint.glob(f"state/*/*/{batch_id + 1}.changelog")
+        return sum(one.stat().st_size for one in changes)
 
 
 def compare(
@@ -129,7 +137,7 @@ def compare(
                     made.add(number)
             lane.run([file for number in wanted for file in _files(data, number)], share.measured)
     shutil.rmtree(folder)
-    return {lane.contender.name: Measured(lane.seconds, work.batch_rows) for lane, _ in lanes}
+    return {lane.contender.name: Measured(lane.seconds, work.batch_rows, lane.state_bytes) for lane, _ in lanes}
 
 
 def _files(data: Path, number: int) -> list[Path]:

@@ -32,6 +32,8 @@ LOST = 1e-4
 """Expected gain in log-likelihood, hidden by rounding, at which a search that cannot step has ended well."""
 FAR, HIGHEST = 4.0, 8.0
 """Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
+SWEPT = 8
+"""Numbers of a key up to which its information is inverted together with those of all other keys."""
 REFUSED = 4
 """Steps after which zero is tried again where it was refused."""
 
@@ -301,8 +303,32 @@ def inverse(information: Array, held: np.ndarray) -> Array:
     for i in range(p):
         unit[i, i] = np.where(diagonal[i] > 0.0, 1.0 + RIDGE, 1.0)
     unit = np.where(np.isfinite(unit).all(axis=(0, 1)), unit, np.eye(p)[:, :, None])
-    found = np.moveaxis(np.linalg.inv(np.moveaxis(unit, -1, 0)), 0, -1)
+    if p <= SWEPT:
+        found = _swept(unit)
+    else:
+        found = np.moveaxis(np.linalg.inv(np.moveaxis(unit, -1, 0)), 0, -1)
     return found / (scale[:, None] * scale[None, :])
+
+
+def _swept(matrices: Array) -> Array:
+    """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row: each operation
+    is one over all keys, where LAPACK takes one matrix after the other.
+
+    References: Goodnight (1979), A tutorial on the SWEEP operator.
+    """
+    p = len(matrices)
+    a = [list(row) for row in matrices]
+    for k in range(p):
+        row, pivot = list(a[k]), a[k][k]
+        share = [one / pivot for one in row]
+        for i in range(p):
+            for j in range(i + 1):
+                if i != k and j != k:
+                    a[i][j] = a[j][i] = a[i][j] - share[i] * row[j]
+        for j in range(p):
+            a[k][j] = a[j][k] = share[j]
+        a[k][k] = -1.0 / pivot
+    return -np.array(a)
 
 
 def _corrected(H: Array, s: Array, y: Array) -> Array:
@@ -311,9 +337,13 @@ def _corrected(H: Array, s: Array, y: Array) -> Array:
     use = sy > 1e-300
     sy = np.where(use, sy, 1.0)
     Hy = np.array([dot(row, y) for row in H])
-    weight = (1.0 + dot(y, Hy) / sy) / sy
-    change = weight * s[:, None] * s[None, :] - (s[:, None] * Hy[None, :] + Hy[:, None] * s[None, :]) / sy
-    return H + np.where(use, change, 0.0)
+    weight = np.where(use, (1.0 + dot(y, Hy) / sy) / sy, 0.0)
+    s, Hy = s * np.where(use, 1.0, 0.0), Hy / sy
+    result = np.empty_like(H)
+    for i in range(len(s)):
+        for j in range(i + 1):
+            result[i, j] = result[j, i] = H[i, j] + (weight * s[i] * s[j] - (s[i] * Hy[j] + Hy[i] * s[j]))
+    return result
 
 
 def dot(a: Array, b: Array) -> Array:
