@@ -50,8 +50,8 @@ SLOW_ROWS = 500_000
 SLOW_KEYS = 1_000_000
 """From so many keys on it has none: only to make its state would take minutes."""
 PRETRAIN = DENSE[1]
-LEARN_KEY = "pretrain_learn_key_1m"
-"""A million keys that learn parameters of their own."""
+LEARN = "learn_1m"
+"""Learning from a million keys: pooled and each key's own, by maximum likelihood and by EM."""
 LIFE_KEYS = 1_000_000
 LIFE = f"verbs_{LIFE_KEYS // 1_000_000}m"
 
@@ -82,7 +82,7 @@ def names_of(quick: bool) -> list[str]:
     if quick:
         return [*(work.name for work in QUICK), f"pretrain_{DENSE[0].name}"]
     histories = [work.name for work in (*HISTORY, *HISTORY_DELTA)]
-    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", *histories, LEARN_KEY, LIFE]
+    return [*(work.name for work in ALL), f"pretrain_{PRETRAIN.name}", *histories, LEARN, LIFE]
 
 
 def session(settings: Settings) -> SparkSession:
@@ -115,9 +115,9 @@ def measure(
             {"work": LIFE, "what": verb, "rows_per_s": results.spread(values), "samples": len(values)}
             for verb, values in rates.items()
         ]
-    if name == LEARN_KEY:
+    if name == LEARN:
         own = Work(name, given.keys or 1_000_000, 5)
-        return results.results_of(name, batch.by_key(spark, own, folder), {})
+        return results.results_of(name, batch.learning(spark, own, folder), {})
     known = {work.name: work for work in (*ALL, *QUICK, *HISTORY, *HISTORY_DELTA)}
     work = known[name.removeprefix("pretrain_")]
     if given.keys is not None:

@@ -15,6 +15,9 @@ from benchmarks.workloads.work import Work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.training.batch_filter import Batch
+
 LEARNED = ["level_variance", "slope_variance", "R"]
 ITERATIONS = 3
 """Steps of the optimiser in one measured search; the result is rows a second of its evaluations, however many."""
@@ -77,20 +80,18 @@ def compare(
     return rates
 
 
-def by_key(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[float]]:
-    """Return rows a second, and keys a second, of learning each key's parameters and filtering its rows, once.
+def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[float]]:
+    """Return rows a second of learning by maximum likelihood and by EM, pooled and each key's own, once each.
 
-    That is all of `pretrain` with `learn.scope: key` but the writing: the population from a sample of keys, then every
-    key with it as its prior.
+    Of pooled learning, rows a second that go through an evaluation. Of each key's own, all of `pretrain` with
+    `learn.scope: key` but the writing: the population from a sample of keys, then every key with it as its prior, and
+    the filter; keys a second besides.
     """
-    import kalman
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
     from jobs.training.batch_filter import Batch, bucket_rows
-    from jobs.training.key_learning import learn_populations, learned_states
-    from jobs.training.learning import Window
-    from kalman.learning.learners import learnable
+    from jobs.training.learning import Window, learn_pooled
 
     rows = fill(work, folder)
     number = 0
@@ -98,24 +99,44 @@ def by_key(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[floa
         number += 1
         rows += batch(work, folder, number)
     frame = spark.read.parquet(str(folder))
-    spec = work.spec
-    learning = ModelSpec.model_validate(
-        {**spec.model_dump(by_alias=True), "learn": {"parameters": LEARNED, "scope": "key"}}
-    )
-    assert learning.learn is not None
-    definition = learning.definition()
-    fmt = row_format(learning, key_kind(spec.key, frame.schema))
-    way = Batch(fmt, spec.unit_us)
+    fmt = row_format(work.spec, key_kind(work.spec.key, frame.schema))
+    way = Batch(fmt, work.spec.unit_us)
     spark.conf.set("spark.sql.shuffle.partitions", PARTITIONS)
-    began = time.perf_counter()
-    packed = bucket_rows(frame, fmt, rows)
-    populations = learn_populations(packed, definition, learning.learn, way, Window(), work.keys, _silent)
+    rates: dict[str, list[float]] = {}
+    for method in ("mle", "em"):
+        given = {"parameters": LEARNED, "max_iterations": ITERATIONS, "method": method}
+        spec = ModelSpec.model_validate({**work.spec.model_dump(by_alias=True), "learn": given})
+        assert spec.learn is not None
+        said: list[str] = []
+        began = time.perf_counter()
+        learn_pooled(
+            bucket_rows(frame, fmt, rows), spec.definition(), spec.learn, way, Window(), None, said.append
+        )
+        rates[f"pooled, {method}"] = [rows * len(said) / (time.perf_counter() - began)]
+        given = {"parameters": LEARNED, "scope": "key", "method": method}
+        spec = ModelSpec.model_validate({**work.spec.model_dump(by_alias=True), "learn": given})
+        began = time.perf_counter()
+        _by_key(bucket_rows(frame, fmt, rows), spec, way, work.keys)
+        seconds = time.perf_counter() - began
+        rates[f"by key, {method}"] = [rows / seconds]
+        rates[f"by key, {method}: keys"] = [work.keys / seconds]
+    shutil.rmtree(folder)
+    return rates
+
+
+def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
+    """Learn the parameters of each key and filter its rows with them."""
+    import kalman
+    from jobs.training.key_learning import learn_populations, learned_states
+    from jobs.training.learning import Window
+    from kalman.learning.learners import learnable
+
+    assert spec.learn is not None
+    definition = spec.definition()
+    populations = learn_populations(packed, definition, spec.learn, way, Window(), keys, _silent)
     kernel = kalman.build(definition, populations.parameters(learnable(definition)))
     made = learned_states(packed, definition, kernel, way, Window(), populations)
     made.write.format("noop").mode("overwrite").save()
-    seconds = time.perf_counter() - began
-    shutil.rmtree(folder)
-    return {"learning by key": [rows / seconds], "learning by key, keys": [work.keys / seconds]}
 
 
 def _silent(line: str) -> None:

@@ -137,7 +137,9 @@ def compare(
                     made.add(number)
             lane.run([file for number in wanted for file in _files(data, number)], share.measured)
     shutil.rmtree(folder)
-    return {lane.contender.name: Measured(lane.seconds, work.batch_rows, lane.state_bytes) for lane, _ in lanes}
+    return {
+        lane.contender.name: Measured(lane.seconds, work.batch_rows, lane.state_bytes) for lane, _ in lanes
+    }
 
 
 def _files(data: Path, number: int) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import CONFLICTS, Warehouse
 from jobs.warehouse.positions import KAFKA, rank, reached
 from jobs.warehouse.reading import Tables
+from jobs.warehouse.row_changes import NOW, Rows, create_small_table, put_rows, small_table, update_rows
 from jobs.warehouse.tables import GENERATIONS
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def begin(
     Raises:
         UserError: another command has changed the model's generations meanwhile.
     """
-    warehouse.create("generations", GENERATIONS)
+    create_small_table(warehouse, "generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
     if [one.generation for one in known if one.status == LIVE] != [
         one.generation for one in (beside,) if one
@@ -237,22 +238,55 @@ def _commit(
 ) -> None:
     """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
 
+    A retired generation loses its lease, so that its driver stops at its next heartbeat.
+    """
+    model = (begun or known)[0].model
+    files = small_table(warehouse, "generations")
+    if files is None:
+        _commit_by_java(warehouse, model, known, begun, statuses)
+        return
+
+    def changed() -> list[dict[str, Any]]:
+        now = {one.generation: one for one in all_of(warehouse, model)}
+        _check_unchanged(model, now.values(), known)
+        rows = [{**_columns(now[name]), **_with_status(status)} for name, status in statuses.items()]
+        return [*rows, *({**_columns(one), "created_at": NOW} for one in begun)]
+
+    put_rows(files, ("model", "generation"), changed)
+
+
+def _with_status(status: str) -> dict[str, Any]:
+    """Return the columns that a generation has with another status."""
+    if status == RETIRED:
+        return {"status": status, "retired_at": NOW, "owner": None}
+    return {"status": status, "retired_at": None} if status == LIVE else {"status": status}
+
+
+def _check_unchanged(model: str, now: Iterable[Generation], known: Iterable[Generation]) -> None:
+    if {one.generation: one.status for one in now} != {one.generation: one.status for one in known}:
+        raise stream_taken_error(model, _CHANGED)
+
+
+def _commit_by_java(
+    warehouse: Warehouse,
+    model: str,
+    known: list[Generation],
+    begun: list[Generation],
+    statuses: dict[str, str],
+) -> None:
+    """Do what `_commit` says with Delta in Java.
+
     The commit itself compares every status with the one that was seen: where nothing is locked, another command may
     commit between a comparison and the beginning of the transaction, and Delta finds conflicts only from there on.
-
-    A retired generation loses its lease, so that its driver stops at its next heartbeat.
     """
     rows = [{**_columns(one), "action": _BEGIN} for one in begun]
     rows += [{**_columns(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
-    model = rows[0]["model"]
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
     columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
 
     def merge(table: DeltaTable) -> None:
-        now = {one.generation: one.status for one in all_of(warehouse, model)}
-        if now != {one.generation: one.status for one in known}:
-            raise stream_taken_error(model, _CHANGED)
+        _check_unchanged(model, all_of(warehouse, model), known)
         # On the model, too, so that any concurrent change of the model's generations is a conflict.
         by = "t.model = s.model AND t.generation = s.generation"
         (
@@ -302,20 +336,15 @@ def conflict_as_taken(model: str) -> Iterator[None]:
         raise stream_taken_error(model, "another driver has just changed its generations") from error
 
 
-def update(warehouse: Warehouse, condition: Any, values: dict[str, Any]) -> None:
-    """Set columns of the generations that meet a condition, in one commit (`Warehouse.commit`).
-
-    Raises:
-        One of `warehouse.delta.CONFLICTS`: others came in between each time.
-    """
-    warehouse.commit("generations", lambda table: table.update(condition, values))
+def update(warehouse: Warehouse, rows: Rows, values: Mapping[str, Any]) -> None:
+    """Set columns of the generations that these are, in one commit (`row_changes.update_rows`)."""
+    update_rows(warehouse, "generations", rows, values)
 
 
 def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
     """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
-    mine = F.col("generation") == one.generation
-    update(warehouse, mine, {"start_position": F.lit(json.dumps(adopted.start_position))})
+    update(warehouse, {"generation": one.generation}, {"start_position": json.dumps(adopted.start_position)})
     return adopted
 
 

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pyspark.sql import functions as F
-
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
@@ -38,6 +36,7 @@ from jobs.supervision.driver_log import DriverLog, DriverRecord
 from jobs.supervision.launcher import LAUNCH_VARIABLE
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import open_lock
+from jobs.warehouse.row_changes import NOW
 
 LOCK_POLL_SECONDS = 0.1
 
@@ -105,18 +104,11 @@ def acquire(
         raise _driven(generation, before.owner)
     if rules is not None:
         refuse_half_written(warehouse, generation, before and before.rules, rules)
-    mine = F.col("generation") == generation.generation
-    same = F.col("epoch") == generation.epoch
     with conflict_as_taken(generation.model):
         update(
             warehouse,
-            mine & same & F.col("status").isin(LIVE, SHADOW),
-            {
-                "owner": F.lit(owner.text()),
-                "epoch": F.lit(generation.epoch + 1).cast("bigint"),
-                "heartbeat": F.current_timestamp(),
-                "last_error": F.lit(None).cast("string"),
-            },
+            {**_held(generation), "status": (LIVE, SHADOW)},
+            {"owner": owner.text(), "epoch": generation.epoch + 1, "heartbeat": NOW, "last_error": None},
         )
     now = next(one for one in all_of(warehouse, generation.model) if one.generation == generation.generation)
     if now.owner != owner.text():
@@ -141,6 +133,11 @@ def acquire(
     log.write(record)
     log.prune(now.generation)
     return Lease(now, log, record, suspect)
+
+
+def _held(generation: Generation) -> dict[str, Any]:
+    """Return which row has the lease of a generation as it was seen."""
+    return {"generation": generation.generation, "epoch": generation.epoch}
 
 
 def _suspect(generation: Generation, before: DriverRecord | None) -> int:
@@ -174,8 +171,7 @@ def _driven(generation: Generation, holder: DriverIdentity) -> UserError:
 
 def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
     """Renew the heartbeat and return the generation's current row; None if this driver has lost the lease."""
-    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
-    update(warehouse, mine, {"heartbeat": F.current_timestamp()})
+    update(warehouse, _held(generation), {"heartbeat": NOW})
     now = next(
         (one for one in all_of(warehouse, generation.model) if one.generation == generation.generation), None
     )
@@ -186,17 +182,8 @@ def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
     """Release the lease and record how the driver ended, with its error if there was one."""
     generation = lease.generation
-    mine = (F.col("generation") == generation.generation) & (F.col("epoch") == generation.epoch)
     try:
-        update(
-            warehouse,
-            mine,
-            {
-                "owner": F.lit(None).cast("string"),
-                "heartbeat": F.current_timestamp(),
-                "last_error": F.lit(error).cast("string"),
-            },
-        )
+        update(warehouse, _held(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
     finally:
         at = clock.now()
         lease.log.write(replace(lease.record, beat_at=at, ended_at=at, how=how, error=error))

@@ -24,6 +24,7 @@ from delta.exceptions import (
     ProtocolChangedException,
 )
 from delta.tables import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
@@ -69,6 +70,8 @@ class Warehouse:
 
     def exists(self, table: str) -> bool:
         """Tell if a table exists."""
+        if self.local:
+            return LocalTables(self.root).exists(table)
         if DeltaTable.isDeltaTable(self.spark, self.path(table)):
             return True
         if not self._versions(table):
@@ -184,6 +187,9 @@ class Warehouse:
 
     def table_id(self, table: str) -> str:
         """Return the id that Delta gave a table when it was made."""
+        if self.local:
+            with suppress(DeltaError):
+                return LocalTables(self.root).table_id(table)
         row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
         assert row is not None
         return str(row["id"])

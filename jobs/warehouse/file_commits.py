@@ -51,6 +51,8 @@ _SETTINGS = {
 to compact files, to list them for other engines, or for other statistics."""
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
+NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+"""Of each commit: checkpoints are written here, where their failure is not the commit's."""
 _TRIES = 5
 
 
@@ -245,6 +247,22 @@ class FileTable:
 
         return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
+    def change(self, make: Callable[[DeltaTable], object]) -> None:
+        """Let the library change the table's rows in one commit, again on what others have written if one came between.
+
+        Args:
+            make: commits by the log that it is given.
+
+        Raises:
+            UserError: other commits came in between again and again, or the log cannot be read or written.
+        """
+
+        def write(log: DeltaTable) -> int:
+            make(log)
+            return log.version()
+
+        self._tried(write)
+
     def _commit(
         self,
         parts: Sequence[PartFile],
@@ -252,18 +270,30 @@ class FileTable:
         metadata: Mapping[str, Any],
     ) -> int | None:
         """Commit files under the transaction that is due of the newest log, if one is; return the version made."""
+
+        def write(log: DeltaTable) -> int | None:
+            transaction = due(log)
+            if transaction is None:
+                return None
+            self._check(log, parts)
+            self.tried = True
+            return self._write(log, parts, transaction, metadata)
+
+        return self._tried(write)
+
+    def _tried(self, write: Callable[[DeltaTable], int | None]) -> int | None:
+        """Return the version that a commit to the newest log has made, None if it made none; try it some times."""
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
                 log = self._fresh()
                 try:
                     if log is None:
                         raise TableNotFoundError("the table is gone")
-                    transaction = due(log)
-                    if transaction is None:
-                        return None
-                    self._check(log, parts)
-                    self.tried = True
-                    return self._write(log, parts, transaction, metadata)
+                    before = log.version()
+                    version = write(log)
+                    if version is not None and version > before and version % _checkpoint_every(log) == 0:
+                        self._checkpoint()
+                    return version
                 except CommitFailedError as error:
                     self._log = None
                     if left == 0:
@@ -314,14 +344,9 @@ class FileTable:
             commit_properties=CommitProperties(
                 {"operationMetrics": metrics, **metadata}, app_transactions=[transaction]
             ),
-            post_commithook_properties=PostCommitHookProperties(
-                create_checkpoint=False, cleanup_expired_logs=False
-            ),
+            post_commithook_properties=NO_HOOKS,
         )
-        version = log.version() + 1
-        if version % _checkpoint_every(log) == 0:
-            self._checkpoint()
-        return version
+        return log.version() + 1
 
     def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""

@@ -132,8 +132,8 @@ class _Part:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = open(self._path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
         self._ends: list[pq.FileMetaData] = []
-        # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is given
-        # up. Integers and times are close to their neighbours, or need no more bits than these.
+        # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is
+        # given up. Integers and times are close to their neighbours, or need no more bits than these.
         repeat: Any = [field.name for field in schema if _is_text(field.type)]
         packed = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)}
         try:

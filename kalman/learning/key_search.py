@@ -311,8 +311,9 @@ def inverse(information: Array, held: np.ndarray) -> Array:
 
 
 def _swept(matrices: Array) -> Array:
-    """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row: each operation
-    is one over all keys, where LAPACK takes one matrix after the other.
+    """Return the inverses (p, p, J) of symmetric matrices with positive pivots by sweeping row after row.
+
+    Each operation is one over all keys, where LAPACK takes one matrix after the other.
 
     References: Goodnight (1979), A tutorial on the SWEEP operator.
     """

@@ -142,7 +142,7 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     # A generation of an earlier release does not know the id: its next driver adopts the present one.
     made = start_point.begin(warehouse, pipeline.spec, manifest, None, None)
     unknown = {name: value for name, value in manifest.position.items() if name != "topic_id"}
-    generations.update(warehouse, F.col("model") == "anew", {"start_position": F.lit(json.dumps(unknown))})
+    generations.update(warehouse, {"model": "anew"}, {"start_position": json.dumps(unknown)})
     feed.send("anew", later)
     stream = Driver(pipeline.settings, warehouse, pipeline.spec, None, threading.Event())
     stream.display = lambda _: Hooked(make_anew)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from delta.exceptions import ConcurrentAppendException, MetadataChangedException
 from delta.tables import DeltaMergeBuilder, DeltaTable, DeltaTableBuilder
+from deltalake import DeltaTable as Rust
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
 from jobs.warehouse import delta
+from jobs.warehouse.file_commits import JAVA, WRITER
 from tests.jobs.support.pipeline import random_rows, streaming
 
 pytestmark = pytest.mark.spark
@@ -22,6 +24,7 @@ def test_an_update_that_meets_other_commits_is_tried_again_on_what_they_have_wri
 ) -> None:
     frames = random_rows(2)
     pipeline = streaming(tmp_path, frames[0], frames[1])
+    monkeypatch.setenv(WRITER, JAVA)
     update = DeltaTable.update
     met: list[int] = []
 
@@ -36,11 +39,11 @@ def test_an_update_that_meets_other_commits_is_tried_again_on_what_they_have_wri
     monkeypatch.setattr(DeltaTable, "update", overtaken)
     before = generations.live(pipeline.warehouse, "walk")
     assert before is not None
-    generations.update(pipeline.warehouse, f"epoch = {before.epoch}", {"last_error": "'of the first look'"})
+    generations.update(pipeline.warehouse, {"epoch": before.epoch}, {"last_error": "of the first look"})
     after = generations.live(pipeline.warehouse, "walk")
     assert after is not None
     assert (after.epoch, after.last_error) == (before.epoch + 2, None)
-    generations.update(pipeline.warehouse, f"epoch = {after.epoch}", {"last_error": "'seen'"})
+    generations.update(pipeline.warehouse, {"epoch": after.epoch}, {"last_error": "seen"})
     last = generations.live(pipeline.warehouse, "walk")
     assert last is not None
     assert last.last_error == "seen"
@@ -50,7 +53,7 @@ def test_an_update_that_meets_other_commits_is_tried_again_on_what_they_have_wri
 
     monkeypatch.setattr(DeltaTable, "update", always)
     with pytest.raises(ConcurrentAppendException):
-        generations.update(pipeline.warehouse, "true", {"last_error": "'never'"})
+        generations.update(pipeline.warehouse, {}, {"last_error": "never"})
 
 
 def test_a_switch_that_meets_another_models_commit_is_made_again_and_one_of_its_own_is_refused(
@@ -70,6 +73,7 @@ def test_a_switch_that_meets_another_models_commit_is_made_again_and_one_of_its_
             raise ConcurrentAppendException("a concurrent UPDATE added data")
         return execute(self)
 
+    monkeypatch.setenv(WRITER, JAVA)
     monkeypatch.setattr(delta, "_PAUSE_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(DeltaMergeBuilder, "execute", overtaken)
     seen = generations.all_of(warehouse, "walk")
@@ -78,6 +82,36 @@ def test_a_switch_that_meets_another_models_commit_is_made_again_and_one_of_its_
     (retired,) = generations.all_of(warehouse, "walk")
     assert retired.status == generations.RETIRED and not meets
     meets.append(("model = 'walk'", {"status": "'failed'"}))
+    with pytest.raises(UserError, match="another command has just changed its generations") as caught:
+        generations.switch(warehouse, "walk", retired, [retired])
+    assert caught.value.exit_code == ALREADY_RUNNING
+    assert [one.status for one in generations.all_of(warehouse, "walk")] == [generations.FAILED]
+
+
+def test_without_spark_a_switch_beside_another_models_commit_is_made_and_one_beside_its_own_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = random_rows(2)
+    pipeline = streaming(tmp_path, frames[0], frames[1])
+    warehouse = pipeline.warehouse
+    read = generations.all_of
+    meets: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def overtaken(tables: Any, model: str | None = None) -> list[generations.Generation]:
+        found = read(tables, model)
+        if meets:  # by a tool that takes no lock
+            rows, values = meets.pop()
+            table = Rust(warehouse.path("generations").removeprefix("file:"))
+            table.update(new_values=values, predicate=" AND ".join(f"{n} = '{v}'" for n, v in rows.items()))
+        return found
+
+    seen = read(warehouse, "walk")
+    monkeypatch.setattr(generations, "all_of", overtaken)
+    meets.append(({"model": "walk"}, {"epoch": 7}))
+    generations.retire(warehouse, seen[0], seen)
+    (retired,) = generations.all_of(warehouse, "walk")
+    assert (retired.status, retired.epoch, retired.owner) == (generations.RETIRED, 7, None) and not meets
+    meets.append(({"model": "walk"}, {"status": "failed"}))
     with pytest.raises(UserError, match="another command has just changed its generations") as caught:
         generations.switch(warehouse, "walk", retired, [retired])
     assert caught.value.exit_code == ALREADY_RUNNING

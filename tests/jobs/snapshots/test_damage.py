@@ -145,8 +145,8 @@ def test_half_written_micro_batches_repeated_adoptions_and_wrong_snapshots(tmp_p
             assert_bit_equal(live(pipeline), expected)
 
     # A generation whose row names the state of another model.
-    mine = F.col("generation") == "walk-g0003"
-    generations.update(pipeline.warehouse, mine, {"fingerprint": F.lit("0" * 64)})
+    mine = {"generation": "walk-g0003"}
+    generations.update(pipeline.warehouse, mine, {"fingerprint": "0" * 64})
     with pytest.raises(
         UserError, match="walk-g0003 and the snapshot that it began from are not of one model"
     ):
@@ -250,8 +250,8 @@ def test_the_state_of_another_version_is_refused_by_its_blocks(tmp_path: Path) -
     pipeline.land(days[2])
     pipeline.stream()
     known: Any = {one.generation: one for one in generations.all_of(pipeline.warehouse, "walk")}
-    mine = F.col("generation") == "walk-g0002"
-    place = {name: F.lit(known[name].checkpoint) for name in known}
+    mine = {"generation": "walk-g0002"}
+    place = {name: known[name].checkpoint for name in known}
     generations.update(pipeline.warehouse, mine, {"checkpoint": place["walk-g0001"]})
     with pytest.raises(UserError, match="holds the state of something else: version is 1, not 2"):
         pipeline.stream()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import functions as F
 
 from jobs import rollback, upgrade
 from jobs.core.errors import INPUT_ERROR, RUN_FAILED, UserError
@@ -90,10 +89,10 @@ def test_a_stream_is_repartitioned_and_rolled_back(tmp_path: Path) -> None:
     assert_bit_equal(live(pipeline), expected)
 
     # Without touching anything, it refuses to continue.
-    generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(5)})
+    generations.update(pipeline.warehouse, {"generation": "walk-g0001"}, {"partitions": 5})
     with pytest.raises(UserError, match="has 2 state partitions and its row in `generations` says 5"):
         pipeline.stream()
-    generations.update(pipeline.warehouse, F.col("generation") == "walk-g0001", {"partitions": F.lit(2)})
+    generations.update(pipeline.warehouse, {"generation": "walk-g0001"}, {"partitions": 2})
     shutil.rmtree(tmp_path / "warehouse" / "measurements" / "walk")
     pipeline.land(days[0])
     with pytest.raises(
