@@ -246,8 +246,8 @@ def _commit(
         _commit_by_java(warehouse, model, known, begun, statuses)
         return
 
-    def changed() -> list[dict[str, Any]]:
-        now = {one.generation: one for one in all_of(warehouse, model)}
+    def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        now = {row["generation"]: _generation(row) for row in there if row["model"] == model}
         _check_unchanged(model, now.values(), known)
         rows = [{**_columns(now[name]), **_with_status(status)} for name, status in statuses.items()]
         return [*rows, *({**_columns(one), "created_at": NOW} for one in begun)]

@@ -70,8 +70,9 @@ class Warehouse:
 
     def exists(self, table: str) -> bool:
         """Tell if a table exists."""
-        if self.local:
-            return LocalTables(self.root).exists(table)
+        root = local_path(self.root)
+        if root is not None:
+            return LocalTables(str(root)).exists(table)
         if DeltaTable.isDeltaTable(self.spark, self.path(table)):
             return True
         if not self._versions(table):
@@ -187,9 +188,10 @@ class Warehouse:
 
     def table_id(self, table: str) -> str:
         """Return the id that Delta gave a table when it was made."""
-        if self.local:
+        root = local_path(self.root)
+        if root is not None:
             with suppress(DeltaError):
-                return LocalTables(self.root).table_id(table)
+                return LocalTables(str(root)).table_id(table)
         row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
         assert row is not None
         return str(row["id"])

@@ -50,7 +50,11 @@ class LocalTables:
         return [field.name for field in DeltaTable(self.path(table)).schema().fields]
 
     def rows(
-        self, table: str, where: Mapping[str, Any] | None = None, columns: Sequence[str] | None = None
+        self,
+        table: str,
+        where: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
     ) -> list[dict[str, Any]]:
         """Return rows of a small table, with times in UTC.
 
@@ -58,8 +62,9 @@ class LocalTables:
             table: its name.
             where: values that columns of the rows must have.
             columns: of the rows; None: all.
+            version: of the table; None: the newest.
         """
-        found = self.columns(table, columns)
+        found = self.columns(table, columns, version)
         for name, value in (where or {}).items():
             found = found.filter(pc.field(name) == value)
         # Arrow imports pandas for its times, which takes longer than all else here.
@@ -81,12 +86,12 @@ class LocalTables:
         counts = found.group_by(list(by)).aggregate([([], "count_all")])
         return [{**{name: one[name] for name in by}, "count": one["count_all"]} for one in counts.to_pylist()]
 
-    def columns(self, table: str, names: Sequence[str] | None = None) -> pa.Table:
+    def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
-        schema: Any = DeltaTable(self.path(table)).schema().to_arrow()
+        schema: Any = DeltaTable(self.path(table), version=version).schema().to_arrow()
         fields = {field.name: field.type for field in pa.schema(schema)}
         wanted = list(fields if names is None else names)
-        found = read_table(self.root, table, wanted or list(fields)[:1])
+        found = read_table(self.root, table, wanted or list(fields)[:1], version=version)
         rows = 0 if found is None else found.num_rows
         columns = [
             pa.nulls(rows, fields.get(name, pa.string()))

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from jobs.core import clock
 from jobs.warehouse.delta import Warehouse, commented
 from jobs.warehouse.file_commits import JAVA, NO_HOOKS, FileTable, create_table, wanted_writer
+from jobs.warehouse.local_tables import LocalTables
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -71,15 +72,17 @@ def update_rows(warehouse: Warehouse, table: str, rows: Rows, values: Mapping[st
 
 
 def put_rows(
-    files: FileTable, keys: Sequence[str], changed: Callable[[], Sequence[Mapping[str, Any]]]
+    files: FileTable,
+    keys: Sequence[str],
+    changed: Callable[[list[dict[str, Any]]], Sequence[Mapping[str, Any]]],
 ) -> None:
     """Add rows, and replace those that agree with one in the key columns, in one commit without Spark.
 
     Args:
         files: the table (`small_table`).
         keys: the columns that name a row.
-        changed: returns all columns of these rows; called anew where another commit came in between, so that the rows
-            are those of the table as it is.
+        changed: returns all columns of these rows, given the table's rows as they are; called anew where another
+            commit came in between.
 
     Raises:
         UserError: other commits came in between each time, or the table cannot be written; what `changed` raises.
@@ -87,9 +90,9 @@ def put_rows(
     same = " AND ".join(f"t.{name} = s.{name}" for name in keys)
 
     def merge(log: DeltaTable) -> object:
-        # The log is older than what `changed` reads: a commit between the two is a conflict.
+        there = LocalTables(str(files.folder.parent)).rows(files.folder.name, version=log.version())
         at = clock.now()  # one time, by which rows of one commit are known
-        rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed()]
+        rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed(there)]
         source = pa.Table.from_pylist(rows, pa.schema(log.schema().to_arrow()))
         merger = log.merge(
             source, same, source_alias="s", target_alias="t", post_commithook_properties=NO_HOOKS

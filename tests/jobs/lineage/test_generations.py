@@ -14,6 +14,7 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
 from jobs.warehouse import delta
 from jobs.warehouse.file_commits import JAVA, WRITER
+from jobs.warehouse.local_tables import LocalTables
 from tests.jobs.support.pipeline import random_rows, streaming
 
 pytestmark = pytest.mark.spark
@@ -94,19 +95,19 @@ def test_without_spark_a_switch_beside_another_models_commit_is_made_and_one_bes
     frames = random_rows(2)
     pipeline = streaming(tmp_path, frames[0], frames[1])
     warehouse = pipeline.warehouse
-    read = generations.all_of
+    read = LocalTables.rows
     meets: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
-    def overtaken(tables: Any, model: str | None = None) -> list[generations.Generation]:
-        found = read(tables, model)
+    def overtaken(tables: LocalTables, *arguments: Any, **options: Any) -> list[dict[str, Any]]:
+        found = read(tables, *arguments, **options)
         if meets:  # by a tool that takes no lock
             rows, values = meets.pop()
             table = Rust(warehouse.path("generations").removeprefix("file:"))
             table.update(new_values=values, predicate=" AND ".join(f"{n} = '{v}'" for n, v in rows.items()))
         return found
 
-    seen = read(warehouse, "walk")
-    monkeypatch.setattr(generations, "all_of", overtaken)
+    seen = generations.all_of(warehouse, "walk")
+    monkeypatch.setattr(LocalTables, "rows", overtaken)
     meets.append(({"model": "walk"}, {"epoch": 7}))
     generations.retire(warehouse, seen[0], seen)
     (retired,) = generations.all_of(warehouse, "walk")

@@ -41,7 +41,7 @@ def made(root: Path, *rows: dict[str, Any]) -> Warehouse:
     create_small_table(warehouse, "t", COLUMNS)
     files = small_table(warehouse, "t")
     assert files is not None
-    put_rows(files, ("model", "name"), lambda: rows)
+    put_rows(files, ("model", "name"), lambda there: rows)
     return warehouse
 
 
@@ -101,8 +101,8 @@ def test_rows_are_put_on_what_another_commit_has_written_in_between(tmp_path: Pa
     assert files is not None
     seen: list[int] = []
 
-    def changed() -> list[dict[str, Any]]:
-        found = by_name(str(tmp_path))
+    def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = {one["name"]: one for one in there}
         seen.append(found["a"]["number"])
         if len(seen) == 1:  # a tool that takes no lock
             DeltaTable(str(tmp_path / "t")).update({"number": "10"}, predicate="name = 'a'")
@@ -112,7 +112,7 @@ def test_rows_are_put_on_what_another_commit_has_written_in_between(tmp_path: Pa
     assert seen == [1, 10]
     assert {name: one["number"] for name, one in by_name(str(tmp_path)).items()} == {"a": 11, "b": 1, "c": 3}
 
-    def refused() -> list[dict[str, Any]]:
+    def refused(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
         raise UserError("another command was quicker")
 
     before = DeltaTable(str(tmp_path / "t")).version()
