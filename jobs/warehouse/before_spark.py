@@ -10,7 +10,7 @@ from jobs.warehouse.positions import check_version
 from jobs.warehouse.tables import measurements, need_columns, need_measurements
 from jobs.warehouse.without_spark import file_sizes
 
-SMALL_BYTES = 16 << 20
+QUICK_BYTES = 16 << 20
 """Measurements up to so many bytes, about a million rows, are read within seconds."""
 
 
@@ -34,4 +34,4 @@ def java_conf(root: str, model: str) -> dict[str, str]:
     if local_tables(root) is None:
         return {}
     sizes = file_sizes(root, measurements(model))
-    return quick_java_conf() if sizes is not None and sizes[1] <= SMALL_BYTES else {}
+    return quick_java_conf() if sizes is not None and sizes[1] <= QUICK_BYTES else {}

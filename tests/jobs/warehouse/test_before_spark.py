@@ -19,6 +19,6 @@ def test_few_measurements_need_no_optimising_compiler(tmp_path: Path, monkeypatc
     write_deltalake(str(tmp_path / "measurements" / "walk"), pa.table({"id": [1, 2]}))
     assert java_conf(root, "walk") == quick_java_conf()
     assert "TieredStopAtLevel=1" in java_conf(root, "walk")["spark.driver.extraJavaOptions"]
-    monkeypatch.setattr(before_spark, "SMALL_BYTES", 100)
+    monkeypatch.setattr(before_spark, "QUICK_BYTES", 100)
     assert java_conf(root, "walk") == {}
     assert java_conf("hdfs://name/folder", "walk") == {}
