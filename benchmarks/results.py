@@ -98,28 +98,32 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+def begun(load: float) -> dict[str, Any]:
+    """Return what each result tells of its run: the commit, when it began, and the load then."""
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"commit": commit(), "measured_at": at, "load_before": round(load, 2)}
+
+
 def write(
-    results: list[dict[str, Any]], load: float, quick: bool, folder: Path = RESULTS, keep: bool = False
+    results: list[dict[str, Any]],
+    run: Mapping[str, Any],
+    quick: bool,
+    folder: Path = RESULTS,
+    keep: bool = False,
 ) -> Path:
     """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path.
 
-    With `keep`, works that were not measured now keep the results in the file. Each result names its commit,
-    and the time and the load when its run began.
+    Each result tells its run (`begun`). With `keep`, works that were not measured now keep the results in the file.
     """
-    now = {
-        "commit": commit(),
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load_before": round(load, 2),
-    }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'quick' if quick else 'latest'}.json"
-    measured = [{**one, **now} for one in results]
+    measured = [{**one, **run} for one in results]
     if keep and path.is_file():
         names = {one["work"] for one in measured}
         kept = [one for one in json.loads(path.read_text())["results"] if one["work"] not in names]
         measured = kept + measured
     document = {
-        **now,
+        **run,
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "results": measured,

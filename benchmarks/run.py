@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="kalman-bench-"))
     settings = Settings.load(warehouse=str(folder / "warehouse"), master=f"local[{PARTITIONS}]", quiet=True)
     found: list[dict[str, Any]] = []
+    run, path = results.begun(load), given.output
     try:
         spark = session(settings)
         differences = equality.largest_difference(
@@ -197,16 +199,24 @@ def main() -> int:
             "the same estimates: "
             + ", ".join(f"{name} within {value:.1e}" for name, value in differences.items())
         )
-        for name in given.only or names_of(given.quick):
+        wanted, failed = given.only or names_of(given.quick), False
+        for name in wanted:
             began = time.monotonic()
-            found += measure(name, spark, settings, given)
+            try:
+                found += measure(name, spark, settings, given)
+            except Exception:  # the others count all the same
+                failed = True
+                traceback.print_exc()
+                continue
             print(_line(found, name, time.monotonic() - began), flush=True)
+            # After each work: an hour's figures outlive what ends the run.
+            path = results.write(found, run, given.quick, given.output, keep=given.only is not None)
         spark.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    path = results.write(found, load, given.quick, given.output, keep=given.only is not None)
-    print(f"\n{path.read_text()}\nwritten to {path} and {path.with_suffix('.json')}")
-    return 0
+    if found:
+        print(f"\n{path.read_text()}\nwritten to {path} and {path.with_suffix('.json')}")
+    return 1 if failed else 0
 
 
 def _line(found: list[dict[str, Any]], work: str, seconds: float) -> str:
