@@ -7,6 +7,7 @@ import json
 from benchmarks.results import RESULTS, results_of
 from benchmarks.run import names_of
 from benchmarks.targets import TARGETS, lines, value_of
+from benchmarks.workloads.work import ALL
 
 BY_TEXT = {target.text: target for target in TARGETS}
 TIMES = BY_TEXT["10,000 rows into 5 million keys, to 10,000 rows into 10 thousand keys, time"]
@@ -39,6 +40,10 @@ def test_every_target_is_of_a_work_that_is_measured() -> None:
     assert {target.work for target in TARGETS} | {TIMES.over} <= measured
     known = {one["work"] for one in json.loads((RESULTS / "latest.json").read_text())["results"]}
     assert known <= measured
+
+
+def test_the_spec_of_every_work_is_taken() -> None:
+    assert {work.spec.name for work in ALL} == {"trend", "wide", "imm", "unscented"}
 
 
 def test_the_quick_run_holds_the_lines_for_delta_and_for_many_keys() -> None:
