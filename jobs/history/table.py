@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.source import Interval
 from jobs.warehouse.delta import Warehouse, commented
-from jobs.warehouse.file_commits import JAVA, FileTable, create_table, wanted_writer
+from jobs.warehouse.file_commits import FileTable, create_table, takes_files
 from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import to_datetime
 
@@ -106,7 +106,7 @@ class HistoryTable(NamedTuple):
 
         It takes them if it is local, and no file of it can have a row of the part: so there is nothing to replace.
         """
-        if wanted_writer() == JAVA or not self.warehouse.local:
+        if not takes_files(self.warehouse):
             return None
         fields = commented(self.name, _columns(rows)).json()
         if not create_table(self.warehouse, self.name, fields, _SETTINGS):

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import TABLE, Make, StateRows
-from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
+from jobs.warehouse.file_commits import FileTable, takes_files
 from jobs.warehouse.part_files import PartFile, attempt_name, remove, remove_of, write_parts
 from jobs.warehouse.tables import SNAPSHOTS
 
@@ -71,7 +71,7 @@ def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | Da
     Raises:
         UserError: the commit failed.
     """
-    if wanted_writer() == JAVA or not warehouse.local:
+    if not takes_files(warehouse):
         return None
     values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
     if not all(_PLAIN.fullmatch(value) for value in values.values()):

@@ -35,7 +35,7 @@ from jobs.stores.s3_files import S3Files
 from jobs.stores.settings import in_s3
 from jobs.warehouse.dictionary import comments
 from jobs.warehouse.files import HadoopFiles, WarehouseFiles, hadoop_files, open_lock
-from jobs.warehouse.local_tables import LocalTables
+from jobs.warehouse.local_tables import local_tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -70,9 +70,9 @@ class Warehouse:
 
     def exists(self, table: str) -> bool:
         """Tell if a table exists."""
-        root = local_path(self.root)
-        if root is not None:
-            return LocalTables(str(root)).exists(table)
+        local = local_tables(self.root)
+        if local is not None:
+            return local.exists(table)
         if DeltaTable.isDeltaTable(self.spark, self.path(table)):
             return True
         if not self._versions(table):
@@ -154,9 +154,10 @@ class Warehouse:
 
         Of a local warehouse they are read without Spark, whose jobs take a hundred times as long.
         """
-        if self.local:
+        local = local_tables(self.root)
+        if local is not None:
             with suppress(UserError):  # what needs Spark, such as a table with deletion vectors
-                return LocalTables(self.root).rows(table, where)
+                return local.rows(table, where)
         frame = self.read(table)
         for name, value in (where or {}).items():
             frame = frame.filter(F.col(name) == value)
@@ -188,10 +189,10 @@ class Warehouse:
 
     def table_id(self, table: str) -> str:
         """Return the id that Delta gave a table when it was made."""
-        root = local_path(self.root)
-        if root is not None:
+        local = local_tables(self.root)
+        if local is not None:
             with suppress(DeltaError):
-                return LocalTables(str(root)).table_id(table)
+                return local.table_id(table)
         row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
         assert row is not None
         return str(row["id"])

@@ -68,6 +68,15 @@ def wanted_writer() -> str:
     return found
 
 
+def takes_files(warehouse: Warehouse) -> bool:
+    """Tell if tables of a warehouse are to be written without Java where that can be.
+
+    Raises:
+        UserError: the environment variable names no writer.
+    """
+    return wanted_writer() == FILES and warehouse.local
+
+
 class _Seen(NamedTuple):
     """A commit's file when it was read: a table that was put back from a backup has another."""
 
@@ -139,7 +148,7 @@ def append_rows(
     Raises:
         UserError: as `FileTable.commit` does.
     """
-    if wanted_writer() == JAVA or not warehouse.local:
+    if not takes_files(warehouse):
         return False
     files = FileTable(warehouse, table)
     if not files.takes(schema):

@@ -115,7 +115,8 @@ def local_tables(root: str) -> LocalTables | None:
 
     With them a command refuses before it starts Spark what it would refuse afterwards, by the same functions.
     """
-    return None if local_path(root) is None else LocalTables(root)
+    folder = local_path(root)
+    return None if folder is None else LocalTables(str(folder))
 
 
 def _as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 
 from jobs.core import clock
 from jobs.warehouse.delta import Warehouse, commented
-from jobs.warehouse.file_commits import JAVA, NO_HOOKS, FileTable, create_table, wanted_writer
+from jobs.warehouse.file_commits import NO_HOOKS, FileTable, create_table, takes_files
 from jobs.warehouse.local_tables import LocalTables
+from jobs.warehouse.positions import to_micros
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -34,7 +35,7 @@ Rows = Mapping[str, Any]
 
 def small_table(warehouse: Warehouse, table: str) -> FileTable | None:
     """Return a table whose rows can be changed without Spark, or None if Java has to change them."""
-    if wanted_writer() == JAVA or not warehouse.local:
+    if not takes_files(warehouse):
         return None
     files = FileTable(warehouse, table)
     return files if files.takes(pa.schema([])) else None
@@ -42,12 +43,11 @@ def small_table(warehouse: Warehouse, table: str) -> FileTable | None:
 
 def create_small_table(warehouse: Warehouse, table: str, columns: str) -> None:
     """Make a table (columns: DDL) unless it exists."""
-    if wanted_writer() == JAVA or not warehouse.local:
-        warehouse.create(table, columns)
-    elif not create_table(warehouse, table, commented(table, columns).json(), {}):
-        warehouse.create(
-            table, columns
-        )  # it is there, or what a killed process left of it is Java's to repair
+    if takes_files(warehouse) and create_table(warehouse, table, commented(table, columns).json(), {}):
+        return
+    warehouse.create(
+        table, columns
+    )  # keeps a table that is there, and repairs what a killed process left of one
 
 
 def update_rows(warehouse: Warehouse, table: str, rows: Rows, values: Mapping[str, Any]) -> None:
@@ -121,5 +121,5 @@ def _literal(value: str | int | datetime | None) -> str:
     if value is None:
         return "NULL"
     if isinstance(value, datetime):
-        return f"to_timestamp_micros({int(value.timestamp() * 1_000_000)})"
+        return f"to_timestamp_micros({to_micros(value)})"
     return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"

@@ -32,7 +32,7 @@ from jobs.streaming.operators.estimate_files import (
     unchanged,
 )
 from jobs.streaming.sinks.estimated import PacketEstimates
-from jobs.warehouse.file_commits import JAVA, FileTable, wanted_writer
+from jobs.warehouse.file_commits import FileTable, takes_files
 from jobs.warehouse.part_files import PartFile, partition_of, remove_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
@@ -74,7 +74,7 @@ class EstimateFiles:
         cls, warehouse: Warehouse, generation: Generation, fmt: EstimateFormat, corrects: bool
     ) -> EstimateFiles | None:
         """Return the files of a generation's estimates, or None if Java is to write them in any case."""
-        if wanted_writer() == JAVA or not warehouse.local or not has_columns(fmt.kind):
+        if not takes_files(warehouse) or not has_columns(fmt.kind):
             return None
         none = warehouse.spark.createDataFrame([], OUTPUT_PACKETS)
         rows = PacketEstimates(none, fmt, generation, corrects, 0).rows().withColumn(SOURCE_RANGE, F.lit(""))
