@@ -40,6 +40,13 @@ def run(
             help="With --adopt: also a snapshot before which rows would have no live estimate.",
         ),
     ] = False,
+    allow_missing_rows: Annotated[
+        bool,
+        Option(
+            "--allow-missing-rows",
+            help="Continue the states of a release before 0.3.0 even if they lack rows.",
+        ),
+    ] = False,
     generation: Annotated[
         str | None,
         Option(help="Drive this generation, such as a shadow, not the live one.", show_default=False),
@@ -97,7 +104,7 @@ def run(
             settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
         )
         with profiling(spark, profile):
-            return driver.drive(adopt, generation, allow_missing_estimates)
+            return driver.drive(adopt, generation, allow_missing_estimates, allow_missing_rows)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.errors import RUN_FAILED, UserError
 from jobs.downstream.queries import (
     CHECKPOINTS,
     MONITOR,
@@ -41,6 +40,7 @@ from jobs.encoding.routing import bucket_of
 from jobs.encoding.rows import RowFormat
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
+from jobs.streaming.state_reader import state_of
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.files import hadoop_files
@@ -100,7 +100,8 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
         )
     monitor = Monitor(rules=rules)
     plan = plan_of(spec, monitor)
-    rows = _state(warehouse, query, batch).mapInArrow(_unpacker(plan, rules), STATES)
+    packets = state_of(warehouse, query.name, query.checkpoint, "states", batch).select("value.packet")
+    rows = packets.mapInArrow(_unpacker(plan, rules), STATES)
     rows = rows.withColumn("export", F.lit(identity))
     warehouse.append(rows.coalesce(1), table, (f"export-{identity}", 0), {"mergeSchema": "true"})
     count = warehouse.read(table).filter(F.col("export") == identity).count()
@@ -210,20 +211,6 @@ def plan_of(spec: ModelSpec, monitor: Monitor) -> RulePlan:
 
 def _complete(checkpoint: Checkpoint, batch: int) -> bool:
     return checkpoint.has(batch) and checkpoint.ends_with(batch) is not None
-
-
-def _state(warehouse: Warehouse, query: Query, batch: int) -> DataFrame:
-    """Return the packets of a query's state at the end of a committed micro-batch."""
-    spark = warehouse.spark
-    _ = spark.streams.active  # starts the stream manager, without which the state reader fails
-    reader = spark.read.format("statestore").option("path", warehouse.path(query.checkpoint))
-    try:
-        return reader.option("stateVarName", "states").option("batchId", batch).load().select("value.packet")
-    except PySparkException as error:
-        raise UserError(
-            f"the state of {query.name} at micro-batch {batch} cannot be read: {first_line(error)}",
-            RUN_FAILED,
-        ) from error
 
 
 def _unpacker(

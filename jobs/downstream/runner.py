@@ -22,11 +22,12 @@ from jobs.downstream.views import Begin, view_of
 from jobs.lineage.generations import live as live_now
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.live import LineageSegment, live_lineage
-from jobs.spark.conf import interpreted_conf
+from jobs.spark.conf import STATE_FORMAT, interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.local_tables import local_tables
 from jobs.warehouse.reading import Tables
@@ -141,10 +142,22 @@ class LiveQueries:
     def start_query(
         self, rows: DataFrame, query: Query, sink: Callable[[DataFrame, int], None]
     ) -> StreamingQuery:
-        """Start a query that calls a sink with each micro-batch."""
+        """Start a query that calls a sink with each micro-batch.
+
+        A checkpoint with states of format 1 keeps it: all attempts of these queries write the same values.
+        """
         writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
-        return with_trigger(writer, self.seconds).start()
+        conf = self.warehouse.spark.conf
+        former = Checkpoint(self.warehouse, query.checkpoint).has_states_of_format_1()
+        before = conf.get(STATE_FORMAT) or "2"
+        conf.set(STATE_FORMAT, "1" if former else "2")
+        try:
+            return with_trigger(
+                writer, self.seconds
+            ).start()  # the query has a copy of the session's settings
+        finally:
+            conf.set(STATE_FORMAT, before)
 
     def _await(self, queries: list[StreamingQuery], live: str, known: int, progress: Progress) -> bool:
         """Wait for the queries' end; return False if they must restart because another generation is live.

@@ -11,6 +11,7 @@ from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
 from jobs.warehouse.reading import Tables
@@ -96,8 +97,13 @@ def refuse_without_start(
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
-    """Tell if a snapshot needs a new generation: not if the live one began from it and has an undamaged checkpoint."""
-    return live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None
+    """Tell if a snapshot needs a new generation: not if the live one began from it and can continue.
+
+    A damaged checkpoint cannot continue, nor one with states of format 1, which may lack rows.
+    """
+    if live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None:
+        return True
+    return Checkpoint(warehouse, live.checkpoint).has_states_of_format_1()
 
 
 def _adopted(

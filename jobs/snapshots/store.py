@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ def write(
     states: StateRows | DataFrame,
     held: Held | None = None,
     learned: DataFrame | None = None,
+    check: Callable[[Manifest], None] | None = None,
 ) -> Manifest:
     """Write a snapshot: its rows, replacing those of a killed attempt, then its manifest. Return the written manifest.
 
@@ -52,6 +54,7 @@ def write(
         states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or how tasks make them.
         held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
         learned: what was learned (`learned_rows.COLUMNS`), if anything was.
+        check: called with the manifest before it is committed; what it raises leaves rows without a manifest.
     """
     version, (count, checksum, total) = _write_states(warehouse, manifest, states)
     waiting = None
@@ -61,7 +64,10 @@ def write(
     if learned is not None:
         told = learned_rows.write(warehouse, manifest.snapshot_id, manifest.model, learned)
     found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
-    return _commit(warehouse, replace(manifest, **found, status=GOOD, waiting=waiting, learned=told))
+    written = replace(manifest, **found, status=GOOD, waiting=waiting, learned=told)
+    if check is not None:
+        check(written)
+    return _commit(warehouse, written)
 
 
 def _write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:

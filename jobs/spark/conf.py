@@ -28,6 +28,10 @@ ARROW_ROWS = 131_072
 
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
+STATE_FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+"""How Spark names the files of states. 1: by their version, so that attempts of a micro-batch overwrite each other; 2:
+by version and attempt, and the commit of the micro-batch names the attempt that counts (decision 0056)."""
+
 BLOCKS_AT_ONCE = 512
 """State blocks in one answer when all blocks of a bucket are read: some ten megabytes."""
 _STATE_CALLS = "spark.sql.execution.arrow.transformWithStateInPySpark"
@@ -69,6 +73,7 @@ def spark_conf() -> dict[str, str]:
         # Spark's checkpoints and Delta's commits in local folders, without a process for each step (jobs/spark/java).
         "spark.hadoop.fs.AbstractFileSystem.file.impl": "kalman.stores.LocalFiles",
         f"{rocksdb}.changelogCheckpointing.enabled": "true",
+        STATE_FORMAT: "2",
         # A snapshot of the store that cannot be loaded is rebuilt from the changelogs.
         "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled": "true",
         # Small tables get one file a commit from one writer; large ones still get one file a task.

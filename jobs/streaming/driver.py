@@ -26,6 +26,7 @@ from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.streaming.former_states import hand_over
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import recording
@@ -63,10 +64,17 @@ class Driver:
     def __post_init__(self) -> None:
         self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
 
-    def drive(self, adopt: str | None = None, name: str | None = None, allow_missing: bool = False) -> Report:
+    def drive(
+        self,
+        adopt: str | None = None,
+        name: str | None = None,
+        allow_missing: bool = False,
+        allow_missing_rows: bool = False,
+    ) -> Report:
         """Run the live generation, the one with this name, or a new one that adopts a snapshot.
 
-        allow_missing: adopt the snapshot even if rows would have no live estimate.
+        allow_missing: adopt the snapshot even if rows would have no live estimate. allow_missing_rows: continue states
+        of an earlier release even if they lack rows.
 
         Raises:
             UserError: another driver runs the generation or took it over, there is no snapshot to start from, the state
@@ -76,9 +84,11 @@ class Driver:
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
         owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        chosen, manifest, self.spec, is_new, notes = resolve(
-            self.warehouse, self.spec, adopt, name, allow_missing
-        )
+        start = resolve(self.warehouse, self.spec, adopt, name, allow_missing)
+        if Checkpoint(self.warehouse, start.generation.checkpoint).has_states_of_format_1():
+            with self._progress() as progress:
+                start = hand_over(self.warehouse, start, owner, self.stop, progress.note, allow_missing_rows)
+        chosen, manifest, self.spec, is_new, notes = start
         label(spark, doing, "acquire the lease")
         lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation

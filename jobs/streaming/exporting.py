@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.key_inputs.pins import version_of
 from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
+from jobs.lineage.exports import snapshot_id
 from jobs.lineage.generations import REMOVED
+from jobs.lineage.missing_rows import refuse_missing_rows
 from jobs.lineage.start_point import origin as origin_of
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
@@ -30,15 +32,17 @@ def export(
     folder: str | None,
     batch: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
+    allow_missing_rows: bool = False,
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
     The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
     is the last one that completes a version of the measurements. `folder` is that of the model's functions
-    (`ModelSpec.folder`).
+    (`ModelSpec.folder`). With `allow_missing_rows` a state of format 1 is not compared with its estimates.
 
     Raises:
-        UserError: the generation is removed or damaged, its measurements have changed, or there is no such micro-batch.
+        UserError: the generation is removed or damaged, its measurements have changed, there is no such micro-batch, or
+            the state lacks rows that were estimated.
     """
     if generation.status == REMOVED:  # its checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
@@ -51,9 +55,14 @@ def export(
             raise UserError(f"{generation.generation} has no micro-batch {batch}: it has committed none")
         return origin, False
     batch, version = _end(checkpoint, generation, batch)
+    check: Callable[[Manifest], None] | None = None
+    if checkpoint.has_states_of_format_1() and not allow_missing_rows:
+        check = partial(refuse_missing_rows, warehouse, generation)
     identity = snapshot_id(generation, batch, version)
     found = find_whole(warehouse, identity)
     if found is not None:
+        if check is not None:
+            check(found)
         return found, False
     on_progress(f"reading the state of micro-batch {batch}")
     made = replace(
@@ -74,13 +83,7 @@ def export(
     if origin.model_spec().timed:
         held = waiting_at(warehouse, generation, origin, batch)
     with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
-        return write(warehouse, replace(made, waiting=None), states, held), True
-
-
-def snapshot_id(generation: Generation, batch: int, version: int) -> str:
-    """Return the id of the snapshot of a generation's micro-batch."""
-    digest = hashlib.sha256(f"{generation.checkpoint}/{batch}".encode()).hexdigest()
-    return f"{generation.model}-v{generation.model_version}-{version}-{digest[:10]}"
+        return write(warehouse, replace(made, waiting=None), states, held, check=check), True
 
 
 def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> tuple[int, int]:
@@ -91,23 +94,33 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
         raise UserError(
             f"{generation.generation} has no micro-batch {batch}: its last committed one is {last}"
         )
-    version = checkpoint.ends_with(last if batch is None else batch)
-    if version is not None:
-        return last if batch is None else batch, version
     if batch is not None:
+        version = checkpoint.ends_with(batch)
+        if version is not None:
+            return batch, version
         raise UserError(
             f"micro-batch {batch} of {generation.generation} ends within a version of the measurements, so no "
             f"stream could start exactly after it: export another"
         )
-    # Several micro-batches may share a version of many files: take the last one that ends a version.
-    for earlier in range(last - 1, -1, -1):
-        if not checkpoint.has(earlier):
-            break
-        version = checkpoint.ends_with(earlier)
-        if version is not None:
-            return earlier, version
+    whole = last_whole_batch(checkpoint)
+    if whole is not None:
+        return whole
     raise UserError(
         f"no micro-batch of {generation.generation} whose state is kept completes a version of the measurements: "
         f"let the stream catch up, or raise stream.max_files_per_batch in the spec",
         RUN_FAILED,
     )
+
+
+def last_whole_batch(checkpoint: Checkpoint) -> tuple[int, int] | None:
+    """Return the last committed micro-batch that completes a version, and that version; None if none is kept.
+
+    Several micro-batches may share a version of many files.
+    """
+    for batch in reversed(checkpoint.commits()):
+        if not checkpoint.has(batch):
+            break
+        version = checkpoint.ends_with(batch)
+        if version is not None:
+            return batch, version
+    return None

@@ -79,16 +79,23 @@ def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, b
 
 
 def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:
-    """Return one state variable of a generation at the end of a committed micro-batch."""
+    return state_of(warehouse, generation.generation, generation.checkpoint, name, batch)
+
+
+def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch: int) -> DataFrame:
+    """Return one state variable of a query's checkpoint at the end of a committed micro-batch.
+
+    Raises:
+        UserError: the state cannot be read.
+    """
     spark = warehouse.spark
     _ = spark.streams.active  # starts the stream manager, without which the state reader fails
-    reader = spark.read.format("statestore").option("path", warehouse.path(generation.checkpoint))
+    reader = spark.read.format("statestore").option("path", warehouse.path(checkpoint))
     try:
         return reader.option("stateVarName", name).option("batchId", batch).load()
     except PySparkException as error:
         raise UserError(
-            f"the state of {generation.generation} at micro-batch {batch} cannot be read: {first_line(error)}",
-            RUN_FAILED,
+            f"the state of {query} at micro-batch {batch} cannot be read: {first_line(error)}", RUN_FAILED
         ) from error
 
 

@@ -29,6 +29,7 @@ from jobs.upgrades.context import (
     migration_preview,
     refuse_other_keys,
     refuse_other_source,
+    shadow_of,
 )
 
 CATCH_UPS = 1
@@ -55,10 +56,9 @@ def blue_green(context: UpgradeContext) -> Outcome:
 def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
     """Return the shadow of this upgrade, an earlier attempt's or a new one, and what its snapshot has given up."""
     warehouse, spec, live = context.warehouse, context.spec, context.live
-    for one in generations.all_of(warehouse, spec.name):
-        own = one.fingerprint == spec.fingerprint() and one.parent == live.generation
-        if one.status == SHADOW and own:
-            return one, []
+    found = shadow_of(context, spec.fingerprint())
+    if found is not None:
+        return found, []
     manifest, change = migrated(context)
     assert manifest is not None
     shadow = start_point.begin_exported(warehouse, spec, manifest, live, SHADOW)

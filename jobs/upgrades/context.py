@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,13 +10,14 @@ from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import Generation
+from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.migrating import migrate
 from jobs.migration.report import change_lines
 from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
@@ -60,6 +62,25 @@ class UpgradeContext(NamedTuple):
         """Hold the live generation's stream, which no driver may run meanwhile."""
         reason = f"an upgrade to version {self.spec.version} ({mode})"
         return exclusive_stream(self.warehouse, self.live, reason, self.drain, self.progress.note)
+
+
+def shadow_of(
+    context: UpgradeContext, fingerprint: str, fits: Callable[[Generation], bool] = lambda shadow: True
+) -> Generation | None:
+    """Return the live generation's shadow of a definition that an earlier attempt has left, or None.
+
+    A shadow with states of format 1, which this release cannot continue, is retired, so that another is made.
+    """
+    warehouse, live = context.warehouse, context.live
+    known = generations.all_of(warehouse, live.model)
+    for one in known:
+        if (one.status, one.parent, one.fingerprint) != (SHADOW, live.generation, fingerprint):
+            continue
+        if Checkpoint(warehouse, one.checkpoint).has_states_of_format_1():
+            generations.retire(warehouse, one, known)
+        elif fits(one):
+            return one
+    return None
 
 
 def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:

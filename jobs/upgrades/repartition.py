@@ -10,14 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage import compatibility, generations, start_point
+from jobs.lineage import compatibility, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
 from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.upgrades.blue_green import prove
-from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext
+from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, shadow_of
 from jobs.warehouse.delta import Warehouse
 
 
@@ -98,12 +98,12 @@ def _has_driver(generation: Generation) -> bool:
 
 def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
     """Return the shadow of this repartitioning: an earlier attempt's in the same layout, or a new one."""
-    warehouse, live = context.warehouse, context.live
-    for one in generations.all_of(warehouse, live.model):
-        own = one.status == SHADOW and one.parent == live.generation and one.fingerprint == live.fingerprint
-        if own and one.partitions == layout.partitions and not _needs_relayout(warehouse, layout.spec, one):
-            return one
-    return _relayout(context, layout, SHADOW)
+
+    def fits(shadow: Generation) -> bool:
+        wanted = shadow.partitions == layout.partitions
+        return wanted and not _needs_relayout(context.warehouse, layout.spec, shadow)
+
+    return shadow_of(context, context.live.fingerprint, fits) or _relayout(context, layout, SHADOW)
 
 
 def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generation:

@@ -7,11 +7,11 @@ from typing import Any
 
 from jobs.core.errors import UserError
 from jobs.lineage import generations
+from jobs.lineage.exports import export_behind
 from jobs.lineage.live import live_lineage
 from jobs.lineage.source_ranges import end_place
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
-from jobs.streaming.exporting import snapshot_id
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.places import is_whole, to_position
@@ -103,9 +103,7 @@ def _ended(
 ) -> Segment | str:
     """Return the segment of an earlier generation, which ends with a micro-batch."""
     name = generation.generation
-    exported = manifests.record(warehouse, successor.snapshot_id)
-    while exported is not None and exported.parent is not None and not is_export(warehouse, exported):
-        exported = manifests.record(warehouse, exported.parent)
+    exported = export_behind(warehouse, successor.snapshot_id)
     begins = generation.snapshot_id, generation.start_position
     if exported is not None and (exported.generation, exported.batch_id) == (name, batch):
         kept = exported.status != manifests.REMOVED
@@ -145,20 +143,6 @@ def _check_joint(
 def places_of(position: dict[str, Any]) -> dict[int, int]:
     """Return a position as a place for each partition of a topic; a version of the measurements is partition 0."""
     return offsets_of(position) if position["source"] == KAFKA else {0: int(position["version"])}
-
-
-def is_export(warehouse: Warehouse, manifest: manifests.Manifest) -> bool:
-    """Tell if a snapshot is the state of a generation itself, not a migration of it, by its id.
-
-    Both name the generation and its micro-batch, and earlier releases gave exports the parent of their generation's
-    snapshot.
-    """
-    if manifest.generation is None or manifest.batch_id is None:
-        return False
-    for one in generations.all_of(warehouse, manifest.model):
-        if one.generation == manifest.generation:
-            return manifest.snapshot_id == snapshot_id(one, manifest.batch_id, manifest.version)
-    return False
 
 
 def is_topic(segment: Segment) -> bool:

@@ -14,6 +14,7 @@ from jobs.encoding.keys import text_of
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.exports import is_export
 from jobs.migration import migrating
 from jobs.migration.apply import apply_migration
 from jobs.migration.inverse import path_back
@@ -26,7 +27,6 @@ from jobs.snapshots.state_rows import StateRows, extras_widths
 from jobs.snapshots.store import verify
 from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
-from jobs.verification.chain import is_export
 from jobs.verification.findings import COUNTS, Findings, added
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters

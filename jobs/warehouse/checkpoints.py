@@ -97,6 +97,13 @@ class Checkpoint:
         batch = self.last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
+    def has_states_of_format_1(self) -> bool:
+        """Tell if the last commit names no attempt whose states count, as in releases before 0.3.0 (`STATE_FORMAT`)."""
+        batch = self.last_commit()
+        if batch is None:
+            return False
+        return not json.loads(self._read(f"commits/{batch}").split("\n", 1)[1]).get("stateUniqueIds")
+
     def keeps_text(self) -> bool:
         """Tell if the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
         if not self._files.exists(_SCHEMAS):

@@ -177,6 +177,18 @@ def assert_as_the_filter_alone(
     )
 
 
+def reflected(pipeline: Pipeline, snapshot: str) -> dict[str, int]:
+    """Return how many rows the state of each key reflects in a snapshot."""
+    rows = state_rows.read_rows(pipeline.warehouse, snapshot, pipeline.name).select("key", "state_index")
+    return {str(row["key"]): row["state_index"] for row in rows.collect()}
+
+
+def landed(pipeline: Pipeline) -> dict[str, int]:
+    """Return how many rows of each key have landed, for a model with one key column."""
+    rows = pipeline.warehouse.read(measurements(pipeline.name)).toPandas()
+    return {str(key): int(count) for key, count in rows.groupby(pipeline.spec.key[0]).size().items()}
+
+
 def since(estimates: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the estimates from the first of these rows on."""
     later = estimates["event_time"] >= rows["at"].min().tz_localize(None)

@@ -1,0 +1,113 @@
+"""Find states that lack rows which their generation has estimated.
+
+Releases before 0.3.0 kept states in files with one name for all attempts of a micro-batch (format 1). Where a driver
+was killed or frozen between its states and its commit, files of two attempts could be read as one state. Keys then have
+the state of an earlier micro-batch, so that their states reflect fewer rows than were estimated: never more. A state
+counts its rows, and each accepted row has one estimate, so the comparison of two counts finds each such key.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import plural
+from jobs.lineage import generations
+from jobs.lineage.exports import export_behind
+from jobs.lineage.generations import Generation
+from jobs.snapshots import manifests
+from jobs.snapshots.manifests import GOOD, Manifest
+from jobs.snapshots.state_rows import read_rows
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.tables import estimates
+
+ALLOW = "--allow-missing-rows"
+
+
+class MissingRows(NamedTuple):
+    """How many rows the state of a generation lacks at the end of a micro-batch, and of how many keys."""
+
+    generation: Generation
+    batch: int
+    rows: int
+    keys: int
+
+
+def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> None:
+    """Refuse the state of a generation, written as snapshot `end`, that lacks rows, or whose ancestors' states do.
+
+    Raises:
+        UserError: rows are missing; the message has the command that computes the state anew.
+    """
+    found = missing_rows(warehouse, generation, end)
+    if found is None:
+        return
+    raise UserError(
+        f"the state of {found.generation.generation} at micro-batch {found.batch} lacks {plural(found.rows, 'row')} of "
+        f"{plural(found.keys, 'key')} that it has estimated: a release before 0.3.0 combined the states of two "
+        f"attempts of a micro-batch (CHANGELOG.md). {_remedy(generation, found.generation)}",
+        RUN_FAILED,
+    )
+
+
+def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> MissingRows | None:
+    """Return the rows that a generation's state lacks, or else its parent's where it took this over, and so on.
+
+    end: the snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are
+    not compared: their attempts always wrote the same files.
+    """
+    known = {one.generation: one for one in generations.all_of(warehouse, generation.model)}
+    at: Generation | None = generation
+    manifest: Manifest | None = end
+    while at is not None and manifest is not None and manifest.batch_id is not None:
+        if manifest.generation != at.generation or manifest.model_spec().timed:
+            return None
+        found = _missing(warehouse, at, manifest.batch_id, manifest)
+        if found is not None:
+            return found
+        manifest = export_behind(warehouse, at.snapshot_id)
+        at = known.get(at.parent or "")
+    return None
+
+
+def _missing(warehouse: Warehouse, generation: Generation, batch: int, end: Manifest) -> MissingRows | None:
+    """Compare the rows in a state, less those of the snapshot that it began from, with the generation's estimates."""
+    origin, table = manifests.record(warehouse, generation.snapshot_id), estimates(generation.model)
+    if origin is None or {origin.status, end.status} != {GOOD} or not warehouse.exists(table):
+        return None
+    mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
+    estimated = warehouse.read(table).filter(mine)
+    # Newly pretrained keys bring rows that this generation has not estimated: there each key is compared.
+    if (
+        Checkpoint(warehouse, generation.checkpoint).sources() == 1
+        and end.rows - origin.rows >= estimated.count()
+    ):
+        return None
+    began, ended = (
+        read_rows(warehouse, one.snapshot_id, one.model, one.snapshots_version).select(
+            F.col("key").cast("string"), F.col("state_index").alias(name)
+        )
+        for one, name in ((origin, "began"), (end, "ended"))
+    )
+    counted = estimated.groupBy(F.col("key").cast("string")).agg(F.count("*").alias("estimated"))
+    joined = counted.join(ended, on="key", how="left").join(began, on="key", how="left")
+    reflected = F.coalesce("ended", F.lit(0)) - F.coalesce("began", F.lit(0))
+    lacking = joined.select((F.col("estimated") - reflected).alias("rows")).filter("rows > 0")
+    found = lacking.agg(F.sum("rows").alias("rows"), F.count("*").alias("keys")).first()
+    assert found is not None
+    return MissingRows(generation, batch, found["rows"], found["keys"]) if found["keys"] else None
+
+
+def _remedy(live: Generation, hurt: Generation) -> str:
+    """Return the command that computes a state anew from a snapshot and the rows after it."""
+    if live.fingerprint == hurt.fingerprint:
+        how = f"`kalman-pipeline stream --model {live.model} --adopt {hurt.snapshot_id}` computes"
+    else:
+        how = (
+            f"`kalman-pipeline pretrain --model {live.model}`, then `stream --adopt` with the snapshot that it makes, "
+            f"compute"
+        )
+    return f"{how} the state anew from its rows. Where these are gone, `stream {ALLOW}` goes on with the state as it is"

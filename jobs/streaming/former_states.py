@@ -1,0 +1,85 @@
+"""Hand a stream whose states are of format 1 over to a generation of format 2, before anything else is written.
+
+In format 1, which releases before 0.3.0 used, attempts of a micro-batch write files of the same names, and a frozen
+driver may overwrite them at any time. So this release only reads such states, at the last committed micro-batch, and
+compares them with the estimates (`jobs.lineage.missing_rows`).
+
+Killed at any moment, the next start does the same: the export is found by its id, and one commit retires the former
+generation and makes the new one live. A driver of the former one that wakes up finds that it was overtaken, and what it
+writes after the exported micro-batch is not live.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from jobs.core.errors import UserError, first_line
+from jobs.lineage import generations, leases
+from jobs.lineage.generations import LIVE
+from jobs.lineage.start_point import StartPoint
+from jobs.snapshots.manifests import Manifest
+from jobs.streaming.exporting import export, last_whole_batch
+from jobs.supervision.driver_identity import DriverIdentity
+from jobs.supervision.driver_log import FAILED, STOPPED
+from jobs.warehouse.checkpoints import Checkpoint
+from jobs.warehouse.delta import Warehouse
+
+
+def hand_over(
+    warehouse: Warehouse,
+    start: StartPoint,
+    owner: DriverIdentity,
+    stop: threading.Event,
+    note: Callable[[str], None],
+    allow_missing_rows: bool,
+) -> StartPoint:
+    """Return the start of a new generation that continues the states of format 1 of the live one.
+
+    Args:
+        warehouse: of the generations.
+        start: with the live generation.
+        owner: this driver, which takes the lease of the former generation meanwhile.
+        stop: set if another driver takes it over.
+        note: shows progress.
+        allow_missing_rows: also hand over states that lack rows.
+
+    Raises:
+        UserError: the generation is a shadow, a driver holds it, or its states lack rows.
+    """
+    former = start.generation
+    if former.status != LIVE:
+        raise UserError(
+            f"the states of the shadow {former.generation} are of an earlier release's format, which this one only "
+            f"reads: `kalman-pipeline upgrade --model {former.model}` makes the shadow anew"
+        )
+    lease, error = leases.acquire(warehouse, former, owner), None
+    try:
+        with leases.heartbeat(warehouse, lease, stop):
+            note(f"{former.generation} hands its states over to a new generation")
+            manifest, batch = _states_of(warehouse, start, note, allow_missing_rows)
+            lease.check()
+            place = former.partitions, former.blocks, lease.generation
+            made = generations.begin(warehouse, manifest, *place, parent=(former.generation, batch))
+    except BaseException as problem:
+        error = first_line(problem, 500)
+        raise
+    finally:
+        leases.release(warehouse, lease, STOPPED if error is None else FAILED, error)
+    said = (
+        f"{former.generation} kept its states in the format of an earlier release; {made.generation} continues them "
+        f"from snapshot {manifest.snapshot_id}"
+    )
+    return StartPoint(made, manifest, start.spec, True, (*start.notes, said))
+
+
+def _states_of(
+    warehouse: Warehouse, start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
+) -> tuple[Manifest, int]:
+    """Return the export of a generation, and its micro-batch; if none completes a version, the generation's start."""
+    if last_whole_batch(Checkpoint(warehouse, start.generation.checkpoint)) is None:
+        return start.manifest, -1
+    folder = start.spec.folder
+    manifest, _ = export(warehouse, start.generation, folder, None, note, allow_missing_rows)
+    assert manifest.batch_id is not None
+    return manifest, manifest.batch_id

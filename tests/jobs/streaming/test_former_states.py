@@ -1,0 +1,156 @@
+"""Streams of a release that kept states in format 1: they are compared, and handed over before anything is written.
+
+The warehouse was made by that release (`tests/fixtures/make_format1.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+
+from jobs import export, upgrade, verify
+from jobs.core.errors import UserError
+from jobs.lineage import generations
+from jobs.lineage.live import live_estimates
+from jobs.lineage.start_point import origin
+from jobs.snapshots import store
+from jobs.spark.conf import STATE_FORMAT
+from jobs.streaming.state_reader import states_at
+from jobs.warehouse.checkpoints import Checkpoint
+from tests.fixtures.make_format1 import TARGET
+from tests.jobs.support.pipeline import Pipeline, landed, reflected
+from tests.jobs.support.released import unpacked
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """The folder of the former release's warehouse and specs."""
+    with unpacked(TARGET) as place:
+        yield place
+
+
+def pipeline_of(folder: Path, model: str, **changes: Any) -> Pipeline:
+    """Return the pipeline of a model in the former release's warehouse."""
+    pipeline = Pipeline(
+        folder, {**yaml.safe_load((folder / "models" / f"{model}.yaml").read_text()), **changes}
+    )
+    pipeline.files = 300
+    return pipeline
+
+
+def live_of(pipeline: Pipeline) -> generations.Generation:
+    live = generations.live(pipeline.warehouse, pipeline.name)
+    assert live is not None
+    return live
+
+
+def verdict(pipeline: Pipeline) -> str:
+    """Return the outcome of a verification of all keys."""
+    return verify.run(pipeline.settings, pipeline.name, share="1").data["outcome"]
+
+
+def test_a_sound_stream_is_handed_over_and_goes_on(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "sound")
+    former = live_of(pipeline)
+    assert Checkpoint(pipeline.warehouse, former.checkpoint).has_states_of_format_1()
+    report = pipeline.stream()
+    live = live_of(pipeline)
+    assert (live.parent, live.parent_batch, live.model_version) == (former.generation, 2, 1)
+    assert (live.partitions, live.blocks) == (former.partitions, former.blocks)
+    assert report.data["began"] and any("earlier release" in note for note in report.data["notes"])
+    assert not Checkpoint(pipeline.warehouse, live.checkpoint).has_states_of_format_1()
+    rows = live_estimates(pipeline.warehouse, "sound").count()
+    assert rows == sum(landed(pipeline).values()) - 60  # 60 rows were history
+    assert verdict(pipeline) == "equal"
+    assert pipeline.stream().data["generation"] == live.generation
+
+
+def test_a_stream_with_pinned_inputs_is_handed_over_and_goes_on(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "gauge")
+    assert pipeline.stream().data["rows"] == 80
+    assert live_of(pipeline).parent == "gauge-g0001"
+    assert live_estimates(pipeline.warehouse, "gauge").count() == 240
+
+
+def test_a_hurt_stream_is_found_and_computed_anew(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "hurt")
+    hurt = live_of(pipeline)
+    for verb in (pipeline.stream, lambda: export.run(pipeline.settings, "hurt")):
+        with pytest.raises(UserError, match="lacks [0-9]+ rows of [0-9]+ keys") as refused:
+            verb()
+        assert f"stream --model hurt --adopt {hurt.snapshot_id}` computes the state anew" in str(
+            refused.value
+        )
+    assert live_of(pipeline).generation == hurt.generation
+    report = pipeline.stream(adopt=hurt.snapshot_id)
+    assert report.data["began"]
+    exported = export.run(pipeline.settings, "hurt").data["snapshot"]
+    assert reflected(pipeline, exported) == landed(pipeline)
+    assert live_estimates(pipeline.warehouse, "hurt").count() == sum(landed(pipeline).values()) - 4000
+    assert verdict(pipeline) == "equal"
+
+
+def test_a_hurt_stream_goes_on_as_it_is_where_that_is_wanted(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "hurt")
+    report = pipeline.stream(allow_missing_rows=True)
+    assert report.data["began"]
+    lacking = sum(landed(pipeline).values()) - sum(reflected(pipeline, report.data["snapshot"]).values())
+    assert lacking > 0
+
+
+def test_a_shadow_of_format_1_is_made_anew(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "sound")
+    with pytest.raises(UserError, match="makes the shadow anew"):
+        pipeline.stream(generation="sound-g0002")
+    data = upgrade.run(pipeline.settings, "sound", promote=False).data
+    assert data["generation"] == "sound-g0003"
+    statuses = {one.generation: one.status for one in generations.all_of(pipeline.warehouse, "sound")}
+    assert statuses == {"sound-g0001": "live", "sound-g0002": "retired", "sound-g0003": "shadow"}
+
+
+@pytest.mark.parametrize("moment", ["before the manifest", "before the generation", "after the generation"])
+def test_a_hand_over_that_is_killed_is_done_by_the_next_start(folder: Path, moment: str) -> None:
+    pipeline = pipeline_of(folder, "gauge")
+    place, name = {
+        "before the manifest": (store, "_commit"),
+        "before the generation": (generations, "begin"),
+        "after the generation": (generations, "begin"),
+    }[moment]
+    real = getattr(place, name)
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        if moment.startswith("after"):
+            real(*arguments, **options)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(place, name, killed), pytest.raises(KeyboardInterrupt):
+        pipeline.stream()
+    pipeline.stream()
+    live = live_of(pipeline)
+    assert (live.generation, live.parent, live.parent_batch) == ("gauge-g0002", "gauge-g0001", 1)
+    assert live_estimates(pipeline.warehouse, "gauge").count() == 240
+
+
+def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> None:
+    pipeline = pipeline_of(folder, "sound")
+    former, spark = live_of(pipeline), pipeline.warehouse.spark
+    begun = origin(pipeline.warehouse, former)
+
+    def states() -> list[tuple[Any, ...]]:
+        rows = states_at(pipeline.warehouse, former, begun, 2, None).frame
+        return sorted(map(tuple, rows.drop("extras").collect()))
+
+    assert spark.conf.get(STATE_FORMAT) == "2"
+    found = states()
+    spark.conf.set(STATE_FORMAT, "1")
+    try:
+        assert states() == found and len(found) == 13
+    finally:
+        spark.conf.set(STATE_FORMAT, "2")
