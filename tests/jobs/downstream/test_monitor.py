@@ -6,6 +6,7 @@ import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from jobs.encoding.routing import route_of
 from jobs.encoding.rows import RowFormat
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.warehouse.checkpoints import Checkpoint
 from tests.jobs.specs.test_spec import NILE, refused
 from tests.jobs.support.feeds import Feed
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
@@ -88,7 +90,10 @@ def forget_the_last_commit(pipeline: Pipeline) -> int:
 
 
 @pytest.mark.spark
-def test_the_racks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "former", [False, pytest.param(True, marks=pytest.mark.slow, id="checkpoints of a former release")]
+)
+def test_the_racks(tmp_path: Path, former: bool) -> None:
     pipeline = Pipeline(tmp_path, RACKS)
     pipeline.land(readings({"rack0": [("07:00:00", 90.0)]}))
     with pytest.raises(UserError, match="model rack has no live estimates: start its stream"):
@@ -96,8 +101,12 @@ def test_the_racks(tmp_path: Path) -> None:
     pipeline.pretrain()
     pipeline.land(readings(READINGS))
     pipeline.stream()
-    done = monitor.run(pipeline.settings, "rack").data
+    with mock.patch.object(Checkpoint, "has_states_of_format_1", lambda checkpoint: former):
+        done = monitor.run(pipeline.settings, "rack").data
     assert (done["window_rows"], done["late"]) == (24, 0)
+    folders = [path.name for path in Path(pipeline.settings.warehouse, "checkpoints").glob("monitor-*")]
+    begun = [Checkpoint(pipeline.warehouse, f"checkpoints/{one}") for one in folders]
+    assert [one.has_states_of_format_1() for one in begun] == [former, former]
     table = pipeline.warehouse.read("windows/rack").toPandas()
     of_ten = table["size"] == "10min"
     sliding = table.loc[of_ten].sort_values(["rack", "window_start"])

@@ -19,11 +19,21 @@ from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
 from jobs.lineage.start_point import origin
 from jobs.snapshots import store
-from jobs.spark.conf import STATE_FORMAT
+from jobs.spark import session
+from jobs.spark.conf import STATE_FORMAT, spark_conf
 from jobs.streaming.state_reader import states_at
 from jobs.warehouse.checkpoints import Checkpoint
 from tests.fixtures.make_format1 import TARGET
-from tests.jobs.support.pipeline import Pipeline, landed, reflected
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    landed,
+    random_rows,
+    random_walk_spec,
+    reflected,
+    since,
+)
+from tests.jobs.support.processes import files
 from tests.jobs.support.released import unpacked
 
 pytestmark = pytest.mark.spark
@@ -140,11 +150,11 @@ def test_a_hand_over_that_is_killed_is_done_by_the_next_start(folder: Path, mome
 
 def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> None:
     pipeline = pipeline_of(folder, "sound")
-    former, spark = live_of(pipeline), pipeline.warehouse.spark
-    begun = origin(pipeline.warehouse, former)
+    former, warehouse = live_of(pipeline), pipeline.warehouse
+    begun, spark = origin(warehouse, former), warehouse.spark
 
     def states() -> list[tuple[Any, ...]]:
-        rows = states_at(pipeline.warehouse, former, begun, 2, None).frame
+        rows = states_at(warehouse, former, begun, 2, None).frame
         return sorted(map(tuple, rows.drop("extras").collect()))
 
     assert spark.conf.get(STATE_FORMAT) == "2"
@@ -154,3 +164,22 @@ def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> N
         assert states() == found and len(found) == 13
     finally:
         spark.conf.set(STATE_FORMAT, "2")
+
+
+def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec())
+    frames = random_rows(4)
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(frames[1])
+    with mock.patch.object(session, "spark_conf", lambda: {**spark_conf(), STATE_FORMAT: "1"}):
+        pipeline.stream()
+    checkpoint = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001")
+    assert "1.changelog" in files(checkpoint / "state" / "0" / "0")
+    for name in ("0", ".0.crc"):  # as if the driver had been killed before
+        (checkpoint / "commits" / name).unlink()
+    pipeline.land(*frames[2:])
+    pipeline.stream()
+    assert live_of(pipeline).generation == "walk-g0001"
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
+    assert verdict(pipeline) == "equal"
