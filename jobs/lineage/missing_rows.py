@@ -3,7 +3,7 @@
 Releases before 0.3.0 kept states in files with one name for all attempts of a micro-batch (format 1). Where a driver
 was killed or frozen between its states and its commit, files of two attempts could be read as one state. Keys then have
 the state of an earlier micro-batch, so that their states reflect fewer rows than were estimated: never more. A state
-counts its rows, and each accepted row has one estimate, so the comparison of two counts finds each such key.
+counts its rows, and each row that it took has one estimate without a flag, so two counts find each such key.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def _missing(warehouse: Warehouse, generation: Generation, batch: int, end: Mani
     if origin is None or {origin.status, end.status} != {GOOD} or not warehouse.exists(table):
         return None
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
-    estimated = warehouse.read(table).filter(mine)
+    estimated = warehouse.read(table).filter(
+        mine & F.col("flags").isNull()
+    )  # a flagged row leaves its key's state
     # Newly pretrained keys bring rows that this generation has not estimated: there each key is compared.
     if (
         Checkpoint(warehouse, generation.checkpoint).sources() == 1

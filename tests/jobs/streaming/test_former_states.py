@@ -6,6 +6,7 @@ The warehouse was made by that release (`tests/fixtures/make_format1.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,8 +18,9 @@ from jobs import export, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
+from jobs.lineage.missing_rows import missing_rows
 from jobs.lineage.start_point import origin
-from jobs.snapshots import store
+from jobs.snapshots import manifests, store
 from jobs.spark import session
 from jobs.spark.conf import STATE_FORMAT, spark_conf
 from jobs.streaming.state_reader import states_at
@@ -35,6 +37,7 @@ from tests.jobs.support.pipeline import (
 )
 from tests.jobs.support.processes import files
 from tests.jobs.support.released import unpacked
+from tests.jobs.test_kinds import KINDS
 
 pytestmark = pytest.mark.spark
 
@@ -183,3 +186,20 @@ def test_files_of_format_1_before_the_first_commit_are_not_read(tmp_path: Path) 
     assert live_of(pipeline).generation == "walk-g0001"
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
     assert verdict(pipeline) == "equal"
+
+
+def test_rows_that_the_filter_left_out_are_not_missing(tmp_path: Path) -> None:
+    gated = random_walk_spec(**KINDS["gated"])
+    frames = random_rows(3)
+    frames[1].loc[[5, 50], ["a", "b"]] = 1e4
+    pipeline = Pipeline(tmp_path, gated)
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(*frames[1:])
+    pipeline.stream()
+    manifest = manifests.find(pipeline.warehouse, export.run(pipeline.settings, "walk").data["snapshot"])
+    assert manifest is not None
+    assert pipeline.estimates()["flags"].notna().sum() >= 2
+    assert missing_rows(pipeline.warehouse, live_of(pipeline), manifest) is None
+    lacking = missing_rows(pipeline.warehouse, live_of(pipeline), replace(manifest, rows=manifest.rows - 1))
+    assert lacking is None  # the totals differ, the keys do not
