@@ -16,10 +16,10 @@ PYTHON := python3
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-kafka cluster test test-all test-slow soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
+.PHONY: help setup demo demo-kafka cluster test test-all test-slow test-slow-share soak mutants bench bench-quick bench-filters docs lint format airflow lock sbom audit clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Check Python and Java, build .venv, fetch Spark's jars (once)
 
@@ -58,8 +58,13 @@ test: setup ## Run the tests without Spark, and the core of those with it: a qua
 test-all: setup ## Run all tests but slow and soak: what a change has to pass, an hour on two cores
 	$(PYTEST) $(PYTEST_ARGS)
 
+# Both write tests/slow_runs.tsv.
+SLOW_TESTS := $(BIN)/python scripts/slow_tests.py --workers $(TEST_WORKERS)
 test-slow: setup ## Run the tests that take longer, too many for every change
-	$(PYTEST) -m "slow and not soak" $(PYTEST_ARGS)
+	$(SLOW_TESTS) all $(PYTEST_ARGS)
+
+test-slow-share: setup ## Run the slow tests of what changed, and those whose turn it is: ten minutes
+	$(SLOW_TESTS) share $(PYTEST_ARGS)
 
 # In a process of its own: it ends Spark's between its worlds, which the other tests share.
 KILLS := tests/jobs/test_hundred_kills.py

@@ -28,7 +28,17 @@ def files_of(table: Path) -> list[Path]:
 
 
 def rows_of(table: Path) -> list[dict[str, Any]]:
-    """Return the newest rows of a table."""
+    """Return the newest rows of a table; its times are in UTC."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    return [row for file in files_of(table) for row in pq.read_table(file).to_pylist()]
+    rows = []
+    for file in files_of(table):
+        part = pq.read_table(file, coerce_int96_timestamp_unit="us")
+        for place, field in enumerate(part.schema):
+            # Delta in Java writes times as INT96, which has no zone; delta-rs gives them one.
+            if pa.types.is_timestamp(field.type) and field.type.tz is None:
+                times = part.column(place).cast(pa.timestamp("us", "UTC"))
+                part = part.set_column(place, field.name, times)
+        rows += part.to_pylist()
+    return rows

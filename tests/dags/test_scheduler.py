@@ -109,6 +109,7 @@ def test_a_pool_that_is_missing_is_named(airflow: Airflow) -> None:
 
 
 def test_stopping_ends_everything_also_a_running_task(airflow: Airflow) -> None:
+    airflow.switch("kalman_pretrain__tiny")
     body = {"logical_date": (FIRST_DAY + timedelta(days=9)).isoformat()}
     run = airflow.call(f"{PRETRAIN}/dagRuns", body)["dag_run_id"]
     task = f"{PRETRAIN}/dagRuns/{run}/taskInstances/pretrain"

@@ -30,6 +30,7 @@ from jobs.warehouse.part_files import PartFile, write_parts
 from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
+from tests.support.stand_ins import stand_in
 
 pytestmark = pytest.mark.spark
 
@@ -208,18 +209,16 @@ def test_a_driver_that_froze_between_the_log_and_the_commit_of_files_adds_no_row
     monkeypatch.setattr(Warehouse, "lock", lambda *_: nullcontext())
     old = acquired(warehouse, "a")
     put(Fence(warehouse, old, None), 0, 1)
-    write, taken = FileTable._write, list[Lease]()
+    taken = list[Lease]()
 
-    def freezing(table: FileTable, *arguments: Any) -> None:
-        if moment == "after the commit":
-            write(table, *arguments)
+    def freezing(call: Callable[[], int], **_: object) -> int:
+        version = call() if moment == "after the commit" else None
         if not taken:
             taken.append(acquired(warehouse, "b"))
             put(Fence(warehouse, taken[0], 1), 1, 2)
-        if moment == "before the commit":
-            write(table, *arguments)
+        return call() if version is None else version
 
-    monkeypatch.setattr(FileTable, "_write", freezing)
+    monkeypatch.setattr(FileTable, "_write", stand_in(FileTable._write, freezing))
     with pytest.raises(UserError, match="another has taken it over"):
         put(Fence(warehouse, old, None), 1, 2)
     assert values(warehouse) == [1, 2]

@@ -245,23 +245,26 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
     from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.file_commits import FileTable
 
-    append, write, flag = Warehouse.append, FileTable._write, Path(os.environ["FREEZE"])
+    from tests.support.stand_ins import stand_in
+
+    flag = Path(os.environ["FREEZE"])
 
     def freeze(number):
         if number % 2**32 == 1 and not flag.exists():
             flag.touch()
             os.killpg(0, signal.SIGSTOP)
 
-    def freezing(self, frame, table, transaction=None, options=None):
+    def append(call, table, transaction, **_):
         if transaction is not None and table == "estimates/walk":
             freeze(transaction[1])
-        append(self, frame, table, transaction, options)
+        return call()
 
-    def freezing_files(self, log, parts, transaction):
+    def write(call, transaction, **_):
         freeze(transaction.version)
-        write(self, log, parts, transaction)
+        return call()
 
-    Warehouse.append, FileTable._write = freezing, freezing_files
+    Warehouse.append = stand_in(Warehouse.append, append)
+    FileTable._write = stand_in(FileTable._write, write)
     # As if the drivers ran on different machines: a stopped process does not let go of its locks.
     leases.stream_lock = lambda *_, **__: nullcontext()
     Warehouse.lock = lambda *_: nullcontext()

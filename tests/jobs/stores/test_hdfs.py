@@ -9,19 +9,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED
-from jobs.spark.jars import MANIFEST, jar_folder
 from tests.jobs.stores.test_s3_warehouse import found_in
 from tests.support.gateways import errors_of_any_process
 from tests.support.hdfs import HdfsCluster
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (jar_folder() / "yarn" / MANIFEST).is_file(),
-        reason="Hadoop's cluster for tests is not there: python -m jobs.spark.jars yarn",
-    ),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_what_delta_s_commits_rely_on_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

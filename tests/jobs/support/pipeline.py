@@ -168,10 +168,12 @@ def assert_as_the_filter_alone(
     pd.concat(frames).to_parquet(rows, index=False)
     offline.run(pipeline.settings, pipeline.name, str(rows), str(out))
     expected: Any = pd.read_parquet(out).rename(columns={"id": "key", "at": "event_time"})
-    expected["event_time"] = expected["event_time"].dt.tz_localize(None)
+    found: Any = pd.DataFrame(estimates)
+    for some in (expected, found):
+        some["event_time"] = some["event_time"].dt.tz_localize(None)
     compared = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis")
     assert_bit_equal(
-        ordered(pd.DataFrame(estimates).astype({"key": str})),
+        ordered(found.astype({"key": str})),
         ordered(since(expected, frames[1]).astype({"key": str})),
         compared,
     )

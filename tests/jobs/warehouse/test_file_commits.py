@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.file_commits import WRITER, FileTable, append_rows
 from jobs.warehouse.part_files import write_parts
 from tests.jobs.test_disk_full import Ballast, disk
+from tests.support.stand_ins import stand_in
 
 __all__ = ["disk"]  # the fixture
 
@@ -70,14 +72,14 @@ def test_a_commit_that_another_process_overtakes_under_its_name_adds_nothing(
     """The other one comes between the look at the table and the commit, with a later or an earlier number."""
     slow, other = made(tmp_path), table(tmp_path)
     add(slow, 1, 1)
-    write, left = FileTable._write, [9, 3]
+    left = [9, 3]
 
-    def overtaken(self: FileTable, *arguments: Any) -> None:
+    def overtaken(call: Callable[[], int], self: FileTable, **_: object) -> int:
         if self is slow and left:
             add(other, left.pop(0), 100)
-        write(self, *arguments)
+        return call()
 
-    monkeypatch.setattr(FileTable, "_write", overtaken)
+    monkeypatch.setattr(FileTable, "_write", stand_in(FileTable._write, overtaken))
     monkeypatch.setattr(Warehouse, "lock", lambda *_: pytest.MonkeyPatch.context())
     add(slow, 5, 2)  # behind 9: skipped
     assert rows(tmp_path) == [1, 100]
@@ -125,6 +127,7 @@ def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path
 WRITES = """
 import sys
 from contextlib import nullcontext
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 import pyarrow as pa
