@@ -1,7 +1,8 @@
 """Measure what Spark's own guards of a stream's state cost: `python -m benchmarks.suites.guards`.
 
-Each guard is a setting with which a query begins: a checksum in every row of the state store, and the second format of
-a checkpoint, whose files have unique names. The same operator runs the same micro-batches with none and with each.
+Each guard is a setting with which a query begins: the second format of a checkpoint, whose files are named by attempt,
+with and without Spark's checksums of these files, and a checksum in every row of the state store. The same operator
+runs the same micro-batches with none and with each.
 """
 
 from __future__ import annotations
@@ -18,22 +19,34 @@ from benchmarks.run import session
 from benchmarks.suites.streaming import Share, compare
 from benchmarks.workloads.work import DELTA, QUICK, Work
 from jobs.core.settings import Settings
+from jobs.spark.conf import STATE_FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 ROUNDS, BATCHES = 6, 3
 STORE = "spark.sql.streaming.stateStore."
-GUARDS = {f"{STORE}rowChecksum.enabled": ("false", "true"), f"{STORE}checkpointFormatVersion": ("1", "2")}
-"""Settings by name: without and with the guard."""
+NONE = {
+    STATE_FORMAT: "1",
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    f"{STORE}rowChecksum.enabled": "false",
+}
+"""The settings without any guard."""
+FORMAT, FILES, ROWS = NONE
+GUARDS: dict[str, dict[str, str]] = {
+    "none": {},
+    "format 2": {FORMAT: "2"},
+    "format 2 and checksums of files": {FORMAT: "2", FILES: "true"},
+    "row checksum": {ROWS: "true"},
+}
 
 
-def guarded(name: str, guards: tuple[str, ...]) -> Contender:
-    """Return our operator in a query that begins with these guards."""
+def guarded(name: str, settings: dict[str, str]) -> Contender:
+    """Return our operator in a query that begins with these settings."""
 
     def build(frame: DataFrame, work: Work) -> DataFrame:
-        for setting, (without, with_it) in GUARDS.items():
-            frame.sparkSession.conf.set(setting, with_it if setting in guards else without)
+        for setting, value in {**NONE, **settings}.items():
+            frame.sparkSession.conf.set(setting, value)
         return ours(frame, work)
 
     return Contender(name, build, 400_000)
@@ -42,8 +55,7 @@ def guarded(name: str, guards: tuple[str, ...]) -> Contender:
 def main() -> int:
     from pyspark.errors import PySparkException
 
-    checksum, unique = GUARDS
-    contenders = [guarded("none", ()), guarded("row checksum", (checksum,)), guarded("format 2", (unique,))]
+    contenders = [guarded(name, settings) for name, settings in GUARDS.items()]
     with tempfile.TemporaryDirectory() as folder:
         spark = session(Settings.load(warehouse=folder, master=f"local[{PARTITIONS}]", quiet=True))
         print(f"load at the start: {os.getloadavg()[0]:.2f}")

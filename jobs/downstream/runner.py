@@ -152,10 +152,8 @@ class LiveQueries:
         former = Checkpoint(self.warehouse, query.checkpoint).has_states_of_format_1()
         before = conf.get(STATE_FORMAT) or "2"
         conf.set(STATE_FORMAT, "1" if former else "2")
-        try:
-            return with_trigger(
-                writer, self.seconds
-            ).start()  # the query has a copy of the session's settings
+        try:  # the query gets a copy of the session's settings
+            return with_trigger(writer, self.seconds).start()
         finally:
             conf.set(STATE_FORMAT, before)
 
