@@ -22,7 +22,8 @@ from jobs.warehouse.measurements_table import create_new_keys_table
 from jobs.warehouse.tables import measurements
 from tests.protocol import memory_columns as F
 from tests.protocol.memory_frame import Frame, parse_schema
-from tests.protocol.memory_stream import States, StreamFrame, read_states
+from tests.protocol.memory_state import States, read_states
+from tests.protocol.memory_stream import StreamFrame
 
 STATE_ROWS = parse_schema(
     "key string, state_index bigint, event_time timestamp, mean array<double>, covariance array<double>, "

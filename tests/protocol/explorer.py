@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,13 @@ from pyspark.errors import PySparkException
 from jobs.core.errors import UserError
 from tests.protocol import world
 from tests.protocol.invariants import Invariants, Violation
-from tests.protocol.scheduler import Deviation, Event, Scheduler, Thread, label
+from tests.protocol.scheduler import MAINTENANCE, Deviation, Event, Scheduler, Thread, label
 from tests.protocol.world import World
 
 RECOVERY_SECONDS = 1000.0
 """After this time no lease of an ended process holds any more."""
 
-FAULTS = ("run", "crash", "freeze", "lost")
+FAULTS = ("run", "crash", "freeze", "lost", "upload")
 """Deviations; a frozen process may also wake at any step."""
 
 
@@ -147,13 +148,19 @@ class _Run:
         pending, process = default.pending, default.process
         writes = pending is not None and pending.kind == "write"
         found: list[Deviation] = []
-        others = [one for one in scheduler.ready() if one.process is not process]
+        ready = scheduler.ready()
+        uploading = [one for one in ready if one.name.startswith(MAINTENANCE)]
+        others = [one for one in ready if one.process is not process and one not in uploading]
         if pending is None or pending.resource in self.shared or writes:
             if "run" in self.scenario.faults:
                 found += [Deviation("run", label(one)) for one in others]
             found += [
                 Deviation("wake", one.name) for one in scheduler.processes if one.frozen and not one.dead
             ]
+        if process.maintenance_due and "upload" in self.scenario.faults:
+            # Only other processes read what is uploaded: it makes no difference after which of the next steps it is.
+            process.maintenance_due = False
+            found += [Deviation("run", label(one)) for one in uploading if one.process is process]
         if process.wrote and "crash" in self.scenario.faults:
             # Between two writes of a process it makes no difference where it is killed.
             process.wrote = False
@@ -305,3 +312,32 @@ def wander(scenario: Scenario, seed: int, deviations: int = 6) -> Counts:
     _play(replace(scenario, keeps_lease=False), run, start)
     counts.interleavings = 1
     return counts
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Before the next access of a thread that this pattern finds, a deviation."""
+
+    who: str
+    access: str
+    instead: Deviation
+
+
+def follow(scenario: Scenario, turns: list[Turn]) -> None:
+    """Play one schedule, which deviates at these accesses in this order.
+
+    Raises:
+        Found: an invariant does not hold.
+    """
+    plan: dict[int, Deviation] = {}
+    run, left = _Run(scenario, plan, {}, 0, Counts(scenario.name), set(), {}, set()), list(turns)
+
+    def decide(scheduler: Scheduler) -> None:
+        default = scheduler.next_default(scheduler.ready())
+        what = default.pending.what if default.pending else ""
+        if left and label(default) == left[0].who and re.search(left[0].access, what):
+            plan[scheduler.step] = left.pop(0).instead
+
+    run.at_step = decide  # type: ignore[method-assign]
+    _play(scenario, run, scenario.world())
+    assert not left, f"the schedule never came to {left[0]}"

@@ -17,7 +17,9 @@ from tests.protocol import world
 from tests.protocol.actors import MODEL, warehouse
 from tests.protocol.data_path import STATE_ROWS, measure
 from tests.protocol.memory_delta import commit_at, latest
+from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import Frame
+from tests.protocol.memory_state import States, find_names, merge_states, read_states, restore
 
 
 class Violation(AssertionError):
@@ -80,7 +82,7 @@ class Invariants:
         elif rest[0] == "offsets":
             self.planned.add(generation)
         elif rest[0] == "state" and f"{world.ROOT}/{name}" in world.current().files:
-            self.no_row_twice_in_a_state(name)
+            self.no_row_twice_in_a_state(generation, rest[-1])
         elif rest[0] == "commits" and f"{world.ROOT}/{name}" in world.current().files:
             self.micro_batch_is_written(generation, int(rest[1]))
 
@@ -125,23 +127,31 @@ class Invariants:
         if doubled:
             raise Violation(f"each row once in the live estimates: rows {doubled} are there twice")
 
-    def no_row_twice_in_a_state(self, name: str) -> None:
-        """Each row is reflected once at most in snapshot + state."""
-        states = json.loads(world.current().files[f"{world.ROOT}/{name}"].content)
+    def no_row_twice_in_a_state(self, generation: str, file: str) -> None:
+        """Each row is reflected once at most in snapshot + state: here in the version of which a file was written."""
+        files, name = MemoryFiles(_checkpoint(generation)), file.rpartition(".")[0]
+        version, _, unique = name.partition("_")
+        states = merge_states(restore(files, find_names(files, int(version), unique or None)))
         doubled = _doubled(row for state in states.values() for row in state["ids"])
         if doubled:
-            raise Violation(f"each row once in snapshot + state: {name} reflects rows {doubled} twice")
+            raise Violation(
+                f"each row once in snapshot + state: {name} of {generation} reflects rows {doubled} twice"
+            )
 
     def micro_batch_is_written(self, generation: str, batch: int) -> None:
-        """A committed micro-batch has an estimate of each row that its state took, and of no other."""
-        folder = f"{world.ROOT}/checkpoints/{generation}/state"
-        after, before = _state_rows(f"{folder}/{batch}"), _state_rows(f"{folder}/{batch - 1}")
-        if before is None or after is None:
-            return  # the first: its state is that of the snapshot and the micro-batch
+        """A committed micro-batch has an estimate of each row that its state took, and of no other; none goes again."""
+        if batch == 0:
+            return  # its state is that of the snapshot and the micro-batch
+        states = read_states(_checkpoint(generation), batch)
+        before, after = _rows(read_states(_checkpoint(generation), batch - 1)), _rows(states)
+        if before - after:
+            raise Violation(
+                f"each row once in snapshot + state: after micro-batch {batch} of {generation} rows "
+                f"{sorted(before - after)} are gone"
+            )
         table = rows_of(f"estimates/{MODEL}")
         mine = [r for r in table if (r["generation"], r["batch_id"]) == (generation, batch)]
         wrote = [row["y"] for row in mine]
-        states = json.loads(world.current().files[f"{folder}/{batch}"].content)
         used = {row: version for one in states.values() for row, version in one.get("inputs", {}).items()}
         other = [row["y"] for row in mine if used.get(str(row["y"])) != row["inputs"]]
         if other:
@@ -228,6 +238,7 @@ class Invariants:
         if not live:
             return
         late = [_row_of(one["payload"]) for one in rows_of("quarantine") if one["generation"] is not None]
+        self.late_behind_another(late)
         expected, estimated = sorted(set(landed_rows())), live_rows()
         before, doubled = self._reflected[_root(live[0])], _doubled(estimated)
         without = self._reflected[live[0]["snapshot_id"]] if skips else []
@@ -237,17 +248,28 @@ class Invariants:
                 f"each row once in the live estimates: rows {missing} are missing and {doubled} are there twice"
             )
         if state:
-            self._state_at_the_end(live[0]["generation"], set(expected), set(late))
+            self._state_at_the_end(live[0], set(expected), set(late))
 
-    def _state_at_the_end(self, generation: str, expected: set[float], late: set[float | None]) -> None:
-        folder = f"{world.ROOT}/checkpoints/{generation}/state/"
+    def late_behind_another(self, late: list[float | None]) -> None:
+        """A row is refused as late only behind another row of its key: else the state reflected the row itself."""
+        rows = {one["y"]: one for one in rows_of(f"measurements/{MODEL}")}
+        for name in late:
+            mine = rows[name]
+            if not any(
+                one["k"] == mine["k"] and one["t"] >= mine["t"] and other != name
+                for other, one in rows.items()
+            ):
+                raise Violation(f"each row once in snapshot + state: row {name} was refused behind itself")
+
+    def _state_at_the_end(self, live: dict[str, Any], expected: set[float], late: set[float | None]) -> None:
+        generation = live["generation"]
+        folder = f"{_checkpoint(generation)}/commits/"
         numbers = [
             int(path.removeprefix(folder)) for path in world.current().files if path.startswith(folder)
         ]
-        if not numbers:
-            return
-        state = _state_rows(f"{folder}{max(numbers)}")
-        assert state is not None
+        state = set(self._reflected[live["snapshot_id"]])
+        if numbers:
+            state = _rows(read_states(_checkpoint(generation), max(numbers)))
         # A key whose rows came before the states that were offered keeps its own state.
         if not expected - late - set(history_rows()) <= state <= expected:
             raise Violation(
@@ -279,11 +301,12 @@ def _row_of(payload: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _state_rows(path: str) -> set[float] | None:
-    kept = world.current().files.get(path)
-    if kept is None:
-        return None
-    return {row for state in json.loads(kept.content).values() for row in state["ids"]}
+def _checkpoint(generation: str) -> str:
+    return f"{world.ROOT}/checkpoints/{generation}"
+
+
+def _rows(states: States) -> set[float]:
+    return {row for state in states.values() for row in state["ids"]}
 
 
 def _root(generation: dict[str, Any]) -> str:

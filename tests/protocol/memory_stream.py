@@ -1,9 +1,9 @@
 """Stand-in for a streaming query: Spark's steps between its checkpoint, a Delta source and `foreachBatch`.
 
 In this order, as Spark takes them: the offsets of a micro-batch are fixed (by put-if-absent: a second query on the same
-checkpoint fails there); the filter runs, and its states are written; the sinks are called; the micro-batch is committed
-(by put-if-absent); old files of the checkpoint are removed. After a restart a micro-batch with offsets and without a
-commit runs again, from the states before it.
+checkpoint fails there); the filter runs, and its states are written (`memory_state`); the sinks are called; the
+micro-batch is committed (by put-if-absent); old offsets and commits are removed. After a restart a micro-batch with
+offsets and without a commit runs again, from the states before it. A second thread uploads snapshots of the states.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from tests.protocol import world
 from tests.protocol.memory_delta import Commit, Session, commit_at, read_latest
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import Frame, parse_schema
+from tests.protocol.memory_state import QueryState, read_format
+from tests.protocol.scheduler import MAINTENANCE
 
 ROWS_A_FILE = 2
 """Rows of one file of a commit, so that a commit may have several."""
-
-States = dict[str, dict[str, Any]]
-"""The state of each key: event time of its last row (microseconds), and the rows that it reflects."""
 
 PACKETS = parse_schema("kind int, rows bigint, key string, at bigint, y double, inputs bigint")
 """A packet of the operator's output: one row."""
@@ -177,6 +176,7 @@ class QueryWriter:
             query.run()
         else:
             thread.scheduler.thread(thread.process, "query", query.run)
+            thread.scheduler.thread(thread.process, MAINTENANCE, query.maintain)
         return query
 
 
@@ -193,6 +193,9 @@ class Query:
     status: dict[str, Any] = field(default_factory=lambda: {"isTriggerActive": False})
     _problem: PySparkException | None = None
     _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._state = QueryState(self.checkpoint, read_format(self.stream.sparkSession))
 
     def exception(self) -> PySparkException | None:
         return self._problem
@@ -211,6 +214,13 @@ class Query:
             self._problem.__cause__ = problem
         finally:
             self.isActive = False
+
+    def maintain(self) -> None:
+        """Upload snapshots of the states while the query runs."""
+        thread = world.current().thread
+        assert thread is not None
+        while thread.wait(lambda: self._state.due or not self.isActive, None) and self.isActive:
+            self._state.upload()
 
     def _run(self) -> None:
         files = MemoryFiles(self.checkpoint)
@@ -274,17 +284,23 @@ class Query:
         pairs = zip(self.stream.sources, before, after, strict=True)
         rows = [row for source, start, end in pairs for row in source.rows(session, start, end).rows]
 
-        def evaluate() -> list[dict[str, Any]]:
-            states = read_states(self.checkpoint, batch - 1) if batch else {}
+        def run_task() -> list[dict[str, Any]]:
+            states = self._state.load(batch)
             seeds = self.stream.seeds.rows if batch == 0 and self.stream.seeds is not None else []
             packets = self.stream.processor(states, rows, seeds)
-            files.write(f"state/{batch}", json.dumps(states, sort_keys=True).encode())
+            self._state.save(states)
             return packets
 
+        def evaluate() -> list[dict[str, Any]]:
+            try:
+                return run_task()
+            except OSError:
+                return run_task()  # Spark runs a task again that failed
+
         self.sink(Packets(session, evaluate), batch)
-        if not files.create(f"commits/{batch}", b"v1\n{}"):
+        if not files.create(f"commits/{batch}", self._state.commit()):
             raise PySparkException(f"another query has committed micro-batch {batch}")
-        for folder in ("commits", "offsets", "state"):
+        for folder in ("commits", "offsets"):
             old = f"{folder}/{batch - RETAINED}"
             if f"{self.checkpoint}/{old}" in world.current().files:
                 files.remove(old)
@@ -323,15 +339,3 @@ class Packets:
 
 def _numbers(files: MemoryFiles, folder: str) -> list[int]:
     return sorted(int(name) for name in files.names(folder) if name.isdigit())
-
-
-def read_states(checkpoint: str, batch: int) -> States:
-    """Read the states after a micro-batch.
-
-    Raises:
-        PySparkException: they are gone.
-    """
-    content = MemoryFiles(checkpoint).read(f"state/{batch}")
-    if content is None:
-        raise PySparkException(f"CANNOT_LOAD_STATE_STORE: {checkpoint}/state/{batch} is missing")
-    return json.loads(content)

@@ -26,6 +26,9 @@ DAYS = 86_400.0
 FORGETFUL = "retention: {snapshots: {newest: 0}}"
 """Of old snapshots only those are kept that something needs."""
 
+ONE_BY_ONE = "stream: {max_files_per_batch: 1}"
+"""A driver makes several micro-batches, so that it has a local copy of the states from its second on."""
+
 FILES = {
     "a": "a,1,1\nb,2,2\na,3,3\n",
     "b": "a,4,4\nb,5,5\na,6,6\nb,1970-01-01T00:00:07Z,7\n",  # its last row is refused, and accepted by a replay
@@ -33,6 +36,9 @@ FILES = {
     "late": "a,2,10\nb,11,11\n",  # a row that is older than its key's state
     "d": "a,12,12\nb,13,13\na,14,14\n",
     "grown": "a,15,15\n",
+    "both": "a,31,31\nb,31,32\n",
+    "only-a": "a,33,33\n",
+    "only-b": "b,34,34\n",
     "history": "h,1,21\nh,2,22\n",
     "new": "h,30,23\n",
 }
@@ -223,6 +229,17 @@ def stopped_within_a_version() -> World:
         scheduler.run()
 
     return _made(_land("a"), actors.pretrain, _land("b"), _land("d"), stop_after_one, _pass(1))
+
+
+def _one_by_one() -> ModelSpec:
+    return spec_of(1, ONE_BY_ONE)
+
+
+@cache
+def sparse() -> World:
+    """A generation has begun, and not read three micro-batches: rows of both keys, of the one, of the other."""
+    unread = (_land("both"), _land("only-a"), _land("only-b"))
+    return _made(_land("a"), actors.pretrain, lambda: actors.stream(_one_by_one()), *unread)
 
 
 @cache
@@ -455,6 +472,26 @@ GROWN = Scenario(
     _processes(one=lambda: actors.ingest(file("grown")), stream=actors.stream),
     _after(_tolerant(lambda: actors.ingest(file("grown"))), _stream_all()),
 )
+STATES = Scenario(
+    "two drivers whose attempts write different states",
+    sparse,
+    _processes(A=lambda: actors.stream(_one_by_one()), B=lambda: actors.stream(_one_by_one())),
+    lambda: actors.stream(_one_by_one()),
+    depth=2,
+    most=500,
+    faults=("crash", "freeze", "lost", "upload"),
+)
+TAKEN_UP = Scenario(
+    "a driver of an earlier release beside one that takes up its generation",
+    sparse,
+    _processes(
+        A=lambda: actors.stream(_one_by_one(), state_format=1), B=lambda: actors.take_up(_one_by_one())
+    ),
+    lambda: actors.take_up(_one_by_one()),
+    depth=2,
+    most=500,
+    faults=("crash", "freeze", "lost", "upload"),
+)
 HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE)
 """Hand-overs from a position that no micro-batch of the live generation ends at."""
 
@@ -478,4 +515,6 @@ ALL = (
     PRETRAIN,
     MAINTAIN,
     MAINTAIN_AND_EXPORT,
+    STATES,
+    TAKEN_UP,
 )

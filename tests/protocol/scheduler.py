@@ -20,6 +20,9 @@ FREEZE_SECONDS = 100.0
 
 MAX_STEPS = 4000
 
+MAINTENANCE = "maintenance"
+"""Name of the threads that upload snapshots of states, in a process whose other threads go on meanwhile."""
+
 
 class Killed(BaseException):
     """The process was killed: its code ends without another read or write."""
@@ -37,6 +40,8 @@ class Process:
     ids: int = 0
     wrote: bool = False
     """It has written since it could last have been killed with another outcome."""
+    maintenance_due: bool = False
+    """There is another snapshot to upload than when it could last have been uploaded."""
     error: BaseException | None = None
     ended: bool = False
 

@@ -18,8 +18,8 @@ from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
 from jobs.warehouse.delta import Warehouse
+from tests.protocol import actors, memory_delta, memory_state, scenarios
 from tests.protocol import memory_columns as F
-from tests.protocol import memory_delta, scenarios
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore
 
@@ -172,6 +172,14 @@ def _unpinned(self: InputPins, batch: int) -> Any:
     return version
 
 
+@contextlib.contextmanager
+def _any_copy() -> Iterator[None]:
+    """Read a local copy whatever state it belongs to."""
+    open_copy = memory_state.QueryState._open_copy
+    with mock.patch.object(memory_state.QueryState, "_open_copy", lambda self: self._copy or open_copy(self)):
+        yield
+
+
 GUARDS = (
     Guard(
         "the fence that a later driver raises",
@@ -294,6 +302,26 @@ GUARDS = (
         _rows_go_first,
         scenarios.MAINTAIN,
         "a manifest implies its rows",
+    ),
+    Guard(
+        "the names of a state's files, which no other attempt has",
+        _patched(memory_state, "KNOWN_FORMAT", 1),
+        scenarios.STATES,
+        "each row once in snapshot + state",
+        depth=2,
+    ),
+    Guard(
+        "the token of a local copy of the states",
+        _any_copy,
+        scenarios.STATES,
+        "a committed micro-batch is written",
+    ),
+    Guard(
+        "the hand-over of a generation whose state has format 1",
+        _patched(actors, "hand_over", lambda *arguments: 1),
+        scenarios.TAKEN_UP,
+        "each row once in snapshot + state",
+        depth=2,
     ),
 )
 

@@ -18,7 +18,7 @@ from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
 from tests.protocol.explorer import EXPECTED, RECOVERY_SECONDS, printed
 from tests.protocol.invariants import Invariants, Violation
-from tests.protocol.scenarios import DAYS, FORGETFUL
+from tests.protocol.scenarios import DAYS, FORGETFUL, ONE_BY_ONE
 from tests.protocol.scheduler import Deviation, Event, Scheduler
 from tests.protocol.world import World
 
@@ -43,7 +43,7 @@ class Operation(RuleBasedStateMachine):
 
     def _spec(self) -> Any:
         live = generations.live(warehouse(), MODEL)
-        return spec_of(1 if live is None else live.model_version, FORGETFUL)
+        return spec_of(1 if live is None else live.model_version, f"{FORGETFUL}\n{ONE_BY_ONE}")
 
     def _run(self, name: str, command: Callable[[], object], killed_at: int | None = None) -> None:
         with world.inhabited(self.world):
