@@ -144,8 +144,8 @@ def raw_bytes(work: Work) -> int:
     """Return the bytes of one key's state, with the key and its time, before anything is packed or compressed."""
     import kalman
     from jobs.encoding.keys import KeyKind
+    from jobs.encoding.sorted_run import row_type
     from jobs.state.block_format import state_layout
-    from jobs.state.local_copy import row_type
 
     spec = work.spec
     size = kalman.build(spec.definition(), {}).size

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.2
 
+_TRACEBACK = "Traceback (most recent call last):\n"
+_DETAILS = "\n=== Streaming Query ==="
+_AFTER = r"^(?: SQLSTATE: |\tat |== DataFrame ==|Driver stacktrace:|Caused by: |\s*$)"
+"""The line with which the message of an exception has ended."""
+_CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling "
+_CAPTURED = "pyspark.errors.exceptions.captured."
+
 STATE_LOST = "CANNOT_LOAD_STATE_STORE"
 """Spark's error class for missing or damaged files of its state."""
 
@@ -53,7 +60,7 @@ def _last_batch(query: StreamingQuery) -> int:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return the most informative line of an error: the innermost exception raised in Python, else the first line."""
+    """Return what is most informative of an error: the last exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
     if is_busy(error):
@@ -62,5 +69,20 @@ def cause_of(error: BaseException) -> str:
     if ours:
         return ours[-1][:600]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if line.startswith(("jobs.", "kalman.", "ValueError", "StateMismatch"))]
-    return (raised[-1] if raised else lines[0] if lines else type(error).__name__)[:600]
+    return (_raised_in_python(str(error)) or (lines[0] if lines else type(error).__name__))[:600]
+
+
+def _raised_in_python(text: str) -> str | None:
+    """Return type and message of the exception of the last traceback in a text of Spark's, in one line.
+
+    A worker's traceback comes after the driver's, which only says that a task has failed.
+    """
+    *_, last = text.partition(_DETAILS)[0].rpartition(_TRACEBACK)
+    found = re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", last, re.MULTILINE)  # the first line that is not indented
+    if _TRACEBACK not in text or found is None:
+        return None
+    said = re.split(_AFTER, last[found.start() :], maxsplit=1, flags=re.MULTILINE)[0]
+    raised, _, java = said.partition(_CALLED)
+    if java:  # what Java says follows the name of the call
+        raised = java.partition("\n: ")[2]
+    return re.sub(r" SQLSTATE: \w+", "", " ".join(raised.split())).removeprefix(_CAPTURED)

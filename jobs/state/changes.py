@@ -4,33 +4,43 @@ A store of states (`block_store`) holds three kinds of values by number: blocks 
 `CHANGES_FROM` on, in the order of their micro-batches), and the mark (`MARK`). Each change has the records of some keys
 in the format of a block. A key's state is that of the last change that has the key, else that of its block. A block may
 be newer than a change, if all changes after that one are still there.
+
+The mark has a token, made of the former token and all that was written since. The first one is made of all values that
+there are. So states with the same token are the same, whichever tasks have written them, in how many attempts.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from hashlib import sha1
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jobs.encoding.keys import group, match
 from jobs.encoding.packets import Records, concat, merged
 from jobs.state.block_format import StateFormat, StateMismatch
+from jobs.state.block_store import Store
 
 MARK = -1
 """Number of the value that names the version of a bucket's states."""
 CHANGES_FROM = 1 << 40
 """Number of the first change."""
 
+TOKEN_BYTES = 16
+
 _MAGIC = b"KSV1"
 _MARK = struct.Struct("<4s16sIQQ")  # magic, token, padding, next change, changes that are kept
+_WRITE = struct.Struct("<qq")  # number and bytes of a value that is written
+_REMOVED = -1
+"""In the place of the bytes of a value that is removed."""
 
 
 class Mark(NamedTuple):
     """The version of a bucket's states.
 
-    token: 16 random bytes, new at each write; next: number of the next change; kept: changes in the store.
+    token: 16 bytes, others for each state; next: number of the next change; kept: changes in the store.
     """
 
     token: bytes
@@ -54,6 +64,67 @@ class Mark(NamedTuple):
             )
         _, token, _, following, kept = _MARK.unpack(value)
         return cls(token, following, kept)
+
+
+class Writes:
+    """A store that makes the token of its state from what is written to it, once that has begun."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._digest: Any = None
+        self.get, self.get_all, self.items = store.get, store.get_all, store.items
+
+    def begin(self, former: bytes) -> None:
+        """Begin with the token of the state that is there."""
+        self._digest = _digest(former)
+
+    def end(self) -> bytes:
+        """Return the token of the state that is there now, and begin no other."""
+        assert self._digest is not None
+        digest, self._digest = self._digest, None
+        return digest.digest()[:TOKEN_BYTES]
+
+    def put(self, number: int, value: bytes) -> None:
+        """Set a value."""
+        self._note(number, value)
+        self._store.put(number, value)
+
+    def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
+        """Set values by number."""
+        self._store.put_all(self._noted(values))
+
+    def remove(self, number: int) -> None:
+        """Remove an existing value."""
+        self._note(number, None)
+        self._store.remove(number)
+
+    def _noted(self, values: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        for number, value in values:
+            self._note(number, value)
+            yield number, value
+
+    def _note(self, number: int, value: bytes | None) -> None:
+        if self._digest is not None:
+            _add(self._digest, number, value)
+
+
+def first_token(blocks: dict[int, bytes]) -> bytes:
+    """Return the token of a state without a mark, which has blocks alone."""
+    digest = _digest(b"")
+    for number in sorted(blocks):
+        _add(digest, number, blocks[number])
+    return digest.digest()[:TOKEN_BYTES]
+
+
+def _digest(begin: bytes) -> Any:
+    """Return a digest; SHA-1 is the fastest that is long enough, and nobody has a reason to deceive it."""
+    return sha1(begin, usedforsecurity=False)
+
+
+def _add(digest: Any, number: int, value: bytes | None) -> None:
+    """Add a value that is written, or None for one that is removed, to a digest."""
+    digest.update(_WRITE.pack(number, _REMOVED if value is None else len(value)))
+    digest.update(value or b"")
 
 
 class Entries(NamedTuple):

@@ -13,7 +13,6 @@ bucket without a copy.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from jobs.encoding.packets import Records, merged
 from jobs.encoding.routing import block_of
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks, Store
-from jobs.state.changes import MARK, Entries, Mark, newest, overlaid
+from jobs.state.changes import MARK, Entries, Mark, Writes, first_token, newest, overlaid
 from jobs.state.local_copy import CLEAN, LocalCopy
 
 SWEPT = 2
@@ -57,11 +56,12 @@ class KeyStates:
             blocks: number of blocks in the bucket.
             folder: returns the folder of the bucket's local copy, or None: it has none.
         """
-        self.store, self.state, self.blocks = store, state, blocks
-        self._by_block = Blocks(store, state, blocks)
+        self.store, self.state, self.blocks = Writes(store), state, blocks
+        self._by_block = Blocks(self.store, state, blocks)
         self._folder = folder or (lambda: None)
         self._copy: LocalCopy | None = None
         self._mark: Mark | None = None
+        self._token = b""
 
     @step(STATE_READ)
     def load(self, route: NDArray[np.uint64]) -> tuple[Ints, Records]:
@@ -73,9 +73,10 @@ class KeyStates:
         present = np.unique(block_of(route, self.blocks))
         held = self.store.get(MARK)
         self._mark = None if held is None else Mark.decode(held)
-        self._copy = self._opened(len(present))
-        if self._copy is not None:
-            return present, self._copy.find(route)
+        self._token = b"" if self._mark is None else self._mark.token
+        found = self._from_copy(route, len(present))
+        if found is not None:
+            return present, found
         if self._mark is None or self._mark.kept == 0:
             return present, self._by_block.read(present)
         known = Entries.of(self.store.items()).states(self.state)
@@ -120,23 +121,38 @@ class KeyStates:
             self._copy.close()
             self._copy = None
 
-    def _opened(self, wanted: int) -> LocalCopy | None:
-        """Return the local copy, or None. It is made if there are changes, or once reading blocks has cost as much."""
+    def _from_copy(self, route: NDArray[np.uint64], wanted: int) -> Records | None:
+        """Return the records of ordered routes, in so many blocks, from the local copy; None: there is none."""
         folder = self._folder()
         if folder is None:
             return None
-        if self._mark is not None:
-            copy = LocalCopy.open(folder, self.state.layout, self.blocks, self._mark.token)
-            if copy is not None:
-                return copy
+        for there in (True, False):
+            copy = self._opened(folder) if there else self._made(folder, wanted)
+            if copy is None:
+                continue
+            try:
+                found = copy.find(route)
+            except OSError:  # it is damaged
+                copy.close()
+            else:
+                self._copy = copy
+                return found
+        return None
+
+    def _opened(self, folder: Path) -> LocalCopy | None:
+        """Return the local copy that is there, or None."""
+        if self._mark is None:
+            return None
+        return LocalCopy.open(folder, self.state.layout, self.blocks, self._mark.token)
+
+    def _made(self, folder: Path, wanted: int) -> LocalCopy | None:
+        """Make the local copy from Spark's state, if there are changes, or once reading blocks has cost as much."""
         changes = self._mark is not None and self._mark.kept > 0
         if not changes and not _pays(folder, wanted, self.blocks):
             return None
-        return self._made(folder)
-
-    def _made(self, folder: Path) -> LocalCopy | None:
-        """Make the local copy from Spark's state."""
         entries = Entries.of(self.store.items())
+        if self._mark is None:
+            self._token = first_token(entries.blocks)
         keys = sum(map(self.state.records_in, entries.blocks.values()))
         parts = self._decoded(entries.blocks)
         copy = LocalCopy.create(folder, self.state.layout, self.blocks, keys, parts)
@@ -165,46 +181,33 @@ class KeyStates:
     def _save_in_copy(self, copy: LocalCopy, present: Ints, records: Records) -> None:
         """Write records to the copy, and as a change or as blocks to Spark's state."""
         mark = self._mark or Mark(b"")
-        try:
+        following = mark.next
+        try:  # all that is read of the copy, before Spark's state is touched
             copy.begin()
             copy.update(records)
-        except OSError:  # the disk of the copy is full: Spark's state has not been touched
+            numbers = np.union1d(present, np.flatnonzero(copy.since != CLEAN))
+            dense = len(numbers) * (copy.keys / self.blocks) <= max(DENSE * records.size, FEW)
+            if not dense:
+                following += 1
+                _lacks(copy, records, mark.next)
+                numbers = _next_blocks(copy, records.size)
+            whole = records if dense and records.size == copy.keys else copy.of_blocks(numbers)
+        except OSError:  # the disk of the copy is full, or the copy is damaged
             copy.close()
             self._save_blocks(present, records, complete=False)
             return
-        lacking = np.flatnonzero(copy.since != CLEAN)
-        touched = np.union1d(present, lacking)
-        whole = len(touched) * (copy.keys / self.blocks)
-        if whole <= max(DENSE * records.size, FEW):
-            following = mark.next
-            self._by_block.save(touched, records if records.size == copy.keys else copy.of_blocks(touched))
-            copy.since[:] = CLEAN
-        else:
-            following = mark.next + 1
+        self.store.begin(self._token)
+        if not dense:
             self.store.put(mark.next, self.state.encode(records))
-            _lacks(copy, records, mark.next)
             copy.changes = np.append(copy.changes, [[mark.next], [records.size]], axis=1)
-            self._sweep(copy, records.size)
+        self._by_block.save(numbers, whole)
+        copy.since[numbers] = CLEAN
         self._forget(copy)
         if copy.changes.shape[1] > MOST_CHANGES:
             self._join(copy)
-        written = Mark(os.urandom(16), following, copy.changes.shape[1])
+        written = Mark(self.store.end(), following, copy.changes.shape[1])
         self.store.put(MARK, written.encode())
         copy.seal(written.token)
-
-    def _sweep(self, copy: LocalCopy, changed: int) -> None:
-        """Write blocks that lack changes, those that lack the oldest first, as far as the credit goes."""
-        copy.credit += SWEPT * changed
-        a_block = max(1, copy.keys // self.blocks)
-        count = copy.credit // a_block
-        lacking = np.flatnonzero(copy.since != CLEAN)
-        if count == 0 or len(lacking) == 0:
-            return
-        oldest = lacking[np.argsort(copy.since[lacking], kind="stable")][:count]
-        numbers = np.sort(oldest)
-        self._by_block.save(numbers, copy.of_blocks(numbers))
-        copy.since[numbers] = CLEAN
-        copy.credit = max(0, copy.credit - count * a_block)
 
     def _forget(self, copy: LocalCopy) -> None:
         """Remove the changes that all blocks have."""
@@ -236,6 +239,8 @@ class KeyStates:
         complete: the records are all of the blocks `present`; else the blocks have others, which stay.
         """
         mark = self._mark
+        if mark is not None:
+            self.store.begin(mark.token)
         if not complete or (mark is not None and mark.kept):
             entries = Entries.of(self.store.items())
             if entries.changes:
@@ -249,13 +254,27 @@ class KeyStates:
                 self.store.remove(number)
         self._by_block.save(present, records)
         if mark is not None:  # a copy of this state may be somewhere: it counts no more
-            self.store.put(MARK, Mark(os.urandom(16), mark.next).encode())
+            self.store.put(MARK, Mark(self.store.end(), mark.next).encode())
 
 
 def _lacks(copy: LocalCopy, change: Records, number: int) -> None:
     """Note that the blocks of a change's keys lack it."""
     blocks = np.unique(block_of(change.arrays["route"], copy.blocks))
     copy.since[blocks] = np.minimum(copy.since[blocks], number)
+
+
+def _next_blocks(copy: LocalCopy, changed: int) -> Ints:
+    """Return the numbers of blocks to write after so many records have changed, as far as the credit goes.
+
+    They lack changes, and no other block lacks older ones.
+    """
+    copy.credit += SWEPT * changed
+    a_block = max(1, copy.keys // copy.blocks)
+    lacking = np.flatnonzero(copy.since != CLEAN)
+    oldest = lacking[np.argsort(copy.since[lacking], kind="stable")][: copy.credit // a_block]
+    if len(oldest):
+        copy.credit = max(0, copy.credit - (copy.credit // a_block) * a_block)
+    return np.sort(oldest)
 
 
 def _pays(folder: Path, wanted: int, blocks: int) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from jobs.encoding import sorted_run
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records, merged
 from jobs.encoding.routing import block_of, route_of
@@ -163,7 +164,7 @@ def test_a_sparse_micro_batch_reads_and_writes_its_own_keys(kind: KeyKind, tmp_p
     state, blocks, keys = form(kind), 80, 20_000
     store = Memory()
     Blocks(store, state, blocks).add(records(kind, np.arange(keys), 0))
-    raw = np.dtype(local_copy.row_type(state.layout)).itemsize + 8 + (15 if not kind.integer else 0)
+    raw = np.dtype(sorted_run.row_type(state.layout)).itemsize + 8 + (15 if not kind.integer else 0)
     rng = np.random.default_rng(1)
     changed, costs = 100, []
     for stamp in range(1, 400):
@@ -260,7 +261,7 @@ def test_a_full_disk_costs_the_copy_alone(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(local_copy, "_allocate", full)
+    monkeypatch.setattr(sorted_run, "_allocate", full)
     for stamp in range(20, 25):  # new keys need new files
         new = records(kind, np.arange(3990, 4000 + 10 * stamp), stamp)
         apply(opened(store, state, blocks, folder), new)
@@ -274,7 +275,7 @@ def test_a_disk_that_is_full_before_the_first_change_loses_no_key_of_a_block(
     state, blocks = form(kind), 16
     folder = tmp_path / "q" / "0"
     store, truth = begun(kind, state, blocks)
-    allocate, made = local_copy._allocate, []
+    allocate, made = sorted_run._allocate, []
 
     def full_later(file: BinaryIO, size: int) -> None:
         """Let the copy be made, and nothing more."""
@@ -283,7 +284,7 @@ def test_a_disk_that_is_full_before_the_first_change_loses_no_key_of_a_block(
             raise OSError(28, "No space left on device")
         allocate(file, size)
 
-    monkeypatch.setattr(local_copy, "_allocate", full_later)
+    monkeypatch.setattr(sorted_run, "_allocate", full_later)
     new = records(kind, np.arange(0, 4100, 41), 1)  # some keys of each block, and new ones
     apply(opened(store, state, blocks, folder), new)
     truth.update(by_key(new))
@@ -349,8 +350,8 @@ def test_the_bounds_of_blocks_are_those_of_the_routing() -> None:
     route[0], route[-1] = 0, 2**64 - 1
     for blocks in (1, 2, 3, 7, 256, 9767, 2**31):
         found = block_of(route, blocks)
-        low = local_copy._lowest_route(found, blocks)
-        high = local_copy._lowest_route(found + 1, blocks) - np.uint64(1)
+        low = sorted_run._lowest_route(found, blocks)
+        high = sorted_run._lowest_route(found + 1, blocks) - np.uint64(1)
         assert (low <= route).all()
         assert (route <= high).all()
         np.testing.assert_array_equal(block_of(low, blocks), found)
@@ -359,26 +360,26 @@ def test_the_bounds_of_blocks_are_those_of_the_routing() -> None:
 
 def test_a_damaged_block_is_told_and_leaves_the_copy_to_the_next_task(tmp_path: Path):
     kind = KINDS["integer"]
-    state = form(kind)
+    state, folder = form(kind), tmp_path / "q" / "0"
     store = Memory()
     apply(opened(store, state, 8), records(kind, np.arange(400), 1))
     whole = dict(store.values)
     last = max(number for number in whole if number < CHANGES_FROM)
     for damaged in (whole[last][:6], b"KSB0" + whole[last][4:]):
         store.values = {**whole, last: damaged}
-        states = opened(store, state, 8, tmp_path)
+        states = opened(store, state, 8, folder)
         with pytest.raises(StateMismatch):
             for _ in range(3):  # until it pays to make the copy
                 states.load(records(kind, np.arange(400), 2).arrays["route"])
     store.values = whole
-    states = opened(store, state, 8, tmp_path)
+    states = opened(store, state, 8, folder)
     apply(states, records(kind, np.arange(400), 2))
-    assert LocalCopy.open(tmp_path, state.layout, 8, Mark.decode(store.values[MARK]).token) is not None
+    assert LocalCopy.open(folder, state.layout, 8, Mark.decode(store.values[MARK]).token) is not None
     assert folded(store, state) == by_key(records(kind, np.arange(400), 2))
 
 
 def test_a_copy_that_is_made_of_many_pieces_has_every_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local_copy, "PIECE", 7)
+    monkeypatch.setattr(sorted_run, "PIECE", 7)
     monkeypatch.setattr(key_states, "DECODED", 3)
     for name, kind in KINDS.items():
         state, store = form(kind), Memory()
