@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jobs.core.roots import local_path
 from jobs.spark.class_archive import archive_conf
 
 if TYPE_CHECKING:
@@ -154,6 +155,17 @@ def codegen_for(session: SparkSession, rows: int) -> Iterator[None]:
                 session.conf.unset(name)
             else:
                 session.conf.set(name, value)
+
+
+def with_local_paths(session: SparkSession, root: str) -> SparkSession:
+    """Let a session take paths for those of local folders if its warehouse is in one, and return it.
+
+    Hadoop takes them for paths in the default file system of HADOOP_CONF_DIR, which may be HDFS. Only what the session
+    reads and writes is changed: YARN puts the files of an application into that default. A new session lacks it.
+    """
+    if local_path(root) is not None:
+        session.conf.set("fs.defaultFS", "file:///")
+    return session
 
 
 def quick_java_conf() -> dict[str, str]:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.settings import Settings
-from jobs.spark.conf import spark_conf
+from jobs.spark.conf import spark_conf, with_local_paths
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.java_output import filtered
 from jobs.spark.job_labels import label
@@ -71,7 +71,7 @@ def spark_session(
         ) from error
     session.sparkContext.setLogLevel(os.environ.get("KALMAN_LOG_LEVEL", "FATAL"))
     label(session, app)
-    return session
+    return with_local_paths(session, settings.warehouse)
 
 
 @contextmanager

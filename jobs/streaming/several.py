@@ -22,7 +22,7 @@ from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
 from jobs.observability.metrics import LOOPBACK
-from jobs.spark.conf import stream_conf
+from jobs.spark.conf import stream_conf, with_local_paths
 from jobs.spark.session import spark_session
 from jobs.state.kernel import load_checked_spec
 from jobs.streaming.driver import Driver
@@ -84,7 +84,8 @@ def run(
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
             # Each stream sets SQL settings for its query, so it needs a session of its own.
-            warehouse = Warehouse(spark.newSession(), settings.warehouse)
+            session = with_local_paths(spark.newSession(), settings.warehouse)
+            warehouse = Warehouse(session, settings.warehouse)
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
             quiet = replace(settings, quiet=True)

@@ -31,6 +31,7 @@ from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError
 from jobs.core.roots import local_path
+from jobs.spark.conf import with_local_paths
 from jobs.stores.s3_files import S3Files
 from jobs.stores.settings import in_s3
 from jobs.warehouse.dictionary import comments
@@ -248,7 +249,7 @@ class Warehouse:
                 self.commit(table, lambda found: found.delete(rows))
                 return count
             # A session of its own, as other threads may write in the usual one.
-            session = self.spark.newSession()
+            session = with_local_paths(self.spark.newSession(), self.root)
             with self.lock(table), of_transaction(session, *transaction):
                 DeltaTable.forPath(session, self.path(table)).delete(rows)
         return count

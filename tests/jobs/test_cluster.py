@@ -28,7 +28,8 @@ def test_a_worker_that_is_lost_and_one_that_joins_change_nothing(tmp_path: Path)
         for verb, *options in (("ingest", "--input", str(paths[0])), ("pretrain",)):
             ended = run(verb, *options)
             assert ended.finish() == 0, ended.said()
-        pipeline.land_files(*paths[1:])
+        for path in paths[1:]:
+            pipeline.land_files(path)  # a micro-batch each
         stream = run("stream")
         stream.wait_for(lambda: "1" in files(commits))
         cluster.kill_worker("worker-1")
