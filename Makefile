@@ -66,11 +66,13 @@ test-slow: setup ## Run the tests that take longer, too many for every change
 test-slow-share: setup ## Run the slow tests of what changed, and those whose turn it is: ten minutes
 	$(SLOW_TESTS) share $(PYTEST_ARGS)
 
-# In a process of its own: it ends Spark's between its worlds, which the other tests share.
+# Each in a process of its own: they end Spark's between their worlds, which the other tests share.
 KILLS := tests/jobs/test_hundred_kills.py
-soak: setup ## Kill every verb at many moments, a hundred times in all, and compare (hours)
-	$(BIN)/python -m pytest -m soak --ignore $(KILLS) $(PYTEST_ARGS)
+STATE_KILLS := tests/jobs/test_state_kills.py
+soak: setup ## Kill every verb and every step of the state at many moments, three hundred times in all, and compare (hours)
+	$(BIN)/python -m pytest -m soak --ignore $(KILLS) --ignore $(STATE_KILLS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m soak $(KILLS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m soak $(STATE_KILLS) $(PYTEST_ARGS)
 
 MUTANTS := $(VENV)/.mutants-ready
 $(MUTANTS): $(STAMP)

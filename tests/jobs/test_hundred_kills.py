@@ -10,12 +10,11 @@ KALMAN_KILLS (0-99) says which seeds: `37` repeats one kill, after the verbs bef
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
-import traceback
 from collections import Counter
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
 from tests.jobs.soak import results, strikes
-from tests.jobs.soak.kills import FREEZE, IN_A_WORLD, KILL, ROUND, VERBS, Kill, kills_of
+from tests.jobs.soak.kills import FREEZE, IN_A_WORLD, KILL, ROUND, VERBS, kills_of, wanted
 from tests.jobs.soak.oracle import Oracle, differences
+from tests.jobs.soak.rounds import end_java, in_world
 from tests.jobs.soak.world import MODEL, Act, World
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
-
-TRIES = 3
-"""How often a random moment that came too late is tried earlier."""
 
 
 def test_a_hundred_kills_are_spread_over_all_verbs_and_gaps() -> None:
@@ -74,97 +69,23 @@ def test_the_comparison_finds_what_is_lost_doubled_or_changed(tmp_path: Path) ->
     assert differences(oracle.live(4), whole) == []
 
 
-def wanted() -> list[int]:
-    """Return the seeds that are asked for."""
-    text = os.environ.get("KALMAN_KILLS") or f"0-{ROUND - 1}"
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found
-
-
 @pytest.mark.soak
 @pytest.mark.spark
 def test_a_hundred_kills_change_nothing(tmp_path: Path) -> None:
-    seeds, until = wanted(), time.monotonic() + float(os.environ.get("KALMAN_KILLS_SECONDS") or 1e6)
+    seeds, until = (
+        wanted(f"0-{ROUND - 1}"),
+        time.monotonic() + float(os.environ.get("KALMAN_KILLS_SECONDS") or 1e6),
+    )
     found: list[dict[str, Any]] = []
     for number, some in groupby(seeds, lambda seed: seed // IN_A_WORLD):
-        found += in_world(tmp_path / f"world-{number}", number, set(some), until)
+        make = partial(World, seed=number)
+        world, made = in_world(make, tmp_path / f"world-{number}", kills_of(number), set(some), until)
+        found += made if world is None else [*made, verified(world, number)]
     bad = [one for one in found if one["verdict"] == strikes.VIOLATED]
     end_java()
     assert not bad, "\n".join(results.summary(found))
     reached = {one.get("seed") for one in found if one["verdict"] == strikes.UNHARMED} - {None}
     assert reached == set(seeds) or time.monotonic() > until, f"never struck: {sorted(set(seeds) - reached)}"
-
-
-def in_world(folder: Path, number: int, seeds: set[int], until: float) -> list[dict[str, Any]]:
-    """Make a world's kills of these seeds, in their order; after a violation the next ones get a new world."""
-    found: list[dict[str, Any]] = []
-    world, made = None, 0
-    for kill in kills_of(number):
-        if kill.seed > max(seeds) or time.monotonic() > until:
-            break
-        if world is None:
-            end_java()
-            world, made = World(folder / str(made), number), made + 1
-        if kill.seed not in seeds:
-            unharmed(world, kill)
-            continue
-        outcomes = attempts(world, kill)
-        found += outcomes
-        if outcomes[-1]["verdict"] in (strikes.VIOLATED, strikes.BROKEN):
-            world = None
-    if world is not None:
-        found.append(verified(world, number))
-    return found
-
-
-def attempts(world: World, kill: Kill) -> list[dict[str, Any]]:
-    """Make a kill; at a random moment that comes too late, again, earlier."""
-    seconds = kill.moment * VERBS[kill.verb].seconds
-    found: list[dict[str, Any]] = []
-    for _ in range(TRIES if kill.point is None else 1):
-        try:
-            one = strikes.run(world, kill, seconds)
-        except Exception as error:  # of the test's own Spark, for one: it says nothing of the kill
-            one = {**kill.record(), "verdict": strikes.BROKEN, "problems": [repr(error)[:500]]}
-            traceback.print_exc()
-        results.write(one)
-        print(
-            f"{one['seed']:4} {one['verdict']:8} {one['verb']:12} {one['how']} {one['victim']} {one['aim']}"
-        )
-        found.append(one)
-        if one["verdict"] != strikes.MISSED:
-            break
-        seconds /= 2
-    return found
-
-
-def end_java() -> None:
-    """End Spark and its process: each world begins with a new one, as one that lives on for an hour runs full."""
-    context = SparkContext._active_spark_context
-    gateway: Any = SparkContext._gateway
-    with contextlib.suppress(Exception):
-        if context is not None:
-            context.stop()
-    with contextlib.suppress(Exception):
-        if gateway is not None:
-            gateway.shutdown()
-            gateway.proc.stdin.close()
-            gateway.proc.wait(timeout=60)
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
-
-
-def unharmed(world: World, kill: Kill) -> None:
-    """Run a verb without a kill, and let the stream catch up where it does so after a kill."""
-    act = world.prepared(kill.verb)
-    code, said = world.again(act)
-    assert code == 0, said
-    act.done()
-    if act.streams:
-        world.catch_up()
 
 
 def verified(world: World, number: int) -> dict[str, Any]:

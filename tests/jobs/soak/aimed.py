@@ -11,6 +11,7 @@ a kill of Java alone is aimed, too.
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
 import re
@@ -28,6 +29,7 @@ import psutil
 from delta.tables import DeltaMergeBuilder, DeltaOptimizeBuilder, DeltaTable, DeltaTableBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql.readwriter import DataFrameWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.cli import main
 from jobs.spark import session as spark_sessions
@@ -36,6 +38,7 @@ from jobs.warehouse.file_commits import FileTable
 from jobs.warehouse.files import LocalFiles
 
 VARIABLE = "KALMAN_AIM"
+STATE_FORMAT = "KALMAN_STATE_FORMAT"
 PATIENCE_SECONDS = 3.0
 """How long a commit waits for the lock of another process; the lock of a frozen one is then taken for gone."""
 
@@ -45,8 +48,9 @@ class Aim:
     """Where and how the processes of a verb are struck.
 
     victim: python, java or both; how: kill or freeze; point, nth and edge (before or after): a commit point; without
-    one, `seconds` after Spark's start. notes: the folder for what was seen. far: as if on a machine of its own, whose
-    locks others do not see.
+    one, when a file appears: `folders` is a pattern of folders, `file` a regular expression of names, whose first group
+    is a number of at least `least`; without both, `seconds` after Spark's start. notes: the folder for what was seen.
+    far: as if on a machine of its own, whose locks others do not see.
     """
 
     victim: str
@@ -55,6 +59,9 @@ class Aim:
     point: str | None = None
     nth: int = 1
     edge: str = "after"
+    folders: str | None = None
+    file: str = ""
+    least: int = 0
     seconds: float = 0.0
     far: bool = False
 
@@ -96,19 +103,41 @@ class Striker:
         self.pass_by(name, count, "after")
         return done
 
-    def pass_by(self, name: str, count: int, edge: str) -> None:
+    def note(self, line: str) -> None:
         with self.lock, self.trace.open("a") as trace:
-            trace.write(f"{edge} {count} {name}\n")
+            trace.write(f"{line}\n")
+
+    def pass_by(self, name: str, count: int, edge: str) -> None:
+        self.note(f"{edge} {count} {name}")
         if (name, count, edge) == (self.aim.point, self.aim.nth, self.aim.edge):
             self.strike()
 
     def later(self) -> None:
         def wait() -> None:
-            time.sleep(self.aim.seconds)
+            if self.aim.folders is None:
+                time.sleep(self.aim.seconds)
+            else:
+                self.await_file(self.aim.folders)
             self.strike()
 
         if self.aim.point is None:
             threading.Thread(target=wait, name="striker", daemon=True).start()
+
+    def await_file(self, folders: str) -> None:
+        """Wait until the file is there, looking some thousand times a second: some files have a name for so long."""
+        pattern, place = re.compile(self.aim.file), 0
+        found: list[str] = []
+        while True:
+            if place % 1000 == 0:
+                found = glob.glob(folders)
+            place += 1
+            for folder in found:
+                for name in os.listdir(folder):
+                    match = pattern.fullmatch(name)
+                    if match is not None and int(match[1]) >= self.aim.least:
+                        self.note(f"seen {name}")
+                        return
+            time.sleep(0.0003)
 
     def strike(self) -> None:
         with self.lock:
@@ -194,6 +223,19 @@ def vacuum(striker: Striker, text: str) -> str | None:
     return None if found is None else striker.name("vacuum", found[1])
 
 
+def set_state_format() -> None:
+    """Let streams write the state store's format that KALMAN_STATE_FORMAT names, to see the soak find what 1 does."""
+    wanted, start = os.environ.get(STATE_FORMAT), DataStreamWriter.start
+    if not wanted:
+        return
+
+    def started(self: Any, *arguments: Any, **options: Any) -> Any:
+        self._spark.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", wanted)
+        return start(self, *arguments, **options)
+
+    setattr(DataStreamWriter, "start", started)  # noqa: B010
+
+
 def alone_on_its_machine() -> None:
     """Let this process share no lock of the file system with one that is frozen, as on another machine.
 
@@ -218,6 +260,7 @@ def run() -> None:
     aim = Aim(**json.loads(os.environ.pop(VARIABLE)))
     striker = Striker(aim, os.environ["KALMAN_WAREHOUSE"])
     watch(striker)
+    set_state_format()
     if aim.far:
         alone_on_its_machine()
     make = spark_sessions.spark_session

@@ -6,6 +6,7 @@ right before the next, and the others come at a random moment. Every further hun
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 KILL, FREEZE = "kill", "freeze"
+HANG = "hang"
+"""Stopped while Java runs on, then killed with it."""
 PYTHON, JAVA, BOTH = "python", "java", "both"
 ROUND = 100
 IN_A_WORLD = 10
@@ -57,6 +60,11 @@ class Kill:
     def world(self) -> int:
         """The number of the world in which it is made."""
         return self.seed // IN_A_WORLD
+
+    @property
+    def at_random(self) -> bool:
+        """Whether the moment is a time, which may come too late."""
+        return self.point is None
 
     def aim(self) -> str:
         """Say in words at what it is aimed."""
@@ -130,6 +138,15 @@ KINDS = (
     (FREEZE, JAVA),
     (KILL, PYTHON),
 )
+
+
+def wanted(default: str) -> list[int]:
+    """Return the seeds that KALMAN_KILLS asks for."""
+    found: list[int] = []
+    for part in (os.environ.get("KALMAN_KILLS") or default).split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def kills_of(world: int) -> list[Kill]:

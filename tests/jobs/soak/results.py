@@ -1,6 +1,8 @@
 """The record of the kills that were made, a JSON line each, and the table of them for docs/proofs.md.
 
 python -m tests.jobs.soak.results var/kills.jsonl
+
+Strikes at the state (`test_state_kills`) have records and a table of their own.
 """
 
 from __future__ import annotations
@@ -12,21 +14,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.jobs.soak.kills import BOTH, FREEZE, JAVA, KILL, PYTHON, VERBS
+from tests.jobs.soak.kills import BOTH, FREEZE, HANG, JAVA, KILL, PYTHON, VERBS
+from tests.jobs.soak.state_kills import MOMENTS
 
 VARIABLE = "KALMAN_KILLS_RECORD"
 MISSED, VIOLATED, BROKEN = "missed", "violated", "broken"
 
 
-def path() -> Path:
-    return Path(os.environ.get(VARIABLE) or "var/kills.jsonl")
-
-
 def write(record: dict[str, Any]) -> None:
     """Append a record to the file of results."""
-    path().parent.mkdir(parents=True, exist_ok=True)
-    with path().open("a") as file:
+    usual = "var/state-kills.jsonl" if at_state(record) else "var/kills.jsonl"
+    path = Path(os.environ.get(VARIABLE) or usual)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def at_state(record: dict[str, Any]) -> bool:
+    return "order" in record
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -38,37 +43,56 @@ def struck(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one for one in records if "seed" in one and one["verdict"] not in (MISSED, BROKEN)]
 
 
-def table(records: list[dict[str, Any]]) -> list[str]:
-    """Return the table in Markdown: kills that were made, by verb, by how and whose, and what they left."""
+def table(records: list[dict[str, Any]], by: str = "verb") -> list[str]:
+    """Return the table in Markdown: kills that were made, by verb or aim, by how and whose, and what they left."""
     made = struck(records)
     kinds = [(how, victim) for how in (KILL, FREEZE) for victim in (PYTHON, JAVA, BOTH)]
-    names = {(KILL, BOTH): "killed: both", (FREEZE, BOTH): "frozen: both"}
-    heads = [
-        names.get((how, victim), f"{'killed' if how == KILL else 'frozen'}: {victim}")
-        for how, victim in kinds
-    ]
+    kinds += [(HANG, PYTHON)] if any(one["how"] == HANG for one in made) else []
+    hows = {KILL: "killed", FREEZE: "frozen", HANG: "frozen, then killed with Java"}
+    heads = [f"{hows[how]}: {victim}" for how, victim in kinds]
     lines = [
-        f"| verb | {' | '.join(heads)} | between two commits | in all | unharmed |",
+        f"| {by} | {' | '.join(heads)} | between two commits | in all | unharmed |",
         "|" + "---|" * (len(kinds) + 4),
     ]
-    for verb in (*VERBS, None):
-        mine = [one for one in made if verb in (None, one["verb"])]
+    for name in (*(VERBS if by == "verb" else MOMENTS), None):
+        mine = [one for one in made if name in (None, one[by])]
         if not mine:
             continue
-        by = Counter((one["how"], one["victim"]) for one in mine)
+        counts = Counter((one["how"], one["victim"]) for one in mine)
         aimed = sum(one["aim"] != "a random moment" for one in mine)
         good = sum(one["verdict"] != VIOLATED for one in mine)
-        numbers = [*(by[kind] for kind in kinds), aimed, len(mine), good]
-        lines.append(f"| {f'`{verb}`' if verb else '**all**'} | {' | '.join(map(str, numbers))} |")
+        numbers = [*(counts[kind] for kind in kinds), aimed, len(mine), good]
+        lines.append(f"| {f'`{name}`' if name else '**all**'} | {' | '.join(map(str, numbers))} |")
     return lines
+
+
+def layouts(records: list[dict[str, Any]]) -> list[str]:
+    """Return how many strikes at the state each layout and kind of micro-batch had, and how long one took."""
+    made = struck(records)
+    copies = {True: "with a copy", False: "without a copy", None: "by event time"}
+    counts = {
+        "order and partitions": Counter(f"{one['order']}, {one['partitions']}" for one in made),
+        "struck driver": Counter(copies[one["copy"]] for one in made),
+        "micro-batch": Counter(one["target"] for one in made),
+    }
+    seconds = sorted(sum(one["seconds"].values()) for one in made)
+    return [
+        *(
+            f"{what}: {', '.join(f'{name}: {n}' for name, n in sorted(of.items()))}"
+            for what, of in counts.items()
+        ),
+        f"seconds a strike: median {seconds[len(seconds) // 2]:.0f}, longest {seconds[-1]:.0f}",
+    ]
 
 
 def summary(records: list[dict[str, Any]]) -> list[str]:
     """Return the table, and a line for each violation with the command that repeats it."""
+    states = any(map(at_state, records))
+    test = "test_state_kills.py" if states else "test_hundred_kills.py"
     said = [
         f"- seed {one['seed']}: {one['verb']}, {one['how']} of {one['victim']}, {one['aim']}; "
         f"last seen: {one['seen'][-1:]}; {'; '.join(one['problems'])} "
-        f"(`KALMAN_KILLS={one['seed']} python -m pytest -m soak tests/jobs/test_hundred_kills.py`)"
+        f"(`KALMAN_KILLS={one['seed']} python -m pytest -m soak tests/jobs/{test}`)"
         for one in struck(records)
         if one["verdict"] == VIOLATED
     ]
@@ -82,7 +106,8 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         f"{sum(one['verify'] != 'equal' for one in looks)} it left a part out"
     )
     return [
-        *table(records),
+        *table(records, "aim" if states else "verb"),
+        *(layouts(records) if states and struck(records) else []),
         "",
         f"seeds {seeds}",
         f"more than one generation made: {twice}",
@@ -93,4 +118,8 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(summary(read(Path(sys.argv[1])))))
+    known = read(Path(sys.argv[1]))
+    for states in (False, True):
+        mine = [one for one in known if at_state(one) == states]
+        if mine:
+            print("\n".join(summary(mine)))

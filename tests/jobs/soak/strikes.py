@@ -16,13 +16,15 @@ import psutil
 
 from jobs.core.errors import ALREADY_RUNNING
 from jobs.supervision import driver_identity
-from tests.jobs.soak.aimed import VARIABLE, Aim, alone_on_its_machine
-from tests.jobs.soak.kills import FREEZE, Kill
+from tests.jobs.soak.aimed import VARIABLE, alone_on_its_machine
+from tests.jobs.soak.kills import FREEZE, HANG, Kill
 from tests.jobs.soak.world import Act, World
 from tests.jobs.support.processes import Driver
 
 LEASE_SECONDS = 6.0
 """The lease in a freeze: it expires while the processes are stopped."""
+HANG_SECONDS = 4.0
+"""How long Java runs on without Python before both are killed."""
 PATIENCE_SECONDS = 300.0
 UNHARMED, MISSED, VIOLATED, BROKEN = "unharmed", "missed", "violated", "broken"
 """The last: the test itself failed on the way, so the outcome is not known."""
@@ -88,15 +90,13 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
     seconds: of a random moment, after Spark's start.
     """
     marks = [time.monotonic()]
-    act = world.prepared(kill.verb)
+    act = world.prepared(kill)
     before = len(world.generations())
     marks.append(time.monotonic())
     notes = world.pipeline.folder / f"kill-{kill.seed}-{time.monotonic_ns()}"
     notes.mkdir()
-    freeze = kill.how == FREEZE
-    aim = Aim(kill.victim, kill.how, str(notes), kill.point, kill.nth, kill.edge, seconds, far=freeze)
-    environment = {VARIABLE: aim.text()}
-    if freeze:
+    environment = {VARIABLE: world.aim(kill, str(notes), seconds).text(), **world.environment}
+    if kill.how == FREEZE:
         environment |= {"KALMAN_HOST": "one", "KALMAN_LEASE_SECONDS": f"{LEASE_SECONDS:g}"}
     victim = Victim(world.pipeline, *act.words, **environment)
     struck = victim.await_strike(notes / "struck")
@@ -108,7 +108,7 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
     names = ("prepare", "until struck", "again", "compare")
     return {
         **kill.record(),
-        "seconds_after_start": None if kill.point else round(seconds, 2),
+        "seconds_after_start": round(seconds, 2) if kill.at_random else None,
         "command": " ".join(act.words),
         "seen": _seen(notes / "trace"),
         "exit": victim.process.returncode,
@@ -124,6 +124,9 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
 
 def _run_again(world: World, kill: Kill, act: Act, victim: Victim) -> list[str]:
     """Run a struck verb again, let frozen processes wake up, and return what went wrong."""
+    if kill.how == HANG:
+        time.sleep(HANG_SECONDS)
+        victim.kill()
     if kill.how != FREEZE:
         if victim.ended() is None:
             return [f"its Python process goes on for {PATIENCE_SECONDS:g} s without Spark's"]

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,8 @@ from jobs.lineage.live import live_estimates, live_latest
 from jobs.snapshots import manifests, store
 from jobs.warehouse.quarantine import REPLAYED
 from jobs.warehouse.tables import measurements
+from tests.jobs.soak.aimed import Aim
+from tests.jobs.soak.kills import FREEZE, Kill
 from tests.jobs.soak.oracle import Oracle, as_compared, differences
 from tests.jobs.support.pipeline import MASTER, Pipeline, random_rows, random_walk_spec
 
@@ -55,6 +57,9 @@ class Act:
 
 class World:
     """One model's warehouse, from its first snapshot on."""
+
+    environment: ClassVar[dict[str, str]] = {}
+    """Of the processes that are struck, beside the usual."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.random = random.Random(seed)
@@ -84,9 +89,14 @@ class World:
             **changes,
         )
 
-    def prepared(self, verb: str) -> Act:
-        """Give a verb something to do, and return its command."""
-        return getattr(self, f"_{verb.replace('-', '_')}")()
+    def prepared(self, kill: Kill) -> Act:
+        """Give the verb something to do that is to be struck, and return its command."""
+        return getattr(self, f"_{kill.verb.replace('-', '_')}")()
+
+    def aim(self, kill: Kill, notes: str, seconds: float) -> Aim:
+        """Return where and how a kill strikes the processes of the verb that was prepared for it."""
+        far = kill.how == FREEZE
+        return Aim(kill.victim, kill.how, notes, kill.point, kill.nth, kill.edge, seconds=seconds, far=far)
 
     def again(self, act: Act) -> tuple[int, str]:
         """Run an act's command in this process; return its exit code, and what it printed."""
