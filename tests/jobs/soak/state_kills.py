@@ -21,7 +21,7 @@ _CHANGELOG, _SNAPSHOT = r"(\d+)(?:_[0-9a-f-]+)?\.changelog", r"(\d+)(?:_[0-9a-f-
 
 def _or_begun(name: str) -> str:
     """Return the pattern of a file's name and of the one under which Spark writes it before it renames it."""
-    return rf"\.?{name}(?:\..*\.tmp)?"
+    return rf"\.?{name}(?:\.[0-9a-f-]+(?:\.TID\d+)?\.tmp)?"
 
 
 FILES = {

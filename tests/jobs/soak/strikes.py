@@ -171,6 +171,6 @@ def _wrong(world: World, act: Act) -> list[str]:
 
 
 def _seen(trace: Path) -> list[str]:
-    """Return the last commit points that were passed, in words."""
+    """Return the file at which was struck, if one was, and the last commit points that were passed, in words."""
     lines = trace.read_text().splitlines() if trace.exists() else []
-    return lines[-3:]
+    return [line for line in lines[:-3] if line.startswith("seen ")] + lines[-3:]
