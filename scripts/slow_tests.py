@@ -255,6 +255,7 @@ def run_tests(
             RESULTS: str(results),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
         }
+        env.pop("PYTEST_XDIST_WORKER", None)  # of a test of this script
         process = subprocess.Popen(
             command, cwd=root, env=env, stdin=subprocess.DEVNULL, start_new_session=True
         )
