@@ -20,11 +20,12 @@ from jobs.core.settings import Settings
 from jobs.ingestion import landing
 from jobs.ingestion.checking import key_types_of
 from jobs.ingestion.target_table import prepare
-from jobs.lineage import generations, leases, promotion, start_point
+from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
+from jobs.spark.conf import STATE_FORMAT, spark_conf
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.driver import Driver
@@ -36,15 +37,13 @@ from jobs.upgrades import blue_green, context
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
 from jobs.warehouse import quarantine
-from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import Cut
 from jobs.warehouse.tables import measurements
 from tests.protocol import memory_columns as F
 from tests.protocol import world
 from tests.protocol.memory_delta import Session
-from tests.protocol.memory_files import MemoryFiles
-from tests.protocol.memory_state import SETTING, read_committed_id
+from tests.protocol.memory_state import FORMER
 from tests.protocol.memory_stream import StreamFrame
 from tests.protocol.standing_in import Event
 
@@ -75,9 +74,17 @@ def spec_of(version: int = 1, more: str = "") -> ModelSpec:
         return load_spec(str(path))
 
 
+@cache
+def session_settings() -> dict[str, str]:
+    """Return the settings of every session."""
+    return spark_conf()
+
+
 def warehouse() -> Warehouse:
     """Return the warehouse as a new process sees it."""
     session: Any = Session(StreamFrame.load)
+    for name, value in session_settings().items():
+        session.conf.set(name, value)
     handle = SimpleNamespace(current=lambda: SimpleNamespace(pid=lambda: 1))
     session._jvm = SimpleNamespace(java=SimpleNamespace(lang=SimpleNamespace(ProcessHandle=handle)))
     return Warehouse(session, world.ROOT)
@@ -96,34 +103,23 @@ def stream(
     adopt: str | None = None,
     name: str | None = None,
     seconds: float | None = None,
-    state_format: int = 2,
 ) -> None:
     """Drive a generation until it has caught up, as `stream` does."""
     stop: Any = Event()
-    here = warehouse()
-    here.spark.conf.set(SETTING, state_format)
-    driver = Driver(SETTINGS, here, spec or spec_of(), seconds, stop, display=lambda model: quiet())
+    driver = Driver(SETTINGS, warehouse(), spec or spec_of(), seconds, stop, display=lambda model: quiet())
     driver.drive(adopt, name)
 
 
-def take_up(spec: ModelSpec) -> None:
-    """Drive the live generation, which a release that wrote states in format 1 may have begun."""
-    stream(spec, state_format=hand_over(spec))
-
-
-def hand_over(spec: ModelSpec) -> int:
-    """Let a new generation continue a live one whose states are in format 1; return the format to drive with.
-
-    It stands in for what the first start of a release that writes format 2 has to do (`jobs.lineage.start_point`).
-    """
+def former_stream(spec: ModelSpec) -> None:
+    """Drive the live generation as a release before 0.3.0 does: in format 1, and without a hand-over."""
+    stop: Any = Event()
     here = warehouse()
-    live = generations.named(here, MODEL)
-    checkpoint = Checkpoint(here, live.checkpoint)
-    last = checkpoint.last_commit()
-    if last is not None and read_committed_id(MemoryFiles(checkpoint.path), last) is None:
-        leases.refuse_if_driven(live)
-        start_point.begin_exported(here, spec, export(here, live, None)[0], live)
-    return 2
+    here.spark.conf.set(STATE_FORMAT, "1")
+    former = FORMER.set(True)
+    try:
+        Driver(SETTINGS, here, spec, None, stop, display=lambda model: quiet()).drive()
+    finally:
+        FORMER.reset(former)
 
 
 def stopped_stream(spec: ModelSpec | None = None) -> None:

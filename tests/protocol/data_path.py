@@ -141,7 +141,9 @@ def _state_of(seed: dict[str, Any]) -> dict[str, Any]:
 
 def unpack_estimates(packets: Frame, *rest: Any) -> Frame:
     """Return the rows of packets of estimates."""
-    return packets.select("key", F.timestamp_micros("at").alias("event_time"), "y", "inputs")
+    return packets.select(
+        "key", F.timestamp_micros("at").alias("event_time"), "y", "inputs", F.lit(None).alias("flags")
+    )
 
 
 def last_of_keys(packets: Frame, fmt: Any) -> Frame:

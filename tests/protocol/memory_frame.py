@@ -147,27 +147,24 @@ class Frame:
         matches = [(row, have.get(repr([row[name] for name in names]), [])) for row in self.rows]
         if how in ("left_anti", "left_semi"):
             return self._of(row for row, found in matches if bool(found) == (how == "left_semi"))
-        if how == "full_outer":
-            return self._full_outer(other, names, [(row, found) for row, found in matches])
-        assert how == "inner", how
-        schema = StructType(
-            [*self.schema.fields, *(f for f in other.schema.fields if f.name not in self.columns)]
-        )
-        return self._of(({**more, **row} for row, found in matches for more in found), schema)
-
-    def _full_outer(self, other: Frame, names: list[str], matches: list[tuple[Any, list[Any]]]) -> Frame:
         fields = [*self.schema.fields, *(f for f in other.schema.fields if f.name not in self.columns)]
         none = {field.name: None for field in fields}
-        both = [{**none, **more, **row} for row, found in matches for more in found or [{}]]
-        mine = {repr([row[name] for name in names]) for row in self.rows}
-        alone = [row for row in other.rows if repr([row[name] for name in names]) not in mine]
-        return self._of([*both, *({**none, **row} for row in alone)], StructType(fields))
+        lone: list[dict[str, Any]] = [] if how == "inner" else [{}]
+        both = [{**none, **more, **row} for row, found in matches for more in found or lone]
+        if how == "full_outer":
+            mine = {repr([row[name] for name in names]) for row in self.rows}
+            alone = [row for row in other.rows if repr([row[name] for name in names]) not in mine]
+            both += [{**none, **row} for row in alone]
+        else:
+            assert how in ("inner", "left"), how
+        return self._of(both, StructType(fields))
 
     def withColumnRenamed(self, name: str, to: str) -> Frame:
         return self.select(*(column_of(one).alias(to if one == name else one) for one in self.columns))
 
-    def groupBy(self, *names: str) -> Groups:
-        return Groups(self, list(names))
+    def groupBy(self, *columns: str | Column) -> Groups:
+        parts = [column_of(one) for one in columns]
+        return Groups(self.withColumns({one.name: one for one in parts}), [one.name for one in parts])
 
     def agg(self, *columns: Column) -> Frame:
         return Groups(self, []).agg(*columns)

@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import PySparkException
 
+from jobs.spark.conf import STATE_FORMAT
 from jobs.state.changes import CHANGES_FROM, MARK
 from tests.protocol import world
 from tests.protocol.memory_files import MemoryFiles
@@ -32,10 +34,8 @@ States = dict[str, dict[str, Any]]
 Values = dict[int, dict[str, Any]]
 """What a store holds: blocks and changes, each the states of some keys, and the mark."""
 
-SETTING = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-
-KNOWN_FORMAT = 2
-"""The newest format that the simulated Spark has."""
+FORMER = ContextVar("FORMER", default=False)
+"""Whether the thread that runs is a driver of a release before 0.3.0, which knows no format but 1."""
 
 FOLDER = "state/0/0"
 
@@ -43,8 +43,8 @@ KEYS_A_BLOCK = 2
 
 
 def read_format(session: Any) -> int:
-    """Return the format in which a session's queries write states."""
-    return min(KNOWN_FORMAT, int(session.conf.get(SETTING, 2)))
+    """Return the format in which a session's queries write states; 1 is Spark's own."""
+    return int(session.conf.get(STATE_FORMAT, 1))
 
 
 def read_states(checkpoint: str, batch: int) -> States:

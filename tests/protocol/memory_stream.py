@@ -19,7 +19,7 @@ from tests.protocol import world
 from tests.protocol.memory_delta import Commit, Session, commit_at, read_latest
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import Frame, parse_schema
-from tests.protocol.memory_state import QueryState, read_format
+from tests.protocol.memory_state import FORMER, QueryState, read_format
 from tests.protocol.scheduler import MAINTENANCE
 
 ROWS_A_FILE = 2
@@ -195,7 +195,9 @@ class Query:
     _stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._state = QueryState(self.checkpoint, read_format(self.stream.sparkSession))
+        state_format = read_format(self.stream.sparkSession)
+        assert state_format == (1 if FORMER.get() else 2), f"its states would be of format {state_format}"
+        self._state = QueryState(self.checkpoint, state_format)
 
     def exception(self) -> PySparkException | None:
         return self._problem

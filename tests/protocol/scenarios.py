@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -18,7 +19,7 @@ from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
 from tests.protocol.explorer import Scenario
 from tests.protocol.memory_files import MemoryFiles
-from tests.protocol.scheduler import Scheduler
+from tests.protocol.scheduler import Deviation, Scheduler
 from tests.protocol.world import World
 
 DAYS = 86_400.0
@@ -212,23 +213,31 @@ def streamed_at_once() -> World:
     return _made(_land("a"), actors.pretrain, _land("b"), _land("c"), actors.stream)
 
 
+def _killed_after(
+    file: str, main: Callable[[], object], deviate: Callable[[Scheduler], None] = lambda scheduler: None
+) -> Callable[[], None]:
+    """Run a driver of the first generation, and kill it as soon as its checkpoint has a file."""
+
+    def on_step(scheduler: Scheduler) -> None:
+        if f"{world.ROOT}/checkpoints/{MODEL}-g0001/{file}" in scheduler.world.files:
+            scheduler.processes[0].dead = True
+        else:
+            deviate(scheduler)
+
+    def run() -> None:
+        scheduler = Scheduler(world.current(), {}, on_step)
+        scheduler.begin("killed", main)
+        scheduler.run()
+
+    return run
+
+
 @cache
 def stopped_within_a_version() -> World:
     """The live generation has read a version of two files, and the first of two files of the next."""
     slow = spec_of(1, "stream: {max_files_per_batch: 3}")
-
-    def stop_after_one() -> None:
-        scheduler = Scheduler(world.current(), {})
-
-        def kill(scheduler: Scheduler) -> None:
-            if f"{world.ROOT}/checkpoints/{MODEL}-g0001/commits/0" in scheduler.world.files:
-                scheduler.processes[0].dead = True
-
-        scheduler.on_step = kill
-        scheduler.begin("A", lambda: actors.stream(slow))
-        scheduler.run()
-
-    return _made(_land("a"), actors.pretrain, _land("b"), _land("d"), stop_after_one, _pass(1))
+    stopped = _killed_after("commits/0", lambda: actors.stream(slow))
+    return _made(_land("a"), actors.pretrain, _land("b"), _land("d"), stopped, _pass(1))
 
 
 def _one_by_one() -> ModelSpec:
@@ -240,6 +249,49 @@ def sparse() -> World:
     """A generation has begun, and not read three micro-batches: rows of both keys, of the one, of the other."""
     unread = (_land("both"), _land("only-a"), _land("only-b"))
     return _made(_land("a"), actors.pretrain, lambda: actors.stream(_one_by_one()), *unread)
+
+
+def _former_stream() -> None:
+    actors.former_stream(_one_by_one())
+
+
+def _former(last: int) -> World:
+    """The driver of an earlier release was killed after a micro-batch within a version of two files."""
+    killed = _killed_after(f"commits/{last}", _former_stream)
+    return _made(_land("a"), actors.pretrain, _land("b"), _land("d"), killed, _pass(1))
+
+
+@cache
+def former() -> World:
+    """The live generation is of an earlier release, and has read one version and half of another."""
+    return _former(2)
+
+
+@cache
+def former_within_its_first_version() -> World:
+    """The live generation is of an earlier release, and none of its micro-batches completes a version."""
+    return _former(0)
+
+
+@cache
+def hurt() -> World:
+    """The states of the live generation, of an earlier release, are those of two attempts and lack a row.
+
+    Its driver was killed between the snapshot of a micro-batch's states and the commit, and started again.
+    """
+
+    def upload(scheduler: Scheduler) -> None:
+        pending = scheduler.next_default(scheduler.ready()).pending
+        if pending is not None and pending.what.endswith("commits/1"):
+            scheduler.deviations[scheduler.step] = Deviation("run", "killed/maintenance")
+
+    return _made(
+        lambda: world.current().files.update(sparse().files),
+        lambda: world.current().newest.update(sparse().newest),
+        _killed_after("state/0/0/2.zip", _former_stream, upload),
+        _pass(1),
+        _former_stream,
+    )
 
 
 @cache
@@ -301,6 +353,17 @@ def _tolerant(step: Callable[[], object]) -> Callable[[], None]:
             step()
 
     return run
+
+
+def _stream_or_adopt() -> None:
+    """Drive the live generation; if its states lack rows, compute them anew from its snapshot, as the message says."""
+    try:
+        actors.stream(_one_by_one())
+    except UserError as error:
+        adopted = re.search(r"--adopt (\S+)` computes the state anew", error.message)
+        if adopted is None:
+            raise
+        actors.stream(_one_by_one(), adopt=adopted[1])
 
 
 TAKE_OVER = Scenario(
@@ -484,15 +547,32 @@ STATES = Scenario(
 TAKEN_UP = Scenario(
     "a driver of an earlier release beside one that takes up its generation",
     sparse,
-    _processes(
-        A=lambda: actors.stream(_one_by_one(), state_format=1), B=lambda: actors.take_up(_one_by_one())
-    ),
-    lambda: actors.take_up(_one_by_one()),
+    _processes(A=_former_stream, B=lambda: actors.stream(_one_by_one())),
+    lambda: actors.stream(_one_by_one()),
     depth=2,
     most=500,
     faults=("crash", "freeze", "lost", "upload"),
 )
-HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE)
+TAKEN_UP_TWICE = Scenario(
+    "two drivers take up a generation of an earlier release",
+    former,
+    _processes(A=lambda: actors.stream(_one_by_one()), B=lambda: actors.stream(_one_by_one())),
+    lambda: actors.stream(_one_by_one()),
+)
+TAKEN_UP_INSIDE = Scenario(
+    "a generation of an earlier release that stopped within its first version is taken up",
+    former_within_its_first_version,
+    _processes(A=lambda: actors.stream(_one_by_one())),
+    lambda: actors.stream(_one_by_one()),
+    depth=0,
+)
+HURT = Scenario(
+    "a generation of an earlier release whose states lack rows",
+    hurt,
+    _processes(A=_stream_or_adopt, B=_stream_or_adopt),
+    _stream_or_adopt,
+)
+HAND_OVERS = (ADOPT_OLDER, ADOPT_INSIDE, RETRAIN_INSIDE, TAKEN_UP_INSIDE)
 """Hand-overs from a position that no micro-batch of the live generation ends at."""
 
 ALL = (
@@ -517,4 +597,6 @@ ALL = (
     MAINTAIN_AND_EXPORT,
     STATES,
     TAKEN_UP,
+    TAKEN_UP_TWICE,
+    HURT,
 )

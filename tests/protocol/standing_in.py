@@ -38,11 +38,13 @@ from jobs.streaming.sinks import estimated, refused_rows
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.files import HadoopFiles, LocalFiles
 from jobs.warehouse.transactions import transactions
 from tests.protocol import data_path, memory_columns, memory_delta, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
+from tests.protocol.memory_state import FORMER
 
 LOADED = (
     "ingestion",
@@ -132,6 +134,13 @@ def _transactions(warehouse: Any, table: str) -> dict[str, int]:
     return {} if last is None else dict(last.transactions)
 
 
+_real_has_format_1 = Checkpoint.has_states_of_format_1
+
+
+def _has_states_of_format_1(checkpoint: Checkpoint) -> bool:
+    return not FORMER.get() and _real_has_format_1(checkpoint)
+
+
 def _replacements() -> list[tuple[Any, Any]]:
     now = SimpleNamespace(
         monotonic=lambda: world.current().clock.monotonic(),
@@ -196,6 +205,7 @@ def simulated() -> Iterator[None]:
                     stack.enter_context(mock.patch.object(module, name, instead[id(value)]))
         stack.enter_context(mock.patch.object(DriverIdentity, "this_process", _this_process))
         stack.enter_context(mock.patch.object(StructType, "fromDDL", parse_schema))
+        stack.enter_context(mock.patch.object(Checkpoint, "has_states_of_format_1", _has_states_of_format_1))
         # What is kept for other tools' readers alone, and repeats what the generations say.
         for name in ("_tell_readers", "_comment_estimates"):
             stack.enter_context(mock.patch.object(Driver, name, lambda driver: None))

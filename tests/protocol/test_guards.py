@@ -17,6 +17,8 @@ from jobs.key_inputs.pins import InputPins
 from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
+from jobs.streaming import exporting
+from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from tests.protocol import actors, memory_delta, memory_state, scenarios
 from tests.protocol import memory_columns as F
@@ -305,7 +307,7 @@ GUARDS = (
     ),
     Guard(
         "the names of a state's files, which no other attempt has",
-        _patched(memory_state, "KNOWN_FORMAT", 1),
+        _patched(actors, "stream", actors.former_stream),
         scenarios.STATES,
         "each row once in snapshot + state",
         depth=2,
@@ -317,11 +319,22 @@ GUARDS = (
         "a committed micro-batch is written",
     ),
     Guard(
+        "the format of states in the settings of every session",
+        _patched(actors, "session_settings", dict),
+        scenarios.FIRST_START,
+        "its states would be of format 1",
+    ),
+    Guard(
         "the hand-over of a generation whose state has format 1",
-        _patched(actors, "hand_over", lambda *arguments: 1),
+        _patched(Checkpoint, "has_states_of_format_1", lambda checkpoint: False),
         scenarios.TAKEN_UP,
+        "recovery is possible",
+    ),
+    Guard(
+        "the comparison of a state of format 1 with its estimates",
+        _patched(exporting, "refuse_missing_rows", _nothing),
+        scenarios.HURT,
         "each row once in snapshot + state",
-        depth=2,
     ),
 )
 

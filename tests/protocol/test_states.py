@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-from tests.protocol import actors, memory_state
+from tests.protocol import actors
 from tests.protocol.explorer import Found, Turn, follow
 from tests.protocol.scenarios import STATES, TAKEN_UP
 from tests.protocol.scheduler import Deviation
@@ -37,7 +37,7 @@ histories = pytest.mark.parametrize(
 
 @histories
 def test_with_format_1_rows_go_from_the_state(turns: list[Turn]) -> None:
-    with mock.patch.object(memory_state, "KNOWN_FORMAT", 1), pytest.raises(Found) as found:
+    with mock.patch.object(actors, "stream", actors.former_stream), pytest.raises(Found) as found:
         follow(STATES, turns)
     print(f"\n{found.value}")
     assert "each row once in snapshot + state" in str(found.value.violation)
@@ -50,7 +50,7 @@ def test_with_format_2_no_row_goes(turns: list[Turn]) -> None:
 
 @histories
 def test_if_the_next_release_goes_on_with_format_1_rows_go_from_the_state(turns: list[Turn]) -> None:
-    with mock.patch.object(actors, "hand_over", lambda spec: 1), pytest.raises(Found) as found:
+    with mock.patch.object(actors, "stream", actors.former_stream), pytest.raises(Found) as found:
         follow(TAKEN_UP, turns)
     assert "each row once in snapshot + state" in str(found.value.violation)
 
