@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_refused_and_a_snapshot_recovers_the_stream(
         shutil.copytree(copy, checkpoint)
 
     # The state itself: Spark finds the damage when it loads the state.
-    for path in (checkpoint / "state" / "0").glob("*/*2.*"):
+    for path in (checkpoint / "state" / "0").glob("*/2_*"):
         path.unlink()
     with pytest.raises(UserError, match=rf"the stream of walk failed: .*--adopt {exported}`$"):
         pipeline.stream()
