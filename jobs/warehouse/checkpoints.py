@@ -102,7 +102,7 @@ class Checkpoint:
         batch = self.last_commit()
         if batch is None:
             return False
-        return not json.loads(self._read(f"commits/{batch}").split("\n", 1)[1]).get("stateUniqueIds")
+        return "stateUniqueIds" not in json.loads(self._read(f"commits/{batch}").split("\n", 1)[1])
 
     def keeps_text(self) -> bool:
         """Tell if the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""

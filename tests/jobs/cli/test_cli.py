@@ -110,7 +110,12 @@ def test_verbs_get_their_options(verb: list[tuple[str, Settings, dict[str, Any]]
     one = {"model": "m"}
     files = {"input": "a.csv", "output": "b.csv"}
     ahead = {"steps": 2, "until": None, "every": None, "probability": 0.95}
-    stream = {"adopt": None, "allow_missing_estimates": False, "generation": None}
+    stream = {
+        "adopt": None,
+        "allow_missing_estimates": False,
+        "allow_missing_rows": False,
+        "generation": None,
+    }
     stream |= {"metrics_port": None, "metrics_file": None, "metrics_host": "127.0.0.1"}
     assert [(name, options) for name, _, options in verb] == [
         (
