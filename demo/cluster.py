@@ -135,8 +135,8 @@ class Cluster(Service):
         self._await(name, self.master, lambda: listens(self.port) and listens(self._page))
         return self.master
 
-    def add_worker(self) -> str:
-        """Start one more worker, and return its name once it is registered.
+    def add_worker(self, host: str = HOST) -> str:
+        """Start one more worker at an address of this machine, and return its name once it is registered.
 
         Raises:
             UserError: it ended, or did not come up in time.
@@ -145,8 +145,9 @@ class Cluster(Service):
         name = f"worker-{self._started}"
         port, page = free_ports(2)
         process = self._run(
-            name, "worker.Worker", self.address, "--host", HOST, "--port", str(port), "--webui-port", str(page),
+            name, "worker.Worker", self.address, "--host", host, "--port", str(port), "--webui-port", str(page),
             "--cores", str(self.cores), "--memory", self.memory, "--work-dir", str(self.folder / name),
+            SPARK_LOCAL_IP=host,
         )  # fmt: skip
         self.workers[name] = process
         self._await(name, process, lambda: any(one["port"] == port for one in self._alive()))
