@@ -111,7 +111,7 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         "",
         f"seeds {seeds}",
         f"more than one generation made: {twice}",
-        verified,
+        *([verified] if looks else []),
         "",
         *said,
     ]
