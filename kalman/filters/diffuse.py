@@ -1,17 +1,41 @@
-"""The part of the covariance that is still infinite, P_inf = A A', kept as its factor A (n rows, q columns).
+"""What a state owes to its diffuse start: x = m + A c + e with e ~ N(0, P), the columns of A apart from P.
 
-In factored form a measurement that determines a direction makes a column exactly zero: the rank falls by one,
-and no rounding error remains that looks like a diffuse direction. q is the number of diffuse states.
+The coefficients c of `flat` columns are undetermined: P_inf = A A' over these. In factored form a measurement that
+determines one makes its column exactly zero: the rank falls by one, and no rounding error remains that looks like a
+diffuse direction.
+
+What is determined only just, as the waves of a year by five days, has so large a variance that a covariance keeps none
+of the digits that the next measurement needs. It stays a column, `finite`, with c ~ N(0, 1): a factor of the covariance
+has twice the digits, and P stays what it is given the coefficients. Once a measurement is predicted well the columns
+are folded into P. A finite column is stored SCALE times its size, which no flat one is: states are as large as they
+were, and those of earlier releases, whose columns are all flat, go on.
+
+References: de Jong (1991), The diffuse Kalman filter; Durbin and Koopman (2012), section 5.2; Potter's square root as in
+Anderson and Moore (1979), section 6.5.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
+from kalman.linalg.packing import packed_index
 
 TOLERANCE = 1e-9
 """|A' h| below this fraction of its largest possible value is a rounded zero."""
+TRUSTED = 1e-2
+"""The share of the largest variance that a measurement could have by its states' variances, below which the states have
+so much in common that a covariance would lose more than two digits."""
+NEW = 0.05
+"""The share of what a measurement sees of the flat columns, squared, that is new to it, below which what it determines
+stays a column. Levels, trends and dummies have more than half; waves much longer than a row have little."""
+SCALE, BELOW = 2.0**-800, 2.0**-400
+"""What a finite column is stored times, and below what all entries of a column are then."""
+RANGE = (1e-40, 1e70)
+"""Sizes that a finite column may have, so that it is stored without loss and its square vanishes."""
+ROUNDED = 1e-14
+"""A conditional variance below this fraction of its largest possible value is a rounded zero."""
 
 
 def rows_of(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
@@ -21,7 +45,7 @@ def rows_of(entries: Sequence[Entry], n: int) -> list[list[Entry]]:
 
 
 def covariance(A: Matrix) -> list[Entry]:
-    """Return P_inf = A A', packed."""
+    """Return P_inf = A A' of the flat columns, packed: the squares of stored finite ones vanish."""
     return [dot(A[i], A[j]) for i in range(len(A)) for j in range(i + 1)]
 
 
@@ -31,48 +55,208 @@ def predict(F: Matrix, A: Matrix) -> list[list[Entry]]:
     return [[dot(row, column) for column in columns] for row in F]
 
 
-def measure(A: Matrix, h: Vector) -> tuple[list[Entry], list[Entry], Entry, np.ndarray]:
-    """Return b = A' h, M_inf = P_inf h, F_inf = h P_inf h', and for which keys h is undetermined."""
-    b = [dot(h, column) for column in zip(*A, strict=True)]
-    F_inf = dot(b, b)
-    reach = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], [_length(row) for row in A])
-    undetermined = np.greater(np.sqrt(F_inf), times(TOLERANCE, reach))
-    return b, apply(A, b), F_inf, undetermined
+def split(A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
+    """Return the flat columns and the finite ones in their size, each with zeros in place of the others."""
+    finite = [np.less(_largest([row[j] for row in A]), BELOW) for j in range(len(A[0]))]
+    flat: list[list[Entry]] = [
+        [np.where(few, 0.0, a) for few, a in zip(finite, row, strict=True)] for row in A
+    ]
+    return flat, [
+        [np.where(few, times(a, 1.0 / SCALE), 0.0) for few, a in zip(finite, row, strict=True)] for row in A
+    ]
 
 
-def determine(A: Matrix, h: Vector, where: np.ndarray) -> list[list[Entry]]:
-    """Return a factor of P_inf - M_inf M_inf' / F_inf for the keys `where`, the same A for the others.
+def whole(P: Vector, A: Matrix) -> list[Entry]:
+    """Return P with its finite columns folded into it: the covariance but for what is flat."""
+    _, finite = split(A)
+    return folded(P, finite)
 
-    A Householder reflection turns A' h into its largest component's column, which the measurement determines.
-    Zero columns stay zero. The remainder of a determined state is rounding, and is set to zero.
+
+def images(H: Matrix, A: Matrix) -> tuple[list[list[Entry]], list[list[Entry]]]:
+    """Return H times the flat columns and times the finite ones; what rounding leaves of zero is zero."""
+    flat, finite = split(A)
+    reach = [_length(row) for row in flat]
+    seen: list[list[Entry]] = []
+    for h in H:
+        b = apply(_columns(flat), h)
+        size = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], reach)
+        real = np.greater(_length(b), times(TOLERANCE, size))
+        seen.append([np.where(real, a, 0.0) for a in b])
+    return seen, [apply(_columns(finite), h) for h in H]
+
+
+def spread(P: Vector, flat: Matrix, finite: Matrix) -> list[Entry]:
+    """Return the covariance with the columns, packed: infinite where flat ones meet and not by rounding alone."""
+    result: list[Entry] = []
+    size = [_length(row) for row in flat]
+    for i in range(len(flat)):
+        for j in range(i + 1):
+            value = dot(flat[i], flat[j])
+            real = np.greater(np.abs(value), times(TOLERANCE, times(size[i], size[j])))
+            known = plus(P[packed_index(i, j)], dot(finite[i], finite[j]))
+            result.append(np.where(real, np.copysign(np.inf, value), known))
+    return result
+
+
+class Seen(NamedTuple):
+    """What a measurement z = h x + noise sees of the columns.
+
+    M, S: covariance with the state and variance, given the coefficients, S zero where it is rounding
+    b, F_inf: A' h of the flat columns and its square; beta: A' h of the finite ones; flat, finite: the columns
+    undetermined: (K,) bool, for which keys it determines a flat coefficient; apart: for which the columns stay apart
+    trusted: for which it is predicted so well that columns may be folded into the covariance
     """
-    b, M_inf, F_inf, _ = measure(A, h)
-    size = [np.abs(a) for a in b]
-    largest = size[0]
-    for a in size[1:]:
-        largest = np.maximum(largest, a)
-    length = np.sqrt(F_inf)
+
+    M: Vector
+    S: Entry
+    b: Vector
+    F_inf: Entry
+    beta: Vector
+    flat: Matrix
+    finite: Matrix
+    undetermined: np.ndarray
+    apart: np.ndarray
+    trusted: np.ndarray
+
+    @property
+    def precision(self) -> Entry:
+        """1 / S, 0 where S is."""
+        return np.where(np.greater(self.S, 0.0), over(1.0, self.S), 0.0)
+
+
+def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry) -> Seen:
+    """Return what a measurement of M = P h and S = h P h' + r sees."""
+    flat, finite = split(A)
+    b, beta = apply(_columns(flat), h), apply(_columns(finite), h)
+    F_inf = dot(b, b)
+    size = [abs(a) if isinstance(a, float) else np.abs(a) for a in h]
+    reach = dot(size, [_length(row) for row in flat])
+    undetermined = np.greater(np.sqrt(F_inf), times(TOLERANCE, reach))
+    variances = [P[packed_index(i, i)] for i in range(len(A))]
+    own = dot(size, [np.sqrt(np.maximum(a, 0.0)) for a in variances])
+    real = np.greater(S, times(ROUNDED, times(own, own)))
+    S = np.where(real, S, 0.0)
+    total = [np.sqrt(np.maximum(plus(a, dot(c, c)), 0.0)) for a, c in zip(variances, finite, strict=True)]
+    largest = dot(size, total)
+    trusted = np.greater_equal(plus(S, dot(beta, beta)), times(TRUSTED, times(largest, largest)))
+    before = np.greater(_largest([a for row in finite for a in row]), 0.0)
+    badly = np.less(F_inf, times(NEW, times(reach, reach)))
+    width = _largest([over(times(dot(row, b), np.sqrt(S)), F_inf) for row in flat])
+    fits = np.greater(width, RANGE[0]) & np.less(width, RANGE[1])
+    apart = before | (undetermined & badly & fits)
+    return Seen(M, S, b, F_inf, beta, flat, finite, undetermined, apart, trusted & ~undetermined)
+
+
+def gains(given: Seen, rows: Matrix) -> list[Entry]:
+    """Return A' h / F_inf by rows of flat columns: how much a flat coefficient's measurement moves each."""
+    return [over(dot(row, given.b), given.F_inf) for row in rows]
+
+
+def conditioned(given: Seen, A: Matrix, M: Vector, has: np.ndarray | None) -> list[list[Entry]]:
+    """Return the columns of states after the measurement, of the keys that have it.
+
+    A: rows of columns, those of the measured state or of others with the same coefficients; M: their covariances with
+    the measurement given the coefficients.
+    """
+    flat, finite = split(A)
+    turn = reflection(given)
+    root, S = np.sqrt(given.S), plus(given.S, dot(given.beta, given.beta))
+    step = over(1.0, plus(S, np.sqrt(times(S, given.S))))
+    precision = given.precision
+    result: list[list[Entry]] = []
+    for undetermined, row, a, m in zip(flat, finite, gains(given, flat), M, strict=True):
+        # z fixes the flat coefficient given the others: (z - beta c - h e - noise) / b
+        fixed = minus(times(a, root), times(m, np.sqrt(precision)))
+        new = [
+            plus(minus(c, times(a, b)), np.where(here, fixed, 0.0))
+            for c, b, here in zip(row, given.beta, turn.picked, strict=True)
+        ]
+        # or tells of all: given them the state moves by its gain, and they by Potter's square root
+        moved = [minus(c, times(times(m, precision), b)) for c, b in zip(row, given.beta, strict=True)]
+        along = times(dot(moved, given.beta), step)
+        told = [minus(c, times(along, b)) for c, b in zip(moved, given.beta, strict=True)]
+        stored = [
+            np.where(given.apart, np.where(given.undetermined, x, y), c)
+            for x, y, c in zip(new, told, row, strict=True)
+        ]
+        left = _determined(given, turn, undetermined)
+        result.append([plus(a, times(c, SCALE)) for a, c in zip(left, stored, strict=True)])
+    if has is None:
+        return result
+    return [[np.where(has, a, b) for a, b in zip(*rows, strict=True)] for rows in zip(result, A, strict=True)]
+
+
+def fold(P: Vector, A: Matrix, where: np.ndarray) -> tuple[list[Entry], list[list[Entry]]]:
+    """Return P with the finite columns in it, and the flat columns alone, for the keys `where`."""
+    flat, finite = split(A)
+    together: list[Entry] = [np.where(where, a, b) for a, b in zip(folded(P, finite), P, strict=True)]
+    return together, [
+        [np.where(where, a, b) for a, b in zip(*rows, strict=True)] for rows in zip(flat, A, strict=True)
+    ]
+
+
+class Reflection(NamedTuple):
+    """A Householder reflection I - scale w w', which turns A' h into `value` times the picked column's unit vector."""
+
+    picked: list[np.ndarray]
+    value: Entry
+    w: Vector
+    scale: Entry
+
+    def of(self, row: Vector) -> list[Entry]:
+        """Return the reflection of a row (q,)."""
+        along = times(dot(row, self.w), self.scale)
+        return [minus(a, times(along, c)) for a, c in zip(row, self.w, strict=True)]
+
+
+def reflection(given: Seen) -> Reflection:
+    """Return the reflection of A' h into its largest component's column, of the keys that determine a coefficient."""
+    size = [np.abs(a) for a in given.b]
+    largest = _largest(given.b)
+    length = np.sqrt(given.F_inf)
     picked: list[np.ndarray] = []
-    free = where
+    free = given.undetermined
     for a in size:
         here = np.equal(a, largest) & free
         picked.append(here)
         free = free & ~here
-    # w = b + sign(b_j) |b| e_j for the picked column j, and A - (A w) w' / (|b|^2 + |b_j| |b|)
-    signed = [np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, b, strict=True)]
-    w = [a + s for a, s in zip(b, signed, strict=True)]
-    scale = over(1.0, plus(F_inf, times(largest, length)))
-    result: list[list[Entry]] = []
-    for row, M in zip(A, M_inf, strict=True):
-        Aw = times(plus(M, dot(row, signed)), scale)
-        after = [
-            np.where(here, 0.0, minus(a, times(Aw, c))) for here, a, c in zip(picked, row, w, strict=True)
-        ]
-        left = np.greater(_length(after), 1e-13 * _length(row))
-        result.append(
-            [np.where(where, np.where(left, new, 0.0), a) for new, a in zip(after, row, strict=True)]
-        )
-    return result
+    # w = b + sign(b_j) |b| e_j for the picked column j, and w'w / 2 = |b|^2 + |b_j| |b|
+    w = [a + np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, given.b, strict=True)]
+    value = [np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, given.b, strict=True)]
+    total = value[0]
+    for a in value[1:]:
+        total = total + a
+    return Reflection(picked, -total, w, over(1.0, plus(given.F_inf, times(largest, length))))
+
+
+def _determined(given: Seen, turn: Reflection, row: Vector) -> list[Entry]:
+    """Return a row of flat columns after what the measurement determines; zero columns stay zero.
+
+    The remainder of a determined state is rounding, and is set to zero.
+    """
+    after = [np.where(here, 0.0, a) for here, a in zip(turn.picked, turn.of(row), strict=True)]
+    left = np.greater(_length(after), 1e-13 * _length(row))
+    return [
+        np.where(given.undetermined, np.where(left, new, 0.0), a) for new, a in zip(after, row, strict=True)
+    ]
+
+
+def folded(P: Vector, finite: Matrix) -> list[Entry]:
+    """Return P + C C' for the rows of finite columns C."""
+    n = len(finite)
+    return [plus(P[packed_index(i, j)], dot(finite[i], finite[j])) for i in range(n) for j in range(i + 1)]
+
+
+def _columns(rows: Matrix) -> list[tuple[Entry, ...]]:
+    return list(zip(*rows, strict=True))
+
+
+def _largest(vector: Vector) -> Entry:
+    size = [np.abs(a) for a in vector]
+    largest = size[0]
+    for a in size[1:]:
+        largest = np.maximum(largest, a)
+    return largest
 
 
 def _length(vector: Vector) -> Entry:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.diffuse import TOLERANCE, rows_of
-from kalman.filters.diffuse import covariance as diffuse_covariance
+from kalman.filters.diffuse import images, rows_of, split, spread
 from kalman.filters.diffuse import predict as predict_diffuse
 from kalman.filters.recursions import choose, congruence, predict
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
@@ -163,22 +162,12 @@ class LinearFilter(StateLayout):
         mean = [plus(a, b) for a, b in zip(apply(H, parts.m), offset, strict=True)]
         covariance = [plus(a, r) for a, r in zip(congruence(H, parts.P), R, strict=True)]
         if parts.A is not None:
-            reach = [np.sqrt(dot(row, row)) for row in parts.A]
-            seen: list[list[Entry]] = []
-            for h in H:
-                b = [dot(h, column) for column in zip(*parts.A, strict=True)]
-                size = dot([abs(a) if isinstance(a, float) else np.abs(a) for a in h], reach)
-                real = np.greater(np.sqrt(dot(b, b)), TOLERANCE * np.asarray(size))
-                seen.append([np.where(real, a, 0.0) for a in b])
-            for i in range(len(seen)):
-                for j in range(i + 1):
-                    infinite, k = np.asarray(dot(seen[i], seen[j])), packed_index(i, j)
-                    covariance[k] = np.where(infinite == 0.0, covariance[k], np.copysign(np.inf, infinite))
+            covariance = spread(covariance, *images(H, parts.A))
 
-        def whole(entries: list[Entry]) -> Array:
+        def array(entries: Vector) -> Array:
             return np.array([np.broadcast_to(entry, keys) for entry in entries], float)
 
-        return whole(mean), whole(covariance)
+        return array(mean), array(covariance)
 
     def guard(self, u: Vector, values: Values, first: np.ndarray | bool) -> Entry | None:
         """Return an entry that is zero or more where the columns give covariances; None where there is no need."""
@@ -223,13 +212,27 @@ class LinearFilter(StateLayout):
         seen = self.observed(u, prior.values)
         updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
         guard = self.guard(u, prior.values, first)
-        target.leave(state, self._judge(target.state, checks[0], prior.P, updated.scalars, rows, guard))
+        summed = self.summed(state, rows)
+        target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
 
-    def _judge(
+    def summed(self, state: Array, rows: Rows) -> list[Entry]:
+        """Return bounds (n) of the terms that each predicted variance is the sum of: its rounding is relative to them.
+
+        The variance of a deterministic sum, as of the dummies of a season, may be zero while its terms are not.
+        """
+        parts, u = self.split(list(state), False), list(rows.u)
+        F, Q, _ = self.process.transition(rows.dt, u, parts.values)
+        P = [np.abs(parts.P[packed_index(i, i)]) for i in range(len(F))]
+        size = [np.sqrt(a) for a in P]
+        moved = [dot([np.abs(a) for a in row], size) for row in F]
+        predicted = [plus(times(a, a), np.abs(Q[packed_index(i, i)])) for i, a in enumerate(moved)]
+        return choose(rows.first, P, predicted)
+
+    def judged(
         self,
         after: Array,
         total: Array,
-        P: Vector,
+        summed: Vector,
         scalars: Sequence[Scalar],
         rows: Rows,
         guard: Entry | None,
@@ -238,7 +241,7 @@ class LinearFilter(StateLayout):
         not_psd = np.zeros(len(total), bool)
         for i in range(len(self.states)):
             variance = after[self.places["covariance"]][packed_index(i, i)]
-            not_psd |= variance < -1e-9 * np.abs(P[packed_index(i, i)])
+            not_psd |= variance < -1e-9 * summed[i]
             np.maximum(variance, 0.0, out=variance)
         singular = np.zeros(len(total), bool)
         for scalar in scalars:
@@ -263,9 +266,8 @@ class LinearFilter(StateLayout):
         """Return mean (n, K) and packed lower covariance; what is still diffuse has infinite entries."""
         mean, covariance = state[self.places["mean"]], state[self.places["covariance"]]
         if self.is_diffuse(state):
-            packed = diffuse_covariance(rows_of(list(state[self.places["diffuse"]]), len(self.states)))
-            infinite = np.array([np.copysign(np.inf, part) for part in packed])
-            covariance = np.where(np.array(packed) == 0.0, covariance, infinite)
+            A = rows_of(list(state[self.places["diffuse"]]), len(self.states))
+            covariance = np.array(spread(list(covariance), *split(A)))
         return mean, covariance
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import measure
+from kalman.filters.diffuse import Seen, gains, seen
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.linalg.packing import symmetric
 from kalman.models.structure import Transition
@@ -68,7 +68,8 @@ class Weighing(NamedTuple):
     """One scalar measurement against the prediction. `diffuse` is None, or (K,) bool: still undetermined.
 
     v innovation, M = P h, S its variance, K gain; where diffuse, S and K are those of the diffuse part
-    (F_inf and M_inf / F_inf in Durbin and Koopman's notation).
+    (F_inf and M_inf / F_inf in Durbin and Koopman's notation). P has the finite columns in it here.
+    seen: what the measurement sees of the columns, None where it sees none.
     """
 
     v: Entry
@@ -76,6 +77,7 @@ class Weighing(NamedTuple):
     S: Entry
     K: Vector
     diffuse: np.ndarray | None
+    seen: Seen | None = None
 
 
 def weigh(m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry) -> Weighing:
@@ -88,9 +90,12 @@ def weigh(m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry)
     v = minus(y, dot(h, m))
     if A is None or all(is_zero(a) for a in h):
         return Weighing(v, M, S, [over(a, S) for a in M], None)
-    _, M_inf, F_inf, diffuse = measure(A, h)
-    gain = [np.where(diffuse, over(a, F_inf), over(b, S)) for a, b in zip(M_inf, M, strict=True)]
-    return Weighing(v, M, np.where(diffuse, F_inf, S), gain, diffuse)
+    given = seen(P, A, h, M, S)
+    M = [plus(a, dot(row, given.beta)) for a, row in zip(M, given.finite, strict=True)]
+    S = np.where(given.apart, plus(given.S, dot(given.beta, given.beta)), S)
+    diffuse = given.undetermined
+    gain = [np.where(diffuse, a, over(b, S)) for a, b in zip(gains(given, given.flat), M, strict=True)]
+    return Weighing(v, M, np.where(diffuse, given.F_inf, S), gain, diffuse, given)
 
 
 class Decorrelated(NamedTuple):

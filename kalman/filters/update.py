@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import determine
+from kalman.filters.diffuse import conditioned, fold
 from kalman.filters.recursions import Decorrelated, Weighing, decorrelate, joseph, weigh
 from kalman.linalg.entries import Entry, Matrix, Vector, over, plus, times
 from kalman.types import Array
@@ -58,7 +58,7 @@ def update(
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
         weighing = _masked(weigh(m, P, A, h, r, z), has)
         scalars.append(Scalar(m, P, A, weighing, has))
-        v, M, S, K, diffuse = weighing
+        v, _, S, K, diffuse, _ = weighing
         square = over(times(v, v), S)
         if diffuse is not None:
             square = np.where(diffuse, 0.0, square)
@@ -68,12 +68,43 @@ def update(
             score, square, counts = (np.where(has, a, 0.0) for a in (score, square, counts))
         log_likelihood, nis, judged = plus(log_likelihood, score), plus(nis, square), plus(judged, counts)
         m = [plus(a, times(k, v)) for a, k in zip(m, K, strict=True)]
-        P = joseph(P, K, M, h, r)
-        if A is not None and diffuse is not None:
-            A = determine(A, h, diffuse)
+        P, A = after_scalar(P, A, weighing, h, r, has)
+    P, A = settled(P, A, [scalar.weighing for scalar in scalars], presents)
     if not isinstance(judged, float):
         nis = np.where(judged > 0.0, nis, np.nan)
     return Updated(m, P, A, log_likelihood, nis, noise, scalars)
+
+
+def after_scalar(
+    P: Vector, A: Matrix | None, weighing: Weighing, h: Vector, r: Entry, has: Present
+) -> tuple[list[Entry], Matrix | None]:
+    """Return covariance and columns after one scalar measurement; K is zero for keys without the component."""
+    _, M, _, K, _, given = weighing
+    if A is None or given is None:
+        return joseph(P, K, M, h, r), A
+    own = [times(a, given.precision) for a in given.M]
+    own = own if has is None else [np.where(has, a, 0.0) for a in own]
+    gain = [np.where(given.apart, a, b) for a, b in zip(own, K, strict=True)]
+    return joseph(P, gain, given.M, h, r), conditioned(given, A, given.M, has)
+
+
+def settled(
+    P: Vector, A: Matrix | None, weighings: Sequence[Weighing], presents: Sequence[Present]
+) -> tuple[Vector, Matrix | None]:
+    """Return covariance and columns after a row, the finite ones folded in where all its components are trusted."""
+    ready = trusted(weighings, presents)
+    return (P, A) if A is None or ready is None else fold(P, A, ready)
+
+
+def trusted(weighings: Sequence[Weighing], presents: Sequence[Present]) -> np.ndarray | None:
+    """Return for which keys a row's components are all there and predicted well; None where none sees a column."""
+    given = [weighing.seen.trusted for weighing in weighings if weighing.seen is not None]
+    if not given:
+        return None
+    ready = given[0]
+    for each in (*given[1:], *(has for has in presents if has is not None)):
+        ready = ready & each
+    return ready
 
 
 def presence(y: Array) -> Sequence[Present]:
@@ -86,6 +117,6 @@ def _masked(weighing: Weighing, has: Present) -> Weighing:
     """Return a weighing that leaves keys without the component as they are."""
     if has is None:
         return weighing
-    v, M, S, K, diffuse = weighing
-    gain = [np.where(has, k, 0.0) for k in K]
-    return Weighing(np.where(has, v, 0.0), M, S, gain, None if diffuse is None else diffuse & has)
+    gain = [np.where(has, k, 0.0) for k in weighing.K]
+    diffuse = None if weighing.diffuse is None else weighing.diffuse & has
+    return weighing._replace(v=np.where(has, weighing.v, 0.0), K=gain, diffuse=diffuse)

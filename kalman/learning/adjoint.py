@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kalman.filters.diffuse import covariance as diffuse_covariance
+from kalman.filters.diffuse import whole
 from kalman.filters.recursions import choose, congruence
 from kalman.filters.update import Scalar, Updated
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
@@ -61,7 +62,8 @@ def _before_scalar(
 ) -> tuple[Adjoint, list[Entry], Entry, Entry]:
     """Return the adjoint before one scalar update; the derivatives by h, the measurement, r."""
     a, B, C = adjoint
-    m, P, A, (v, M, S, K, diffuse), has = scalar
+    m, P, A, (v, M, S, K, diffuse, _), has = scalar
+    P = P if A is None else whole(P, A)
     e = dot(K, a)
     g = apply(symmetric(B), K)
     s = dot(K, g)
@@ -153,6 +155,7 @@ def transition_slope(
     """Return the derivatives by F (n x n), packed Q and c of a transition from m, P, P_inf."""
     a, B, C = adjoint
     n = len(m)
+    P = P if A_inf is None else whole(P, A_inf)
     F_bar = [[times(a[i], m[j]) for j in range(n)] for i in range(n)]
     for weight, start in ((B, P), (C, None if A_inf is None else diffuse_covariance(A_inf))):
         if weight is None or start is None:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman.filters.diffuse import covariance as diffuse_covariance
-from kalman.filters.diffuse import determine
+from kalman.filters.diffuse import whole
 from kalman.filters.linear import LinearFilter, Parts
-from kalman.filters.recursions import Decorrelated, congruence, decorrelate, joseph, predict, weigh
-from kalman.filters.update import LOG_2PI
+from kalman.filters.recursions import Decorrelated, Weighing, congruence, decorrelate, predict, weigh
+from kalman.filters.update import LOG_2PI, after_scalar, settled
 from kalman.learning.key_rows import RoundRows
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, is_zero, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric
@@ -293,7 +293,8 @@ def _predicted_slopes(of: Learned, trace: _Traced, slopes: list[Slope]) -> list[
         P_inf = None if slope.P_inf is None else congruence(transition.F, slope.P_inf)
         if not all(is_zero(a) for row in tangent.F for a in row):
             m = [plus(a, b) for a, b in zip(m, apply(tangent.F, parts.m), strict=True)]
-            P = _turned(P, tangent.F, transition.F, parts.P)
+            before = parts.P if parts.A is None else whole(parts.P, parts.A)
+            P = _turned(P, tangent.F, transition.F, before)
             if P_inf is not None and parts.A is not None:
                 P_inf = _turned(P_inf, tangent.F, transition.F, diffuse_covariance(parts.A))
         result.append(Slope(m, P, P_inf))
@@ -381,12 +382,15 @@ def _updated(
     by_entry = _noise_slopes(of, trace, noise) if slopes else []
     d = len(slopes)
     added: list[Entry] = [0.0] * (2 + d + packed_size(d))
+    weighings: list[Weighing] = []
     for i, (h, r, z, has) in enumerate(zip(noise.G, noise.d, noise.z, trace.presents, strict=True)):
-        v, M, S, K, diffuse = weigh(m, P, A, h, r, z)
+        weighing = weigh(m, P, A, h, r, z)
+        weighings.append(weighing)
+        v, M, S, K, diffuse, _ = weighing
         u = over(v, S)
         square = times(v, u) if diffuse is None else np.where(diffuse, 0.0, times(v, u))
         score = times(-0.5, plus(np.log(S), LOG_2PI))
-        step = _Update(m, P, A, h, r, v, M, S, K, u, diffuse, has)
+        step = _Update(m, P if A is None else whole(P, A), A, h, r, v, M, S, K, u, diffuse, has)
         slopes, parts = _moved_slopes(step, slopes, [(dd[i], dG[i], dz[i]) for dd, dG, dz in by_entry])
         for at, part in enumerate([score, square, *parts]):
             added[at] = plus(added[at], _only(has, part))
@@ -397,9 +401,8 @@ def _updated(
             innovations += [seen_v, seen_S]
         gain, shift = [_only(has, k) for k in K], _only(has, v)
         m = [plus(a, times(k, shift)) for a, k in zip(m, gain, strict=True)]
-        P = joseph(P, gain, M, h, r)
-        if A is not None and diffuse is not None:
-            A = determine(A, h, diffuse if has is None else diffuse & has)
+        P, A = after_scalar(P, A, weighing._replace(K=gain), h, r, has)
+    P, A = settled(P, A, weighings, trace.presents)
     target[:] = slopes
     return m, P, A, added
 

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
-from kalman.filters.diffuse import covariance as outer
-from kalman.filters.diffuse import determine, measure
+from kalman.filters.diffuse import conditioned, fold, gains, split, spread
 from kalman.filters.linear import LinearFilter
 from kalman.filters.prediction import Smoothable
 from kalman.filters.state_layout import BLOCK, StateLayout, Target, Wrapping, in_blocks
-from kalman.filters.update import Scalar, presence, update
+from kalman.filters.update import Scalar, presence, trusted, update
 from kalman.linalg.entries import Entry, Matrix, Vector, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric, unpack
 from kalman.models import checks
@@ -119,6 +118,9 @@ class FixedLagFilter(Wrapping, StateLayout):
         updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
             lags = _after_scalar(lags, scalar, h, r)
+        ready = trusted([scalar.weighing for scalar in updated.scalars], presents)
+        if ready is not None:
+            lags = _folded(lags, updated.scalars[-1], ready)
         V = list(lags.V)
         for k in (packed_index(i, i) for i in range(len(self.states))):
             V[k] = np.maximum(V[k], 0.0)
@@ -201,7 +203,7 @@ def _choose_lags(first: np.ndarray, yes: Lags, no: Lags) -> Lags:
 
 def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
     """Return the kept rows after one scalar measurement of the current state."""
-    v, M, S, K, diffuse = scalar.weighing
+    v, M, S, K, _, seen = scalar.weighing
     n = len(M)
     precision = over(1.0, S)
     if scalar.present is not None:
@@ -213,34 +215,54 @@ def _after_scalar(lags: Lags, scalar: Scalar, h: Vector, r: Entry) -> Lags:
         [minus(c, times(a, k)) for c, k in zip(row, K, strict=True)] for row, a in zip(lags.C, g, strict=True)
     ]
     A = lags.A
-    if A is not None and scalar.A is not None and diffuse is not None:
-        # the gain is A_j b / F_inf, b = A' h, and the update Joseph's, of which the other case is a short form
-        b = measure(scalar.A, h)[0]
-        proper = plus(dot(h, M), r)
-        infinite = [np.where(diffuse, times(dot(b, row), precision), 0.0) for row in A]
+    if A is not None and seen is not None:
+        # the kept state is one more part of the state, and gains as that does; the update is Joseph's, of which the
+        # other case is a short form
+        has: Any = True if scalar.present is None else scalar.present
+        flat, finite = split(A)
+        long = seen.apart | (seen.undetermined & has)
+        total = [plus(a, dot(row, seen.beta)) for a, row in zip(g, finite, strict=True)]
+        gain = [
+            np.where(seen.undetermined & has, a, times(b, precision))
+            for a, b in zip(gains(seen, flat), total, strict=True)
+        ]
+        own = [np.where(seen.apart, times(a, seen.precision), b) for a, b in zip(g, gain, strict=True)]
+        kept = [np.where(seen.apart, times(a, seen.precision), b) for a, b in zip(seen.M, K, strict=True)]
+        left = [minus(a, times(b, plus(dot(h, seen.M), r))) for a, b in zip(g, own, strict=True)]
         for i in range(n):
-            left = minus(g[i], times(infinite[i], proper))
             for j in range(n):
-                C[i][j] = np.where(
-                    diffuse, lags.C[i][j] - times(infinite[i], M[j]) - times(left, K[j]), C[i][j]
-                )
+                moved = lags.C[i][j] - times(own[i], seen.M[j]) - times(left[i], kept[j])
+                C[i][j] = np.where(long, np.where(has, moved, lags.C[i][j]), C[i][j])
             for j in range(i + 1):
                 k = packed_index(i, j)
-                V[k] = np.where(
-                    diffuse, lags.V[k] - times(infinite[i], g[j]) - times(left, infinite[j]), V[k]
-                )
-        gain = [np.where(diffuse, a, b) for a, b in zip(infinite, gain, strict=True)]
-        A = determine([*scalar.A, *A], [*h, *[0.0] * n], diffuse)[n:]
+                moved = lags.V[k] - times(own[i], g[j]) - times(left[i], own[j])
+                V[k] = np.where(long, np.where(has, moved, lags.V[k]), V[k])
+        A = conditioned(seen, A, g, scalar.present)
     m = [plus(a, times(k, v)) for a, k in zip(lags.m, gain, strict=True)]
     return Lags(m, V, C, A, lags.age)
+
+
+def _folded(lags: Lags, last: Scalar, where: np.ndarray) -> Lags:
+    """Return the kept rows after the finite columns have been folded into the covariance of the keys `where`."""
+    A, seen = last.A, last.weighing.seen
+    if A is None or lags.A is None:
+        return lags
+    here = split(A if seen is None else conditioned(seen, A, seen.M, last.present))[1]
+    finite = split(lags.A)[1]
+    C = [
+        [np.where(where, plus(c, dot(a, b)), c) for c, b in zip(row, here, strict=True)]
+        for row, a in zip(lags.C, finite, strict=True)
+    ]
+    V, A = fold(lags.V, lags.A, where)
+    return lags._replace(V=V, C=C, A=A)
 
 
 def _oldest(lags: Lags) -> tuple[Array, Array]:
     """Return mean (n, K) and packed covariance of the oldest row kept, infinite where still undetermined."""
     mean, covariance = np.array([a[-1] for a in _arrays(lags.m)]), np.array([a[-1] for a in _arrays(lags.V)])
     if lags.A is not None:
-        infinite = np.array(outer([[a[-1] for a in _arrays(row)] for row in lags.A]))
-        covariance = np.where(infinite == 0.0, covariance, np.copysign(np.inf, infinite))
+        oldest = [[a[-1] for a in _arrays(row)] for row in lags.A]
+        covariance = np.array(spread(list(covariance), *split(oldest)))
     return mean, covariance
 
 

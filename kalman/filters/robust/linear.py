@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kalman import flags
+from kalman.filters.diffuse import BELOW, folded, images
 from kalman.filters.linear import LinearFilter, Parts, build_linear
 from kalman.filters.prediction import Prediction
 from kalman.filters.recursions import choose, congruence
@@ -149,7 +150,8 @@ class RobustLinearFilter(StateLayout):
         if np.isfinite(total).all() and not (lowest < 0.0).any() and not gated.any():
             return
         step = self.step_entries(list(state), rows.dt, list(rows.u), list(rows.y), first, presents, diffuse)
-        codes = self.base._judge(target.state, total, step.prior.P, step.scalars, rows, step.guard)
+        summed = self.base.summed(state[: self.base.size], rows)
+        codes = self.base.judged(target.state, total, summed, step.scalars, rows, step.guard)
         nis = target.nis.copy()
         outside = (gated > 0.0) & np.isin(codes, (flags.WELL, flags.OVERFLOW))
         counters = target.state[self.base.size :].copy()
@@ -180,6 +182,8 @@ class RobustLinearFilter(StateLayout):
         undetermined = self._undetermined(state) if diffuse else None
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
         mean, C = updates.measured(m, P, H)
+        if A is not None:
+            C = folded(C, images(H, A)[1])
         v = [a - b for a, b in zip(y, mean, strict=True)]
         innovation = weighed_innovation = updates.whiten(v, _sums(C, R), presents)
         w: list[Entry] = []
@@ -240,7 +244,7 @@ class RobustLinearFilter(StateLayout):
 
     def _undetermined(self, state: Sequence[Entry]) -> Any:
         """Return which keys (K,) bool are still diffuse."""
-        nonzero = [np.not_equal(a, 0.0) for a in state[self.base.places["diffuse"]]]
+        nonzero = [np.greater_equal(np.abs(a), BELOW) for a in state[self.base.places["diffuse"]]]
         found = nonzero[0]
         for a in nonzero[1:]:
             found = found | a
