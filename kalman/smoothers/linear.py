@@ -1,36 +1,38 @@
 """Fixed-interval smoothing of the linear filter.
 
-The pass backwards carries the smoothed state itself (Rauch, Tung and Striebel), its covariance as a sum of squares:
-V = (I - G F) P (I - G F)' + G (V' + Q) G' loses no digits where P is enormous, as after a wide start or a long gap, and
-is positive semidefinite. While a key's state is still diffuse there is no finite P: from its last such row on backwards
-it carries the moments of the later rows (`kalman.smoothers.moments`).
+Two passes go backwards together, and each state is what the one says that keeps its digits there:
 
-References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Durbin and Koopman (2012), section 5.3.
+- the moments r and N of all later rows (`kalman.smoothers.moments`), for which no P, Q or R is inverted: V = P - P N P
+  is right, whatever is singular, where later rows leave each state a share of its variance, and while one is diffuse;
+- the smoothed state itself (Rauch, Tung and Striebel), its covariance as a sum of squares: V = (I - G F) P (I - G F)' +
+  G (V' + Q) G' loses no digits where the difference loses all, since P is enormous after a wide start or a long gap.
+
+References: Rauch, Tung and Striebel (1965); Bucy and Joseph (1968); Durbin and Koopman (2012), sections 4.4 and 5.3.
 """
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
 from kalman.filters.linear import LinearFilter
-from kalman.filters.retrodiction import covariance_back, gain, gain_over, retrodicted
+from kalman.filters.retrodiction import covariance_back, gain_over, retrodicted
 from kalman.filters.state_layout import BLOCK
-from kalman.linalg.entries import Entry, Vector, minus, plus
-from kalman.linalg.packing import packed_size, symmetric
+from kalman.linalg.entries import plus
+from kalman.linalg.packing import packed_index, packed_size
 from kalman.linalg.program import Program, Tape
-from kalman.smoothers.moments import MomentSmoother
+from kalman.smoothers.moments import MomentSmoother, run_program
 from kalman.types import Array, Rows
+
+KEPT = 1e-2
+"""The share of its variance that later rows leave each state where P - P N P is taken: it loses two digits there."""
+LARGEST = 1e4
+"""How many times its inverse P may be of the largest N of later rows there, of which N keeps the rounding."""
 
 
 @dataclass(frozen=True)
 class LinearSmoother:
-    """The smoother of a linear filter. It carries the smoothed state (mean, packed covariance) of K keys.
-
-    A model with diffuse states carries (depth, K) moments of later rows in their place for the keys that are diffuse
-    after the row, and a last row that is 1 for these keys, else 0.
-    """
+    """The smoother of a linear filter. It carries the smoothed state (mean, packed covariance), then `Later`."""
 
     model: LinearFilter
 
@@ -45,26 +47,16 @@ class LinearSmoother:
 
     def begin(self, values: Array) -> Array:
         """Return what to start from after the last rows of keys in these states (size, K)."""
-        plain = values[: self._width].copy()
-        if not self.model.diffuse:
-            return plain
-        moments = self._moments.begin(values)
-        diffuse = self._diffuse(values)
-        moments[: self._width] = np.where(diffuse, 0.0, plain)
-        return np.concatenate([moments, diffuse[None].astype(float)])
+        mean, covariance = self.model.moments(values[: self.model.size])
+        return np.concatenate([mean, covariance, self._moments.begin(values)])
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        What no row ever determines has an infinite variance.
+        What no row ever determines has an infinite variance; what rounding has taken from it, NaN.
         """
-        n, width = len(self.model.states), self._width
-        mean, covariance = later[:n], later[n:width]
-        if self.model.diffuse and later[-1].any():
-            mean, covariance = mean.copy(), covariance.copy()
-            here = later[-1] > 0.0
-            mean[:, here], covariance[:, here] = self._moments.smoothed(after[:, here], later[:-1, here])
-        return mean, covariance
+        n = len(self.model.states)
+        return later[:n], later[n : self._width]
 
     def extra(self, later: Array) -> dict[str, Array]:
         """Nothing beside mean and covariance."""
@@ -72,86 +64,48 @@ class LinearSmoother:
 
     def back(self, before: Array, rows: Rows, later: Array) -> Array:
         """Return the same before the rows, about the states (size, K) before them."""
+        moments = self._moments.back(before, rows, later[self._width :])
+        earlier = np.concatenate([*self._moments.smoothed(before, moments), moments])
+        here = np.flatnonzero(~self._kept(before, earlier) & ~rows.first)
+        if len(here):
+            some = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
+            earlier[: self._width, here] = self.states_back(before[:, here], some, later[: self._width, here])
+        return earlier
+
+    def _kept(self, before: Array, earlier: Array) -> np.ndarray:
+        """Return for which keys (K,) the moments keep the digits of the covariance; they must while it has columns."""
+        n, covariance = len(self.model.states), before[self.model.places["covariance"]]
+        variances = covariance[[packed_index(i, i) for i in range(n)]]
+        kept = (earlier[[n + packed_index(i, i) for i in range(n)]] >= KEPT * variances).all(axis=0)
+        kept &= (variances * self._moments.largest(earlier[self._width :])).sum(axis=0) <= LARGEST
+        if self.model.diffuse:
+            kept |= (before[self.model.places["diffuse"]] != 0.0).any(axis=0)
+        return kept
+
+    def states_back(self, before: Array, rows: Rows, later: Array) -> Array:
+        """Return mean and packed covariance before the rows from those after them, as a sum of squares."""
         result = np.empty(later.shape)
-        with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
-            for start in range(0, before.shape[1], BLOCK):
-                block = slice(start, start + BLOCK)
-                part = Rows(rows.dt[block], rows.first[block], rows.y[:, block], rows.u[:, block])
-                self._back_block(before[: self.model.size, block], part, later[:, block], result[:, block])
+        for start in range(0, before.shape[1], BLOCK):
+            block = slice(start, start + BLOCK)
+            inputs = [*before[: self.model.size, block], rows.dt[block], *rows.u[:, block], *later[:, block]]
+            run_program(_states_program(self.model), inputs, result[:, block])
         return result
-
-    def _back_block(self, before: Array, rows: Rows, later: Array, result: Array) -> None:
-        width, first = self._width, rows.which_first()
-        result[width:] = later[width:]
-        case = first if isinstance(first, bool) else None
-        masks = [first] if isinstance(first, np.ndarray) else []
-        program = _back_program(self.model, case)
-        inputs = [*before, rows.dt, *rows.u, *later[:width], *masks]
-        program(inputs, np.empty((program.buffers, before.shape[1])), result[:width])
-        if self.model.diffuse and (here := self._diffuse(before)).any():
-            part = Rows(rows.dt[here], rows.first[here], rows.y[:, here], rows.u[:, here])
-            moments = self._about_after(before[:, here], part, later[:, here])
-            result[:-1, here] = self._moments.back(before[:, here], part, moments)
-            result[-1, here] = 1.0
-
-    def _about_after(self, before: Array, rows: Rows, later: Array) -> Array:
-        """Return the moments of the later rows about the states after these rows, of keys diffuse before them."""
-        known = later[-1] == 0.0
-        if not known.any():
-            return later[:-1]
-        after, _ = self.model.step(before, rows)
-        moments = later[:-1].copy()
-        made = np.zeros((len(moments), np.count_nonzero(known)))
-        width = self._width
-        program = _moments_program(len(self.model.states))
-        inputs = [*after[:width, known], *later[:width, known]]
-        program(inputs, np.empty((program.buffers, made.shape[1])), made[:width])
-        moments[:, known] = made
-        return moments
-
-    def _diffuse(self, values: Array) -> np.ndarray:
-        """Return which keys (K,) bool are still diffuse in these states."""
-        found: np.ndarray = (values[self.model.places["diffuse"]] != 0.0).any(axis=0)
-        return found
 
 
 @lru_cache(maxsize=64)
-def _back_program(model: LinearFilter, first: bool | None) -> Program:
-    """Return one step back as a program. first: as in `kalman.filters.linear.step_program`.
+def _states_program(model: LinearFilter) -> Program:
+    """Return one step back from a smoothed state as a program.
 
-    Inputs: state before, dt, control, smoothed state after (mean, packed covariance), which keys are at their first
-    row. Outputs: the smoothed state before; that of a first row is the state after it.
+    Inputs: state before, dt, control, smoothed state after (mean, packed covariance). Outputs: the one before.
     """
     tape = Tape()
     n = len(model.states)
     state, u, later = (tape.symbols(count) for count in (model.size, model.controls, n + packed_size(n)))
     dt = tape.symbol()
-    masks: list[Any] = [tape.symbol(boolean=True)] if first is None else []
-    earlier: list[Entry] = list(later)
-    if first is not True:
-        parts = model.split(state, False)
-        prior = model.predicted(parts, dt, u, False)
-        F, Q, _ = model.process.transition(dt, u, parts.values)
-        G = gain_over(F, parts.P, prior.P)
-        spread = [plus(a, q) for a, q in zip(later[n:], Q, strict=True)]
-        mean = retrodicted(parts.m, prior.m, G, later[:n])
-        earlier = [*mean, *covariance_back(parts.P, F, G, spread)]
-    if masks:
-        earlier = [np.where(masks[0], a, b) for a, b in zip(later, earlier, strict=True)]
-    return Program(tape, [*state, dt, *u, *later, *masks], earlier)
-
-
-@lru_cache(maxsize=64)
-def _moments_program(n: int) -> Program:
-    """Return the program of r = P^-1 (x - m) and N = P^-1 (P - V) P^-1.
-
-    Inputs: state m, P and smoothed state x, V. Outputs: r, packed N.
-    """
-    tape = Tape()
-    state, later = tape.symbols(n + packed_size(n)), tape.symbols(n + packed_size(n))
-    m, P, mean, V = state[:n], state[n:], later[:n], later[n:]
-    lost: Vector = [minus(a, b) for a, b in zip(P, V, strict=True)]
-    half = gain(P, symmetric(lost))  # (P - V) P^-1
-    N = gain(P, [list(column) for column in zip(*half, strict=True)])
-    r = gain(P, [[minus(a, b) for a, b in zip(mean, m, strict=True)]])[0]
-    return Program(tape, [*state, *later], [*r, *(N[i][j] for i in range(n) for j in range(i + 1))])
+    parts = model.split(state, False)
+    prior = model.predicted(parts, dt, u, False)
+    F, Q, _ = model.process.transition(dt, u, parts.values)
+    G = gain_over(F, parts.P, prior.P)
+    spread = [plus(a, q) for a, q in zip(later[n:], Q, strict=True)]
+    mean = retrodicted(parts.m, prior.m, G, later[:n])
+    return Program(tape, [*state, dt, *u, *later], [*mean, *covariance_back(parts.P, F, G, spread)])

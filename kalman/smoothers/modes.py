@@ -194,11 +194,14 @@ def _backward_step(field: str, mode: object) -> BackwardStep:
         def by_moments(before: Array, after: Array, rows: Rows, moments: BackwardMoments) -> BackwardMoments:
             n = len(mode.states)
             rows = rows._replace(first=np.zeros(len(rows.dt), bool))
-            earlier = smoother.back(before, rows, np.concatenate([moments.r.T, pack(_rows(moments.N))]))
-            V = states.back(before, rows, np.concatenate([after[:n], pack(_rows(moments.V))]))[n:]
+            nothing = np.zeros((n, len(rows.dt)))
+            earlier = smoother.back(
+                before, rows, np.concatenate([moments.r.T, pack(_rows(moments.N)), nothing])
+            )
+            V = states.states_back(before, rows, np.concatenate([after[:n], pack(_rows(moments.V))]))[n:]
             P = _matrices(mode.moments(before)[1], n)
             return _sound(
-                BackwardMoments(_vectors(earlier[:n]), _matrices(earlier[n:], n), _matrices(V, n)), P
+                BackwardMoments(_vectors(earlier[:n]), _matrices(earlier[n:-n], n), _matrices(V, n)), P
             )
 
         return by_moments

@@ -1,14 +1,17 @@
-"""The backward pass of two moments: rows whose state is still diffuse, and the modes of an IMM, are smoothed by it.
+"""The backward pass of two moments: rows whose state is still diffuse, and most others, are smoothed by it.
 
 The moments of all later rows are r (n) and N (n x n): a state of mean m and covariance P given the rows up to its own
 has mean m + P r and covariance P - P N P given all. No P, Q or R is inverted, so each may be singular; but the
-difference loses all digits where P is enormous, so that other rows are smoothed as `kalman.smoothers.linear` says.
-While a part P_inf = A A' of the covariance is infinite, r and N are expanded in the powers of 1 / kappa of the prior
-P + kappa P_inf, kappa -> infinity: r = r0 + r1 / kappa, N = N0 + N1 / kappa + N2 / kappa^2. Where a measurement
-determines a diffuse state that it hardly sees, by a share c of all that it sees, digits are lost with c^4.
+difference loses all digits where P is enormous (`kalman.smoothers.linear` has what is right there).
 
-References: Bryson and Frazier (1963); de Jong (1989); Durbin and Koopman (2012), sections 4.4 (r and N), 5.3
-(the exact diffuse start) and 6.4 (one scalar after another); Koopman and Durbin (2003).
+While a state is m + A c + e with columns A (`kalman.filters.diffuse`), r and N are about e, given the coefficients:
+given all rows c is mu + Xi w with w ~ N(0, I), and r is r - Omega w. So the state's mean is m + A mu + P r, and its
+covariance P - P N P + T T' with T = A Xi - P Omega. Going backwards, each measurement that had determined a coefficient
+or told of it says what it was; a column that the filter had folded into its covariance is taken out of it again:
+of P + d d', r and N, the coefficient of d has mean d' r and variance 1 - d' N d. Nothing here tends to infinity.
+
+References: Bryson and Frazier (1963); de Jong (1989, 1991); Durbin and Koopman (2012), sections 4.4 (r and N), 5.7 (the
+augmented smoother) and 6.4 (one scalar after another).
 """
 
 from dataclasses import dataclass
@@ -17,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kalman.filters.diffuse import covariance as outer
-from kalman.filters.linear import LinearFilter, traced
+from kalman.filters.diffuse import Reflection, Seen, conditioned, gains, reflection, split, spread
+from kalman.filters.linear import LinearFilter, Traced, traced
 from kalman.filters.recursions import choose, congruence
 from kalman.filters.state_layout import BLOCK
-from kalman.filters.update import Scalar, presence
+from kalman.filters.update import Scalar, presence, trusted
 from kalman.linalg.entries import Entry, Matrix, Vector, apply, dot, minus, over, plus, times
 from kalman.linalg.packing import packed_index, packed_size, symmetric
 from kalman.linalg.program import Program, Tape
@@ -30,20 +33,29 @@ from kalman.types import Array, Rows
 UNDETERMINED = 1e-6
 """A smaller remainder of a diffuse state is the rounding of a state that later rows determine."""
 
+LOST = -1e-9
+"""A variance below this share of the filter's is what rounding has left of it; one above is a rounded zero."""
+
 
 class Later(NamedTuple):
-    """The moments of all later rows about a state: r0 (n), N0 (packed), and r1, N1, N2 while something is diffuse."""
+    """The moments of all later rows about a state: r (n), N (packed); Omega (n x q), mu (q) and Xi (q x q) of columns.
 
-    r0: Vector
-    N0: Vector
-    r1: Vector
-    N1: Vector
-    N2: Vector
+    endless (q): 1 for a component of w that no row determines, which has no variance, else 0
+    largest (n): the largest entry of N's diagonal about any later state
+    """
+
+    r: Vector
+    N: Vector
+    Omega: Matrix
+    mu: Vector
+    Xi: Matrix
+    endless: Vector
+    largest: Vector
 
 
 @dataclass(frozen=True)
 class MomentSmoother:
-    """The smoother of a linear filter. It carries `Later` back as an array (depth, K), zeros at a key's last row.
+    """The smoother of a linear filter. It carries `Later` back as an array (depth, K).
 
     States may have more rows after those of the model, which are ignored.
     """
@@ -51,27 +63,40 @@ class MomentSmoother:
     model: LinearFilter
 
     def begin(self, values: Array) -> Array:
-        """Return the moments after the last row of keys in these states: zeros."""
-        n = len(self.model.states)
-        p = packed_size(n)
-        return np.zeros((2 * n + 3 * p if self.model.diffuse else n + p, values.shape[1]))
+        """Return the moments after the last row of keys in these states (size, K)."""
+        later = np.zeros((_depth(self.model), values.shape[1]))
+        if self.model.is_diffuse(values):
+            n, q = len(self.model.states), _columns(self.model)
+            A = values[self.model.places["diffuse"]].reshape(n, q, -1)
+            xi = len(later) - n - q - q * q
+            for j in range(q):
+                later[xi + j * q + j] = (A[:, j] != 0.0).any(axis=0)
+            flat = np.array(split([list(row) for row in A])[0])
+            later[xi + q * q : xi + q * q + q] = (flat != 0.0).any(axis=0)
+        return later
 
     def smoothed(self, after: Array, later: Array) -> tuple[Array, Array]:
         """Return mean (n, K) and packed covariance (p, K) of states after a row, given the later rows too.
 
-        What no row ever determines has an infinite variance.
+        What no row ever determines has an infinite variance. Where rounding has left no variance all is NaN.
         """
         n = len(self.model.states)
         result = np.empty((n + packed_size(n), after.shape[1]))
         for start in range(0, after.shape[1], BLOCK):
             block = slice(start, start + BLOCK)
             program = _smoothed_program(self.model, self.model.is_diffuse(after[:, block]))
-            _run(program, [*after[: self.model.size, block], *later[:, block]], result[:, block])
+            run_program(program, [*after[: self.model.size, block], *later[:, block]], result[:, block])
         mean, covariance = result[:n], result[n:]
-        for i in range(n):
-            variance = covariance[packed_index(i, i)]
-            np.maximum(variance, 0.0, out=variance)
+        lost = np.zeros(after.shape[1], bool)
+        for k in (packed_index(i, i) for i in range(n)):
+            lost |= covariance[k] < LOST * after[self.model.places["covariance"]][k]
+            np.maximum(covariance[k], 0.0, out=covariance[k])
+        result[:, lost] = np.nan
         return mean, covariance
+
+    def largest(self, later: Array) -> Array:
+        """Return `Later.largest` (n, K)."""
+        return later[-len(self.model.states) :]
 
     def extra(self, later: Array) -> dict[str, Array]:
         """Nothing beside mean and covariance."""
@@ -92,136 +117,254 @@ class MomentSmoother:
             )
             masks = [a for a in (first, *presents) if isinstance(a, np.ndarray)]
             inputs = [*before[: self.model.size, block], part.dt, *part.u, *part.y, *later[:, block], *masks]
-            _run(program, inputs, result[:, block])
+            run_program(program, inputs, result[:, block])
         return result
 
 
 def smoothed(m: Vector, P: Vector, A: Matrix | None, later: Later) -> tuple[list[Entry], list[Entry]]:
     """Return mean and packed covariance given all rows of a state (m, P, A) given those up to its own.
 
-    P_inf = A A' leaves the covariance where later rows determine all of it; what is left has infinite
-    entries.
+    What no row determines has infinite entries.
     """
-    n = len(m)
     full = symmetric(P)
-    mean = [plus(a, b) for a, b in zip(m, apply(full, later.r0), strict=True)]
-    covariance = [minus(a, b) for a, b in zip(P, congruence(full, later.N0), strict=True)]
+    mean = [plus(a, b) for a, b in zip(m, apply(full, later.r), strict=True)]
+    covariance = [minus(a, b) for a, b in zip(P, congruence(full, later.N), strict=True)]
     if A is None:
         return mean, covariance
-    columns = list(zip(*A, strict=True))
-    mean = [plus(a, b) for a, b in zip(mean, apply(A, apply(columns, later.r1)), strict=True)]
-    P_inf = symmetric(outer(A))
-    second = congruence(P_inf, later.N2)
-    N1 = symmetric(later.N1)
-    PN = [apply(N1, row) for row in full]  # P N1
-    cross = [[dot(row, column) for column in P_inf] for row in PN]  # P N1 P_inf
-    # what is left of A when the later rows have determined what they see of it: A (I - A' N1 A)
-    seen = [[dot(apply(N1, b), a) for a in columns] for b in columns]
-    left = [[minus(a, dot(row, column)) for a, column in zip(row, seen, strict=True)] for row in A]
-    for i, (row, rest) in enumerate(zip(A, left, strict=True)):
-        real = np.greater(_length(rest), UNDETERMINED * _length(row))
-        left[i] = [np.where(real, a, 0.0) for a in rest]
-    infinite = outer(left)
-    for i in range(n):
-        for j in range(i + 1):
-            k = packed_index(i, j)
-            finite = minus(minus(covariance[k], plus(cross[i][j], cross[j][i])), second[k])
-            covariance[k] = np.where(np.equal(infinite[k], 0.0), finite, np.copysign(np.inf, infinite[k]))
-    return mean, covariance
+    D = [[plus(a, c) for a, c in zip(*rows, strict=True)] for rows in zip(*split(A), strict=True)]
+    mean = [plus(a, dot(row, later.mu)) for a, row in zip(mean, D, strict=True)]
+    finite: list[list[Entry]] = []
+    free: list[list[Entry]] = []
+    for row, own in zip(D, full, strict=True):
+        by_xi, by_omega = apply(_transposed(later.Xi), row), apply(_transposed(later.Omega), own)
+        T = [minus(a, b) for a, b in zip(by_xi, by_omega, strict=True)]
+        size = dot([np.abs(a) for a in row], [_length(each) for each in later.Xi])
+        finite.append([times(a, minus(1.0, lost)) for a, lost in zip(T, later.endless, strict=True)])
+        endless = [times(a, lost) for a, lost in zip(T, later.endless, strict=True)]
+        real = np.greater(_length(endless), UNDETERMINED * size)
+        free.append([np.where(real, a, 0.0) for a in endless])
+    return mean, spread(covariance, free, finite)
 
 
-def before_update(later: Later, scalars: list[Scalar], G: Matrix, d: Vector) -> Later:
-    """Return the moments before the scalar updates z = G x + noise of variances d."""
-    for scalar, h, r in reversed(list(zip(scalars, G, d, strict=True))):
-        later = _before_scalar(later, scalar, h, r)
-    return later
+def _before_row(later: Later, step: Traced, model: LinearFilter) -> Later:
+    """Return the moments before a row, of which `step` is the filter's."""
+    updated = step.updated
+    later = _noted(later)
+    ready = trusted([scalar.weighing for scalar in updated.scalars], [s.present for s in updated.scalars])
+    if ready is not None:
+        last = updated.scalars[-1]
+        assert last.A is not None
+        A = last.A if last.weighing.seen is None else _conditioned(last)
+        _, finite = split(A)
+        for j, column in enumerate(zip(*finite, strict=True)):
+            there = np.greater(_length(column), 0.0) & ready
+            later = _opened(later, j, [np.where(there, a, 0.0) for a in column], there)
+    for scalar, h in reversed(list(zip(updated.scalars, updated.noise.G, strict=True))):
+        later = _before_scalar(later, scalar, h)
+    if step.first is True:
+        return later
+    F = model.process.transition(step.dt, step.u, step.parts.values).F
+    predicted = None if step.first is False else ~step.first
+    return _before_prediction(later, F, predicted, step.parts.A is not None)
 
 
-def _before_scalar(later: Later, scalar: Scalar, h: Vector, r: Entry) -> Later:
+def _conditioned(scalar: Scalar) -> Matrix:
+    seen = scalar.weighing.seen
+    assert seen is not None and scalar.A is not None
+    return conditioned(seen, scalar.A, seen.M, scalar.present)
+
+
+def _opened(later: Later, j: int, d: Vector, where: np.ndarray) -> Later:
+    """Return the moments about a state of covariance P, given those about one of P + d d', d being column j now."""
+    full = symmetric(later.N)
+    Nd = apply(full, d)
+    left = minus(1.0, dot(d, Nd))
+    root = np.sqrt(left)
+    N = [
+        plus(later.N[packed_index(a, b)], over(times(Nd[a], Nd[b]), left))
+        for a in range(len(d))
+        for b in range(a + 1)
+    ]
+    Omega = [
+        [np.where(where, over(c, root), a) if k == j else a for k, a in enumerate(row)]
+        for row, c in zip(later.Omega, Nd, strict=True)
+    ]
+    told = [minus(0.0, dot(d, column)) for column in zip(*later.Omega, strict=True)]
+    told[j] = root
+    mu, Xi = list(later.mu), [list(row) for row in later.Xi]
+    mu[j] = np.where(where, dot(d, later.r), mu[j])
+    Xi[j] = [np.where(where, a, b) for a, b in zip(told, Xi[j], strict=True)]
+    return later._replace(N=N, Omega=Omega, mu=mu, Xi=Xi)
+
+
+def _before_scalar(later: Later, scalar: Scalar, h: Vector) -> Later:
     """Return the moments before one scalar update.
 
-    With L = I - K h: r = h v / S + L' r and N = h h' / S + L' N L, in the powers of 1 / kappa. K and v are
-    zero for a key that lacks the component.
+    With L = I - K h: r = h v / S + L' r and N = h h' / S + L' N L. K and v are zero for a key that lacks the component.
     """
-    r0, N0, r1, N1, N2 = later
-    _, _, A, (v, M, S, K, diffuse), has = scalar
+    v, _, S, K, _, _ = scalar.weighing
+    has = scalar.present
+    if scalar.A is not None and scalar.weighing.seen is not None:
+        return _before_columns(later, scalar, scalar.weighing.seen, h)
     precision = over(1.0, S) if has is None else np.where(has, over(1.0, S), 0.0)
-    u = times(v, precision)
-    g = apply(symmetric(N0), K)
-    s = dot(K, g)
-    if A is None:
-        r0 = [plus(a, times(b, minus(u, dot(K, r0)))) for a, b in zip(r0, h, strict=True)]
-        return Later(r0, _seen(N0, h, g, plus(s, precision)), r1, N1, N2)
-    improper: Entry = 0.0 if diffuse is None else np.where(diffuse, 1.0, 0.0)
-    proper = minus(1.0, improper)
-    # where diffuse, K and S are K_inf and F_inf; K1 is the gain's next term, F the proper variance
-    F = plus(dot(h, M), r)
-    K1 = [times(improper, times(minus(a, times(k, F)), precision)) for a, k in zip(M, K, strict=True)]
-    g1, g2 = apply(symmetric(N1), K), apply(symmetric(N2), K)
-    e0, e1 = apply(symmetric(N0), K1), apply(symmetric(N1), K1)
-    by_r1 = minus(minus(times(improper, u), dot(K, r1)), dot(K1, r0))
-    by_r0 = minus(times(proper, u), dot(K, r0))
-    c0 = plus(s, times(proper, precision))
-    c1 = plus(plus(dot(K, g1), times(improper, precision)), 2.0 * dot(K, e0))
-    c2 = plus(
-        minus(dot(K, g2), times(improper, times(F, times(precision, precision)))),
-        plus(2.0 * dot(K, e1), dot(K1, e0)),
-    )
-    return Later(
-        [plus(a, times(b, by_r0)) for a, b in zip(r0, h, strict=True)],
-        _seen(N0, h, g, c0),
-        [plus(a, times(b, by_r1)) for a, b in zip(r1, h, strict=True)],
-        _seen(N1, h, [plus(a, b) for a, b in zip(g1, e0, strict=True)], c1),
-        _seen(N2, h, [plus(a, b) for a, b in zip(g2, e1, strict=True)], c2),
-    )
+    told = _told(later, h, K, precision, scalar.A is not None)
+    shift = times(v, precision)
+    return told._replace(r=[plus(a, times(b, shift)) for a, b in zip(told.r, h, strict=True)])
 
 
-def _seen(N: Vector, h: Vector, g: Vector, c: Entry) -> list[Entry]:
-    """Return N - g h' - h g' + c h h', packed."""
+def _before_columns(later: Later, scalar: Scalar, seen: Seen, h: Vector) -> Later:
+    """Return the same where the measurement sees columns: S, K and v are then those given their coefficients."""
+    v, _, S, K, _, _ = scalar.weighing
+    here: Any = True if scalar.present is None else scalar.present
+    turn, precision = reflection(seen), seen.precision
+    fixed = [
+        minus(times(a, np.sqrt(seen.S)), times(b, np.sqrt(precision)))
+        for a, b in zip(gains(seen, seen.flat), seen.M, strict=True)
+    ]
+    for j, picked in enumerate(turn.picked):  # what is determined well is in the covariance at once
+        at_once = picked & here & ~seen.apart
+        later = _opened(later, j, [np.where(at_once, a, 0.0) for a in fixed], at_once)
+    given = seen.apart | seen.undetermined
+    precision = np.where(here, np.where(given, precision, over(1.0, S)), 0.0)
+    gain = [np.where(given, times(a, precision), b) for a, b in zip(seen.M, K, strict=True)]
+    told = _told(later, h, gain, precision, True)
+    # the innovation given the coefficients, over S, is `shift` - `slope` w
+    own = _of(_picked(turn.picked), later)
+    by_beta = _of(seen.beta, later)
+    root = np.sqrt(precision)
+    all_S = np.where(seen.undetermined, 1.0, S)
+    short = np.where(seen.apart, times(root, np.sqrt(over(1.0, all_S))), 0.0)
+    proper = np.where(seen.apart, minus(over(v, all_S), times(by_beta[0], short)), times(v, precision))
+    determines = seen.undetermined & here
+    shift = np.where(determines, minus(0.0, times(own[0], root)), proper)
+    shift = np.where(np.greater(precision, 0.0), shift, 0.0)
+    slope = [
+        np.where(determines, times(a, root), times(b, short))
+        for a, b in zip(own[1:], by_beta[1:], strict=True)
+    ]
+    r = [plus(a, times(b, shift)) for a, b in zip(told.r, h, strict=True)]
+    Omega = [
+        [plus(a, times(b, c)) for a, c in zip(row, slope, strict=True)]
+        for row, b in zip(told.Omega, h, strict=True)
+    ]
+    before = _coefficients_before(told, seen, turn, v, all_S, here)
+    return before._replace(r=r, Omega=Omega)
+
+
+def _coefficients_before(later: Later, seen: Seen, turn: Reflection, v: Entry, S: Entry, here: Any) -> Later:
+    """Return the coefficients before a measurement: what it fixed by the others and its noise, or Potter's step back.
+
+    S: the innovation's variance where it determines none.
+    """
+    determines, told = seen.undetermined & here, seen.apart & here & ~seen.undetermined
+    step = over(1.0, plus(S, np.sqrt(times(S, seen.S))))
+    columns: list[list[Entry]] = []
+    for k, column in enumerate([list(later.mu), *_transposed(later.Xi)]):
+        shift = v if k == 0 else 0.0
+        own, by_beta = dot(_picked(turn.picked), column), dot(seen.beta, column)
+        fixed = over(plus(minus(shift, by_beta), times(np.sqrt(seen.S), own)), turn.value)
+        size = np.where(told, minus(over(shift, S), times(by_beta, step)), 0.0)
+        moved = [
+            np.where(picked & here, fixed, plus(a, times(b, size)))
+            for picked, a, b in zip(turn.picked, column, seen.beta, strict=True)
+        ]
+        columns.append([np.where(determines, a, b) for a, b in zip(turn.of(moved), moved, strict=True)])
+    return later._replace(mu=columns[0], Xi=_transposed(columns[1:]))
+
+
+def _of(weights: Vector, later: Later) -> list[Entry]:
+    """Return weights' mu, and weights' Xi."""
+    return [dot(weights, later.mu), *(dot(weights, column) for column in _transposed(later.Xi))]
+
+
+def _picked(picked: list[np.ndarray]) -> list[Entry]:
+    return [np.where(here, 1.0, 0.0) for here in picked]
+
+
+def _told(later: Later, h: Vector, K: Vector, precision: Entry, columns: bool) -> Later:
+    """Return L' r, h h' precision + L' N L and, if there are columns, L' Omega with L = I - K h."""
+    g = apply(symmetric(later.N), K)
+    by_r = dot(K, later.r)
+    c = plus(dot(K, g), precision)
     x = [minus(times(0.5, times(c, a)), b) for a, b in zip(h, g, strict=True)]
     n = len(h)
-    return [
-        plus(N[packed_index(i, j)], plus(times(x[i], h[j]), times(h[i], x[j])))
+    N = [
+        plus(later.N[packed_index(i, j)], plus(times(x[i], h[j]), times(h[i], x[j])))
         for i in range(n)
         for j in range(i + 1)
     ]
+    later = later._replace(r=[minus(a, times(b, by_r)) for a, b in zip(later.r, h, strict=True)], N=N)
+    if not columns:
+        return later
+    by_omega = [dot(K, column) for column in zip(*later.Omega, strict=True)]
+    Omega = [
+        [minus(a, times(b, c)) for a, c in zip(row, by_omega, strict=True)]
+        for row, b in zip(later.Omega, h, strict=True)
+    ]
+    return later._replace(Omega=Omega)
 
 
-def before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None) -> Later:
+def _noted(later: Later) -> Later:
+    """Return the moments with the diagonal of N among the largest."""
+    size = [np.abs(later.N[packed_index(i, i)]) for i in range(len(later.r))]
+    return later._replace(largest=[np.maximum(a, b) for a, b in zip(size, later.largest, strict=True)])
+
+
+def _before_prediction(later: Later, F: Matrix, predicted: np.ndarray | None, columns: bool) -> Later:
     """Return the moments before a transition F; predicted (K,) bool: which keys were, None for all."""
     turned = [list(column) for column in zip(*F, strict=True)]
-    moved = Later(
-        *(apply(turned, part) if k in (0, 2) else congruence(turned, part) for k, part in enumerate(later))
-    )
-    if predicted is None:
-        return moved
-    return Later(*(choose(predicted, a, b) for a, b in zip(moved, later, strict=True)))
+    r, N, Omega = apply(turned, later.r), congruence(turned, later.N), later.Omega
+    if columns:
+        Omega = _transposed([apply(turned, column) for column in zip(*Omega, strict=True)])
+    if predicted is not None:
+        r, N = choose(predicted, r, later.r), choose(predicted, N, later.N)
+        Omega = [choose(predicted, a, b) for a, b in zip(Omega, later.Omega, strict=True)]
+    return later._replace(r=r, N=N, Omega=Omega)
+
+
+def _transposed(matrix: Matrix) -> list[list[Entry]]:
+    return [list(column) for column in zip(*matrix, strict=True)]
 
 
 def _length(vector: Vector) -> Entry:
     return np.sqrt(dot(vector, vector))
 
 
-def _later(symbols: list[Any], n: int) -> Later:
-    p = packed_size(n)
-    zero: list[Entry] = [0.0]
-    if len(symbols) == n + p:
-        return Later(symbols[:n], symbols[n:], zero * n, zero * p, zero * p)
-    places = np.cumsum([0, n, p, n, p, p]).tolist()
-    return Later(*(symbols[a:b] for a, b in zip(places[:-1], places[1:], strict=True)))
-
-
-def _flat(later: Later, depth: int) -> list[Entry]:
-    return [entry for part in later for entry in part][:depth]
+def _columns(model: LinearFilter) -> int:
+    return len(model.diffuse) // len(model.states)
 
 
 def _depth(model: LinearFilter) -> int:
-    n = len(model.states)
-    return 2 * n + 3 * packed_size(n) if model.diffuse else n + packed_size(n)
+    n, q = len(model.states), _columns(model)
+    return n + packed_size(n) + n * q + q + q * q + q + n
 
 
-def _run(program: Program, inputs: list[Any], outputs: Array) -> None:
-    with np.errstate(all="ignore"):  # only flagged rows can go wrong, and they are left out
+def _later(symbols: list[Any], model: LinearFilter) -> Later:
+    n, q = len(model.states), _columns(model)
+    places = np.cumsum([0, n, packed_size(n), n * q, q, q * q, q, n]).tolist()
+    r, N, Omega, mu, Xi, endless, largest = (
+        symbols[a:b] for a, b in zip(places[:-1], places[1:], strict=True)
+    )
+    square = [Xi[i * q : (i + 1) * q] for i in range(q)]
+    return Later(r, N, [Omega[i * q : (i + 1) * q] for i in range(n)], mu, square, endless, largest)
+
+
+def _entries(later: Later) -> list[Entry]:
+    r, N, Omega, mu, Xi, endless, largest = later
+    return [
+        *r,
+        *N,
+        *(a for row in Omega for a in row),
+        *mu,
+        *(a for row in Xi for a in row),
+        *endless,
+        *largest,
+    ]
+
+
+def run_program(program: Program, inputs: list[Any], outputs: Array) -> None:
+    """Run a program whose flagged keys may go wrong, and are left out."""
+    with np.errstate(all="ignore"):
         program(inputs, np.empty((program.buffers, outputs.shape[1])), outputs)
 
 
@@ -231,7 +374,7 @@ def _smoothed_program(model: LinearFilter, diffuse: bool) -> Program:
     tape = Tape()
     state, later = tape.symbols(model.size), tape.symbols(_depth(model))
     parts = model.split(state, diffuse)
-    mean, covariance = smoothed(parts.m, parts.P, parts.A, _later(later, len(model.states)))
+    mean, covariance = smoothed(parts.m, parts.P, parts.A, _later(later, model))
     return Program(tape, [*state, *later], [*mean, *covariance])
 
 
@@ -241,9 +384,5 @@ def _back_program(model: LinearFilter, missing: bool, first: bool | None, diffus
     tape = Tape()
     symbols = tape.symbols(_depth(model))
     step = traced(model, tape, missing, first, diffuse)
-    later = _later(symbols, len(model.states))
-    later = before_update(later, step.updated.scalars, step.updated.noise.G, step.updated.noise.d)
-    if first is not True:
-        transition = model.process.transition(step.dt, step.u, step.parts.values)
-        later = before_prediction(later, transition.F, None if first is False else ~step.first)
-    return Program(tape, [*step.inputs, *symbols, *step.masks], _flat(later, len(symbols)))
+    later = _before_row(_later(symbols, model), step, model)
+    return Program(tape, [*step.inputs, *symbols, *step.masks], _entries(later))
