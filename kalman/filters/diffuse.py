@@ -10,7 +10,7 @@ has twice the digits, and P stays what it is given the coefficients. Once a meas
 are folded into P. A finite column is stored SCALE times its size, which no flat one is: states are as large as they
 were, and those of earlier releases, whose columns are all flat, go on.
 
-References: de Jong (1991), The diffuse Kalman filter; Durbin and Koopman (2012), section 5.2; Potter's square root as in
+References: de Jong (1991), The diffuse Kalman filter; Durbin and Koopman (2012), section 5.2; for Potter's square root
 Anderson and Moore (1979), section 6.5.
 """
 
