@@ -111,6 +111,17 @@ def consistency(
         return Consistency(total / degrees, low, high, degrees)
 
 
+def coverage(nis: Array, components: int | Array | Integers = 1, probability: float = 0.95) -> float:
+    """Return the share of rows inside the interval (of several components: ellipsoid) predicted with a probability.
+
+    nis, components (N,): rows whose NIS is NaN, or which have no component, do not count. NaN if none counts.
+    """
+    degrees = np.broadcast_to(np.asarray(components, float), nis.shape)
+    seen = ~np.isnan(nis) & (degrees > 0)
+    inside = nis[seen] <= chdtri(degrees[seen], 1.0 - probability)
+    return float(inside.mean()) if inside.size else float("nan")
+
+
 def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: int = 0) -> LjungBox:
     """Return the test of each key's series for autocorrelation up to a lag.
 
