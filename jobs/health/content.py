@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.health import reading
 from jobs.health.reading import Estimates, Generation, Reason
 from jobs.offline.quantity import measured_direction
 from jobs.specs.model_spec import ModelSpec
-from kalman.evaluation.diagnostics import mean_bounds
+from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
 BINS = 40
@@ -228,7 +227,7 @@ class _Sums:
         degrees = self.degrees(part, len(at))
         seen = np.isfinite(nis) & (degrees > 0)
         judged, scored = seen & good, seen & (good | (pc.equal(flags, GATED).fill_null(False).to_numpy()))  # type: ignore[attr-defined]
-        inside = scored & (nis <= chi2.ppf(PROBABILITY, np.maximum(degrees, 1)))
+        within = scored & inside(nis, degrees, PROBABILITY)
 
         def add(name: str, values: Any, which: NDArray[np.bool_] | None = None) -> None:
             some = slice(None) if which is None else which
@@ -240,7 +239,7 @@ class _Sums:
         for name, values in (("judged", None), ("nis", nis), ("nis2", nis * nis), ("degrees", degrees)):
             add(name, values, judged)
         add("scored", None, scored)
-        add("inside", None, inside)
+        add("inside", None, within)
         for flag in flags.drop_null().unique().to_pylist():
             add(f"flag {flag}", None, pc.equal(flags, flag).fill_null(False).to_numpy())  # type: ignore[attr-defined]
         self._keep_keys(part, np.where(judged, nis, 0.0), np.where(judged, degrees, 0.0), ~good)
