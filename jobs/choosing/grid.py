@@ -121,7 +121,6 @@ def fit_robust(
     rows: kalman.SortedRows,
     keys: int,
     unit: float,
-    step: float,
     plain: GridFit,
     robust: dict[str, Any],
     finer: int,
@@ -130,7 +129,7 @@ def fit_robust(
     """Fit a structure with robust updates to each series, from its Gaussian fit, by the likelihood of these updates.
 
     Args:
-        structure, rows, keys, unit, step, finer, spread: as of `fit_grid`.
+        structure, rows, keys, unit, finer, spread: as of `fit_grid`.
         plain: its result.
         robust: the options of the updates.
     """
@@ -139,6 +138,7 @@ def fit_robust(
     plan = _rounds(rows, unit)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps lead from one key to the next
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
     best, value = plain.parameters, np.full(keys, -np.inf)

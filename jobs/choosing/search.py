@@ -116,9 +116,7 @@ def _scores(
             found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER, wide)
             for suffix, robust in (("", None), (ROBUST, weights)):
                 if robust is not None:
-                    found = fit_robust(
-                        structure, sample.first, sample.keys, unit, step, found, robust, FINER, wide
-                    )
+                    found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER, wide)
                 model = definition(composed, ["y"], robust)
                 values = held_out_scores(model, Fitted(found.parameters, {}), sample)
                 predicted = int(np.isfinite(values).sum())
@@ -180,7 +178,7 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
         mine = mine._replace(key=mine.key - i * count)
         found = fit_grid(structure, mine, count, unit, step, FINAL, wide)
         if choice.robust is not None:
-            found = fit_robust(structure, mine, count, unit, step, found, choice.robust, FINAL, wide)
+            found = fit_robust(structure, mine, count, unit, found, choice.robust, FINAL, wide)
         process.append(found.parameters[:-1])
         noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
         still |= found.at_zero

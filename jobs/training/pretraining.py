@@ -124,26 +124,41 @@ def snapshot_at(
             manifest = _written(warehouse, manifest, runtime, packed, window, result, held)
         if beside is not None:
             beside(manifest, packed)
-        with labelled(spark, doing, "look for gaps and flagged rows"):
-            notes = _notes(spec, packed, batch)
-            if count - manifest.rows >= FEWEST:
-                notes += _lost(warehouse, manifest, frame, batch)
-        return Made(manifest, learned, True, tuple(notes))
+        notes = _notes(warehouse, spec, manifest, batch, frame, packed, count)
+        return Made(manifest, learned, True, notes)
     finally:
         packed.unpersist()
 
 
-def _notes(spec: ModelSpec, packed: DataFrame, batch: Batch) -> list[str]:
-    """Return what is to be said of steps that are not equal."""
-    kinds = kinds_by_row(spec.definition())
-    return gaps_note(kinds, gaps_in(packed, batch)) if kinds else []
+def _notes(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    batch: Batch,
+    frame: DataFrame,
+    packed: DataFrame,
+    count: int,
+) -> tuple[str, ...]:
+    """Return what is to be said of steps that are not equal, and of keys whose states stop before their last rows.
 
-
-def _lost(warehouse: Warehouse, manifest: Manifest, frame: DataFrame, batch: Batch) -> list[str]:
-    """Return what is to be said of keys whose states stop before their last rows."""
-    states = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
-    lost = lost_in(frame, batch.rows, states)
-    return [] if lost is None else [lost_note(lost, readable(str(lost.worst)), manifest.model)]
+    Args:
+        warehouse, spec: of the model.
+        manifest: of the snapshot that was written.
+        batch: settings of the pass that filtered.
+        frame: the rows that it filtered.
+        packed: their packets.
+        count: of these rows and those that wait for the watermark.
+    """
+    notes, kinds = list[str](), kinds_by_row(spec.definition())
+    waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
+    with labelled(warehouse.spark, f"pretrain {spec.name}", "look for gaps and flagged rows"):
+        if kinds:
+            notes += gaps_note(kinds, gaps_in(packed, batch))
+        if count - waiting - manifest.rows >= FEWEST:
+            states = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
+            lost = lost_in(frame, batch.rows, states)
+            notes += [] if lost is None else [lost_note(lost, readable(str(lost.worst)), manifest.model)]
+    return tuple(notes)
 
 
 def _written(

@@ -173,7 +173,7 @@ def test_robust_updates_are_fitted_by_their_own_likelihood() -> None:
     found = {}
     for name, some in (("clean", rows), ("spikes", spikes)):
         plain = fit_grid(structure, some, keys, float(DAY), 1.0, 5)
-        robust = fit_robust(structure, some, keys, float(DAY), 1.0, plain, STUDENT_T, 5)
+        robust = fit_robust(structure, some, keys, float(DAY), plain, STUDENT_T, 5)
         found[name] = plain.parameters, robust.parameters
         sample = Sample(some, keys, np.ones(len(some.key), bool), float(DAY))
         better = [
