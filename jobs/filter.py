@@ -125,14 +125,13 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
 
 def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:
     """Return what is to be said of lost keys and of steps that are not equal."""
-    from jobs.encoding.keys import ALL_ROWS
     from jobs.training.row_faults import gaps_note, kinds_by_row, lost_note
 
     found = [] if estimates.gaps is None else gaps_note(kinds_by_row(spec.definition()), estimates.gaps)
     if estimates.lost is None:
         return found
     place = int((rows.key == estimates.lost.worst).argmax())
-    name = "/".join(str(source.columns[column][place]) for column in spec.key) or ALL_ROWS
+    name = "/".join(str(source.columns[column][place]) for column in spec.key) or spec.name
     return [*found, lost_note(estimates.lost, name, spec.name)]
 
 
