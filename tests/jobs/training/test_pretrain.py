@@ -249,9 +249,13 @@ def test_gaps_and_keys_that_stop_being_filtered_are_told(tmp_path: Path) -> None
         "moved": lambda hour: 0.1 if hour < 7 else 100.0,
         "worse": lambda hour: 100.0,
     }
-    rows = [(key, pd.Timestamp(hour, unit="h"), value(hour)) for key, value in keys.items() for hour in hours]
+    rows = [
+        {"id": key, "at": pd.Timestamp(hour, unit="h"), "a": value(hour)}
+        for key, value in keys.items()
+        for hour in hours
+    ]
     pipeline = Pipeline(tmp_path, spec)
-    pipeline.land(pd.DataFrame(rows, columns=["id", "at", "a"]))
+    pipeline.land(pd.DataFrame(rows))
     report = pipeline.pretrain()
     gaps, lost = report.data["notes"]
     assert "6 of 138 steps (3 keys)" in gaps and gaps.startswith("note: explicit takes one step a row")
