@@ -24,17 +24,24 @@ from demo.compare import (
 )
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import estimate_format, unpack_estimates
-from jobs.encoding.keys import key_kind, text_of
+from jobs.encoding.keys import key_kind, match, text_of
 from jobs.encoding.order import order_rows
-from jobs.encoding.rows import RowFormat, row_format
+from jobs.encoding.packets import concat
+from jobs.encoding.routing import make_routing
+from jobs.encoding.rows import KeyedRows, RowFormat, row_format
 from jobs.lineage import generations
 from jobs.snapshots import manifests
+from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.store import verify
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.block_format import state_layout
 from jobs.streaming.state_reader import states_at
 from jobs.training.batch_filter import Batch, bucket_rows, final_states, packed_estimates
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates, measurements
+from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.rounded import stored_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +49,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
+    from jobs.snapshots.manifests import Manifest
+    from jobs.state.filter_step import Begin
+    from kalman.types import Filter
 
 COLUMNS = ("key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags")
 
@@ -123,11 +133,13 @@ def check(
     kind = key_kind(spec.key, frame.schema)
     batch = Batch(row_format(spec, kind), spec.unit_us, spec.idle_us)
     out = estimate_format(kind, spec, kernel)
+    begin = _begin(warehouse, manifest, kernel, batch)
     started = time.monotonic()
     packed = bucket_rows(frame, batch.rows, frame.count()).persist()
-    wanted = unpack_estimates(packed_estimates(packed, kernel, batch, out), out).select(*COLUMNS).toArrow()
+    rows = packed_estimates(packed, kernel, batch, out, begin)
+    wanted = unpack_estimates(rows, out).select(*COLUMNS).toArrow()
     seconds = time.monotonic() - started
-    end = final_states(packed, kernel, batch).frame.toArrow()
+    end = final_states(packed, kernel, batch, begin).frame.toArrow()
     say(f"{spec.name}: the stream's estimates and state")
     mine = warehouse.read(estimates(spec.name)).filter(f"generation = '{generation.generation}'")
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
@@ -160,6 +172,29 @@ def check(
         seconds,
         _batches(ours),
     )
+
+
+def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batch) -> Begin | None:
+    """Return how keys begin that have learned parameters of their own: with those of the snapshot; None: none has."""
+    own = own_parameters(kernel)
+    if not own.learned:
+        return None
+    kind = batch.rows.kind
+    layout = state_layout(kind, kernel.size, stored_as(kernel))
+    packets = seed_packets(verify(warehouse, manifest), kernel, kind, layout, make_routing(1, 1))
+    known = concat([layout.decode(bytes(row["payload"])) for row in packets.select("payload").collect()])
+    known = known.take(np.argsort(known.arrays["route"], kind="stable"))
+
+    def begin(keyed: KeyedRows) -> NDArray[np.float64]:
+        at = match(known, keyed.keys)
+        states, there = kernel.initial(len(at)), np.flatnonzero(at >= 0)
+        values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
+        field = kernel.snapshot(values)[2][FIELD]
+        given = {name: field[own.rows[name]] for name in own.learned}
+        states[:, there] = with_own(kernel, states[:, there], given)
+        return states
+
+    return begin
 
 
 def quarantined(warehouse: Warehouse, model: str, folder: str) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from numpy.typing import NDArray
 
 from demo.check import Checked
 from demo.compare import Differences
 from demo.figures import Marks, Nis, Series, Switch
 from demo.report import number
 from demo.upgrade import Estimate, Switched
+from kalman.evaluation.diagnostics import coverage
 
 BEFORE_US = 30 * 86_400 * 1_000_000
 """How much of history the report draws before the hand-over."""
@@ -79,14 +79,9 @@ def nis_of(checked: Checked) -> Nis:
 
 def outside_share(nis: Nis, since: int) -> tuple[float, float]:
     """Return the shares of rows, in history and in the stream, whose NIS is above its 95 % bound."""
-    from scipy.stats import chi2
-
-    bounds = np.array(
-        [np.inf, *(chi2.ppf(0.95, d) for d in range(1, int(nis.components.max(initial=1)) + 1))]
-    )
-    outside = nis.values > bounds[nis.components]
     streamed = nis.time >= since
-    return _share(outside[~streamed]), _share(outside[streamed])
+    history, stream = (coverage(nis.values[some], nis.components[some]) for some in (~streamed, streamed))
+    return 1.0 - history, 1.0 - stream
 
 
 def share_sentence(checked: Checked) -> str:
@@ -124,7 +119,3 @@ def _parity(name: str, found: Differences, what: str) -> dict[str, str]:
         "NIS": largest.get("nis", "–"),
         "other unequal": f"{other:,}",
     }
-
-
-def _share(outside: NDArray[np.bool_]) -> float:
-    return float(outside.mean()) if outside.size else float("nan")

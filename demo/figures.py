@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, inlined, styled
+from jobs.offline.plots import (
+    BAND,
+    BOUND,
+    ESTIMATE,
+    INK,
+    MEASURED,
+    SMOOTHED,
+    coverage_text,
+    inlined,
+    joined,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +91,7 @@ def draw_estimates(series: list[Series], marks: Marks, unit: str) -> str:
             ax.plot(time[part], mean, color=colour, linewidth=1.0, zorder=3)
         _mark(ax, marks)
         _robust_limits(ax, one)
-        ax.set_title(one.title)
+        ax.set_title(joined(one.title, coverage_text(one.normalised**2)))
         ax.set_ylabel(unit)
     _date_axis(axes[-1])
     _legend(figure)
@@ -120,7 +131,8 @@ def draw_switch(switch: Switch, unit: str) -> str:
             ax.annotate(text, (at, 0.98), xycoords=top, ha="left", va="top", fontsize=8)
         low, high = ax.get_ylim()
         ax.set_ylim(low, high + 0.15 * (high - low))
-        ax.set_title(title)
+        versions = [f"version {n}: {coverage_text(one.nis)}" for n, one in enumerate((first, second), 1)]
+        ax.set_title(joined(title, *versions))
         ax.set_ylabel(unit)
     _date_axis(axes[-1])
     _legend(figure, switched=True)

@@ -66,7 +66,8 @@ def page(content: Content) -> str:
             "Time in the air of some routes: each airport's busiest, and a rare one. Blue is history, as "
             "pretrain filtered it; orange is what the stream put out; the dashed line is where its driver "
             "was killed with SIGKILL inside a micro-batch. The band is that of the route's level, around "
-            "which the flights scatter.",
+            "which the flights scatter; beside each route stands how many of its flights lay inside the 95 % "
+            "interval that was predicted for them.",
             _picture(
                 draw_estimates(content.series, content.marks, content.unit), "Estimates and measurements"
             ),

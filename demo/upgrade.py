@@ -42,11 +42,12 @@ SECOND: dict[str, Any] = {
 
 
 class Estimate(NamedTuple):
-    """A generation's estimates (N,) of one route: times in microseconds, minutes in the air, standard deviations."""
+    """Estimates (N,) of one route: times in microseconds, minutes in the air, standard deviations, NIS."""
 
     time: NDArray[np.int64]
     mean: NDArray[np.float64]
     deviation: NDArray[np.float64]
+    nis: NDArray[np.float64]
 
 
 class Switched(NamedTuple):
@@ -189,7 +190,7 @@ def estimates_of(warehouse: Any, names: list[str], since: int) -> dict[str, dict
         F.col("generation").isin(names) & (F.unix_micros("event_time") >= since)
     )
     sums = [F.aggregate(name, F.lit(0.0), lambda a, b: a + b).alias(name) for name in ("mean", "covariance")]
-    columns = ("generation", "key", F.unix_micros("event_time").alias("time"), *sums)
+    columns = ("generation", "key", F.unix_micros("event_time").alias("time"), "nis", *sums)
     table = mine.select(*columns).orderBy("generation", "key", "time").toPandas()
     return {
         str(name): {
@@ -197,6 +198,7 @@ def estimates_of(warehouse: Any, names: list[str], since: int) -> dict[str, dict
                 part["time"].to_numpy(np.int64),
                 part["mean"].to_numpy(np.float64),
                 np.sqrt(part["covariance"].to_numpy(np.float64)),
+                part["nis"].to_numpy(np.float64),
             )
             for key, part in group.groupby("key")
         }

@@ -86,6 +86,7 @@ def run(
         # A CSV file, or text, has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
+    told += _faults(spec, source, rows, estimates)
     report = _report(spec, input, output, rows, estimates, perf_counter() - start)
     if not estimates.applied.any():
         reason, count = Counter(str(one) for one in rows.reason).most_common(1)[0]
@@ -122,6 +123,18 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     return lines
 
 
+def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:
+    """Return what is to be said of lost keys and of steps that are not equal."""
+    from jobs.training.row_faults import gaps_note, kinds_by_row, lost_note
+
+    found = [] if estimates.gaps is None else gaps_note(kinds_by_row(spec.definition()), estimates.gaps)
+    if estimates.lost is None:
+        return found
+    place = int((rows.key == estimates.lost.worst).argmax())
+    name = "/".join(str(source.columns[column][place]) for column in spec.key) or spec.name
+    return [*found, lost_note(estimates.lost, name, spec.name)]
+
+
 def _report(
     spec: ModelSpec, input: str, output: str, rows: ParsedRows, estimates: Estimates, seconds: float
 ) -> Report:
@@ -144,6 +157,8 @@ def _report(
         "rejected_by_reason": dict(rejected.most_common()),
         "flagged": sum(flagged.values()),
         "flagged_by_reason": dict(flagged.most_common()),
+        "keys_lost": 0 if estimates.lost is None else estimates.lost.keys,
+        "gaps": None if estimates.gaps is None else estimates.gaps.gaps,
         "log_likelihood": float(np.nansum(estimates.log_likelihood)),
         "nis_per_component": ratio,
         **({} if estimates.fit is None else estimates.fit.data),

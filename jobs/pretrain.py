@@ -167,13 +167,14 @@ def _report(
 ) -> Report:
     from jobs.training import new_keys
 
-    manifest, learned, made = found
+    manifest, learned, made, notes = found
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
     lines = [
         *_snapshot_lines(manifest, waiting),
         *([] if learned is None else _learned_lines(learned)),
         *([] if told is None else told.lines),
         *_input_lines(manifest),
+        *notes,
     ]
     if not made:
         lines.append("it had already been committed: the same inputs give the same snapshot")
@@ -200,6 +201,7 @@ def _report(
         "reason": None if learned is None else learned.reason,
         "learned": None if told is None else told.data,
         "held_out": None if learned is None else learned.held_out,
+        "notes": list(notes),
         "seconds": seconds,
     }
     return Report(lines, data)

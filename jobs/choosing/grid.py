@@ -5,13 +5,16 @@ Every variance is written as a ratio to the measurements' noise, so that the com
 form, sigma^2 = mean NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2).
 What is left are one to three ratios, zero among their values, on a grid that is made finer around each series' best
 point. `pretrain` finds the exact maximum later.
+
+Robust updates have another likelihood, whose scale has no closed form: outliers widen Gaussian noise and not theirs.
+Their grid goes on from the Gaussian point, with smaller noises at first, in all numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +38,10 @@ STEPS = {"slope_variance": 3}
 FIRST, FACTOR = 0.5, 0.5
 """Powers of ten from a series' best point to the next finer grid's others; a factor on that for each further grid."""
 LOWEST, HIGHEST = 1e-10, 1e8
+SMALLER = tuple(product((1.0, 0.3, 0.1, 0.03, 0.01), (3.0, 0.3, 0.03)))
+"""Factors on the noise and on the other variances from which the search under a robust likelihood begins."""
+MOVING = 1e-2
+"""What stands in for a variance of zero there, against the noise: wide noise can hide all movement."""
 WIDTH = 20_000
 """Series times points that are filtered at once."""
 
@@ -87,9 +94,8 @@ def fit_grid(
 
     def likelihoods(points: Floats) -> tuple[Floats, Floats]:
         """Return the log-likelihood (K, C) and the scale (K, C) at C points (p, K, C) of each series."""
-        return _evaluate(
-            model, plan, np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
-        )
+        whole = np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
+        return _concentrated(*_evaluate(model, plan, whole))
 
     first = np.array(list(product(*(_grid(name) for name in names)))).T
     points = np.repeat(first[:, None, :], keys, axis=1)
@@ -108,6 +114,40 @@ def fit_grid(
     variances = np.where(powers[:, None] == 2, scale, 1.0)
     parameters = np.concatenate([best / counted[:, None] * variances, scale[None]])
     return GridFit(parameters, (best == 0.0).any(axis=0))
+
+
+def fit_robust(
+    structure: Structure,
+    rows: kalman.SortedRows,
+    keys: int,
+    unit: float,
+    plain: GridFit,
+    robust: dict[str, Any],
+    finer: int,
+    spread: float = 1.0,
+) -> GridFit:
+    """Fit a structure with robust updates to each series, from its Gaussian fit, by the likelihood of these updates.
+
+    Args:
+        structure, rows, keys, unit, finer, spread: as of `fit_grid`.
+        plain: its result.
+        robust: the options of the updates.
+    """
+    composed = compose(["y"], [structure], [spread])
+    model = kalman.build(definition(composed, ["y"], robust))
+    plan = _rounds(rows, unit)
+    noise, others = np.array(SMALLER).T
+    factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps lead from one key to the next
+    moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
+    points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
+    best, value = plain.parameters, np.full(keys, -np.inf)
+    for turn in range(finer + 1):
+        points = points if turn == 0 else _around(best, FIRST * FACTOR ** (turn - 1))
+        likelihood, _, _ = _evaluate(model, plan, points)
+        other, higher, _ = _best(points, likelihood, likelihood)
+        best, value = np.where(higher > value, other, best), np.maximum(value, higher)
+    return GridFit(best, (best[:-1] == 0.0).any(axis=0))
 
 
 def _grid(name: str) -> tuple[float, ...]:
@@ -145,26 +185,31 @@ def _rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
     return _Rounds(rows.key[starts][order], found)
 
 
-def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats]:
-    """Return the concentrated log-likelihood and the scale (K, C) at parameters (d, K, C)."""
+def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return log-likelihood, sum of NIS and number of rows with one (K, C) at parameters (d, K, C)."""
     _, keys, points = parameters.shape
-    value, scale = np.empty((keys, points)), np.empty((keys, points))
-    value[:], scale[:] = -np.inf, 1.0
-    for some in _slices(points, max(1, WIDTH // keys)):
-        value[:, some], scale[:, some] = _filtered(model, plan, parameters[:, :, some])
-    return value, scale
+    slices = _slices(points, max(1, WIDTH // keys))
+    parts = [_filtered(model, plan, parameters[:, :, some]) for some in slices]
+    likelihood, nis, count = (np.concatenate(one, axis=1) for one in zip(*parts, strict=True))
+    return likelihood, nis, count
+
+
+def _concentrated(likelihood: Floats, nis: Floats, count: Floats) -> tuple[Floats, Floats]:
+    """Return the log-likelihood with the best common scale, and that scale (K, C)."""
+    count = np.maximum(count, 1.0)
+    scale = np.maximum(nis / count, 1e-300)
+    return likelihood + 0.5 * (nis - count * np.log(scale) - count), scale
 
 
 def _slices(size: int, width: int) -> Iterator[slice]:
     return (slice(at, min(at + width, size)) for at in range(0, size, width))
 
 
-def _filtered(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats]:
+def _filtered(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
     d, keys, points = parameters.shape
     own = parameters[:, plan.keys].reshape(d, -1)
     state = model.with_parameters(model.initial(own.shape[1]), own)
-    likelihood, nis = np.zeros(own.shape[1]), np.zeros(own.shape[1])
-    count = np.zeros(own.shape[1])
+    likelihood, nis, count = np.zeros((3, own.shape[1]))
     for number, (dt, y) in enumerate(plan.rounds):
         width = len(dt) * points
         first = np.full(width, number == 0)
@@ -174,9 +219,6 @@ def _filtered(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats,
         likelihood[:width] += np.where(step.flag == 0, step.log_likelihood, -1e6)
         nis[:width] += np.where(good, step.nis, 0.0)
         count[:width] += good
-    count = np.maximum(count, 1.0)
-    scale = np.maximum(nis / count, 1e-300)
-    value = likelihood + 0.5 * (nis - count * np.log(scale) - count)
-    shape = (len(plan.keys), points)
     back = np.argsort(plan.keys)
-    return value.reshape(shape)[back], scale.reshape(shape)[back]
+    whole = (one.reshape(len(plan.keys), points)[back] for one in (likelihood, nis, count))
+    return next(whole), next(whole), next(whole)

@@ -16,9 +16,11 @@ from jobs.offline.plots import (
     INK,
     MEASURED,
     Line,
+    coverage_text,
     draw_estimate,
     draw_innovations,
     draw_nis,
+    joined,
     styled,
 )
 
@@ -77,7 +79,8 @@ def _draw_series(ax: Axes, found: Found, key: int, m: int) -> None:
         low, high = known.min(), known.max()
         pad = 0.08 * (high - low) or 1.0
         ax.set_ylim(low - pad, high + pad)
-    ax.set_title(f"{found.names[key]}: {found.measurements[m].name}")
+    text = coverage_text(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
+    ax.set_title(joined(f"{found.names[key]}: {found.measurements[m].name}", text))
 
 
 def _draw_ranking(ax: Axes, found: Found) -> None:

@@ -4,6 +4,11 @@ A model's score is the mean over keys of each key's mean a row, so that a key wi
 Two models are compared by the differences on the same rows. The standard error of their mean is over keys where
 there are several; with few keys, over the rows of each, and it allows for autocorrelation (Newey and West 1987, with
 Bartlett's weights), because the errors of neighbouring rows go together.
+
+An outlier that one model expects and the other does not makes a difference far larger than all others, and with it the
+standard error: the better the one model, the less it would count. So the differences are compared a second time, each
+row's counted up to MOST, by a Winsorised mean (Tukey and McLaughlin 1963). Two models are told apart where either
+comparison does.
 """
 
 from __future__ import annotations
@@ -23,6 +28,8 @@ APART = 2.0
 """Standard errors from which on two models differ."""
 TIE = 0.01
 """Log-likelihood a row that does not count: a key that loses less is not worse."""
+MOST = 3.0
+"""Log-likelihood by which a row counts at most in the second comparison: a likelihood 20 times as high."""
 EVERY = 0.95
 """Share of the keys that must lose nothing with a structure that is chosen instead of the simplest."""
 FEW = 5
@@ -38,6 +45,7 @@ class Score(NamedTuple):
     behind, error   by how much it is behind the best, and the paired standard error of that; 0 for the best
     at_least        share of the keys for which the reference is not better by more than TIE and noise
     missing         held-out rows for which it gave no likelihood, and which no model is judged by
+    capped, capped_error  as behind and error, each row counted up to MOST
     """
 
     name: str
@@ -48,11 +56,19 @@ class Score(NamedTuple):
     error: float
     at_least: float
     missing: int
+    capped: float = 0.0
+    capped_error: float = float("inf")
 
     @property
     def is_apart(self) -> bool:
         """Tell if the best is better than this one by more than noise."""
-        return self.behind > APART * self.error
+        return self.behind > APART * self.error or self.capped > APART * self.capped_error
+
+    def is_near(self, best: Score) -> bool:
+        """Tell if it is no worse than the best of some by more than a standard error, or than TIE."""
+        return self.behind - best.behind <= max(self.error, TIE) and (
+            self.capped - best.capped <= max(self.capped_error, TIE)
+        )
 
 
 class Ranking(NamedTuple):
@@ -109,6 +125,8 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
     order = np.argsort(-overall, kind="stable")
     best = int(order[0])
     winner = means.argmax(axis=0)
+    behind = table[best] - table
+    capped = np.minimum(behind, MOST)
     found = [
         Score(
             names[int(m)],
@@ -116,9 +134,11 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
             float(overall[m]),
             float((winner == m).mean()),
             float(overall[best] - overall[m]),
-            0.0 if m == best else standard_error(code, table[best] - table[m]),
+            0.0 if m == best else standard_error(code, behind[m]),
             float(1.0 - losing(code, table[reference] - table[m]).mean()),
             int(missing[m]),
+            float((np.bincount(code, capped[m]) / counts).mean()),
+            0.0 if m == best else standard_error(code, capped[m]),
         )
         for m in order
     ]
@@ -162,7 +182,7 @@ def _variance_of_mean(values: Floats) -> float:
 
 
 def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> Score:
-    """Return the simplest model that is no worse than the best by more than a standard error, or than TIE.
+    """Return the simplest model that is near the best.
 
     That is the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that
     the rows cannot tell apart, the one with fewest parameters predicts other rows best.
@@ -183,6 +203,6 @@ def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> S
     best = allowed[0]  # the scores are sorted
     for name in simplest:
         one = next((one for one in allowed if one.name == name), None)
-        if one is not None and one.behind - best.behind <= max(one.error, TIE):
+        if one is not None and one.is_near(best):
             return one
     return best

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.grid import fit_grid
+from jobs.choosing.grid import fit_grid, fit_robust
 from jobs.choosing.held_out import Fitted, Sample, held_out_scores
 from jobs.choosing.ranking import Ranking, choose, rank
 from jobs.choosing.series import Series, spread
@@ -114,10 +114,11 @@ def _scores(
         composed = compose(["y"], [structure], [wide])
         try:
             found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER, wide)
-            fitted = Fitted(found.parameters, {})
             for suffix, robust in (("", None), (ROBUST, weights)):
+                if robust is not None:
+                    found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER, wide)
                 model = definition(composed, ["y"], robust)
-                values = held_out_scores(model, fitted, sample)
+                values = held_out_scores(model, Fitted(found.parameters, {}), sample)
                 predicted = int(np.isfinite(values).sum())
                 if predicted < 0.9 * measured:
                     failed[structure.name + suffix] = (
@@ -142,9 +143,7 @@ def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str
 def _among(ranking: Ranking, names: list[str]) -> str:
     """Return the choice among some of a ranking's models."""
     kept = [one for one in ranking.scores if one.name in names]
-    lead = kept[0].behind
-    again = ranking._replace(scores=[one._replace(behind=one.behind - lead) for one in kept])
-    return choose(again, names).name
+    return choose(ranking._replace(scores=kept), names).name
 
 
 class Final(NamedTuple):
@@ -176,7 +175,10 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
     still = np.zeros(count, bool)
     for i, structure in enumerate(choice.chosen):
         mine = sample.rows.take(sample.rows.key // count == i)
-        found = fit_grid(structure, mine._replace(key=mine.key - i * count), count, unit, step, FINAL, wide)
+        mine = mine._replace(key=mine.key - i * count)
+        found = fit_grid(structure, mine, count, unit, step, FINAL, wide)
+        if choice.robust is not None:
+            found = fit_robust(structure, mine, count, unit, found, choice.robust, FINAL, wide)
         process.append(found.parameters[:-1])
         noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
         still |= found.at_zero

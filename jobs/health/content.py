@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.health import reading
 from jobs.health.reading import Estimates, Generation, Reason
 from jobs.offline.quantity import measured_direction
 from jobs.specs.model_spec import ModelSpec
-from kalman.evaluation.diagnostics import mean_bounds
+from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
 BINS = 40
@@ -74,7 +73,10 @@ class Keys(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The newest rows of a key: times (N,) in microseconds, means and standard deviations; what was measured (M,)."""
+    """The newest rows of a key: times (N,) in microseconds, means and standard deviations; what was measured (M,).
+
+    nis, components (N,): of each row; no components where nobody knows how many it has measured.
+    """
 
     key: str
     why: str
@@ -84,6 +86,8 @@ class Example(NamedTuple):
     deviation: Floats
     measured_at: NDArray[np.int64]
     measured: Floats
+    nis: Floats
+    components: Floats
 
 
 class Health(NamedTuple):
@@ -162,7 +166,7 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         sums.first_rows,
         sums.over_time(),
         keys,
-        _examples(root, estimates, spec, known, list(dict(reversed(chosen)).items())[::-1]),
+        _examples(root, estimates, spec, known, list(dict(reversed(chosen)).items())[::-1], sums),
         reading.quarantined(root, model),
         reading.progress(root, model),
         told,
@@ -210,10 +214,8 @@ class _Sums:
         self.first_rows: dict[str, int] = {}
         self._components = len(spec.measurement)
         self.judges = self._components == 1
-        columns = ["key", "event_time", "nis", "flags", "innovation", "measured"]
-        if self.judges:
-            columns = columns[:4]
-        for part in reading.batches(root, estimates, columns):
+        self.columns = ["nis", *([] if self.judges else ["innovation", "measured"])]
+        for part in reading.batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
@@ -222,10 +224,10 @@ class _Sums:
         nis = part["nis"].to_numpy(zero_copy_only=False)
         flags = part["flags"].cast(pa.string())
         good = flags.is_null().to_numpy(zero_copy_only=False)
-        degrees = self._degrees(part, len(at))
+        degrees = self.degrees(part, len(at))
         seen = np.isfinite(nis) & (degrees > 0)
         judged, scored = seen & good, seen & (good | (pc.equal(flags, GATED).fill_null(False).to_numpy()))  # type: ignore[attr-defined]
-        inside = scored & (nis <= chi2.ppf(PROBABILITY, np.maximum(degrees, 1)))
+        within = scored & inside(nis, degrees, PROBABILITY)
 
         def add(name: str, values: Any, which: NDArray[np.bool_] | None = None) -> None:
             some = slice(None) if which is None else which
@@ -237,7 +239,7 @@ class _Sums:
         for name, values in (("judged", None), ("nis", nis), ("nis2", nis * nis), ("degrees", degrees)):
             add(name, values, judged)
         add("scored", None, scored)
-        add("inside", None, inside)
+        add("inside", None, within)
         for flag in flags.drop_null().unique().to_pylist():
             add(f"flag {flag}", None, pc.equal(flags, flag).fill_null(False).to_numpy())  # type: ignore[attr-defined]
         self._keep_keys(part, np.where(judged, nis, 0.0), np.where(judged, degrees, 0.0), ~good)
@@ -246,7 +248,7 @@ class _Sums:
             mine = pc.equal(names, one).to_numpy()  # type: ignore[attr-defined]
             self.first_rows[one] = min(int(at[mine].min()), self.first_rows.get(one, int(at[mine].min())))
 
-    def _degrees(self, part: pa.Table, rows: int) -> Floats:
+    def degrees(self, part: pa.Table, rows: int) -> Floats:
         """Return how many components each row measured (N,); 0 where nobody knows."""
         if self._components == 1:
             return np.ones(rows)
@@ -311,12 +313,12 @@ def _examples(
     spec: ModelSpec,
     known: Sequence[Generation],
     chosen: Sequence[tuple[str, str]],
+    sums: _Sums,
 ) -> list[Example]:
     """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
     keys = [key for key, _ in chosen]
-    parts = list(
-        reading.batches(root, estimates, ["key", "event_time", "mean", "covariance"], among=("key", keys))
-    )
+    columns = ["key", "event_time", "mean", "covariance", *sums.columns]
+    parts = list(reading.batches(root, estimates, columns, among=("key", keys)))
     specs = {one.generation: one.spec or spec for one in known}
     rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
     names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
@@ -335,7 +337,11 @@ def _examples(
         if not measures:
             later = np.zeros(len(at), bool)
         mean, deviation = np.array(moments, float).T
-        found.append(Example(key, why, quantity, time, mean, deviation, at[later], measured[later]))
+        nis = mine["nis"].to_numpy()
+        components = sums.degrees(mine.combine_chunks(), len(nis))
+        found.append(
+            Example(key, why, quantity, time, mean, deviation, at[later], measured[later], nis, components)
+        )
     return found
 
 

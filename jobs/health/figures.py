@@ -20,7 +20,7 @@ from jobs.offline.picture_parts import (
     draw_nis_band,
     for_page,
 )
-from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, coverage_text
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
@@ -160,7 +160,8 @@ def draw_example(one: Example) -> Figure:
     time, half = dates(one.time), BAND * one.deviation
     ax.fill_between(time, one.mean - half, one.mean + half, color=ESTIMATE, alpha=0.2, linewidth=0)
     ax.plot(time, one.mean, color=ESTIMATE, linewidth=1.1, label="estimate, 95 % band")
-    ax.set_title(f"{_short(readable(one.key))} · {one.why}")
+    text = coverage_text(one.nis, one.components)
+    ax.set_title("\n".join([f"{_short(readable(one.key))} · {one.why}", *([text] if text else [])]))
     ax.set_ylabel(one.quantity)
     _finish(ax, legend=True)
     return figure

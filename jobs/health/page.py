@@ -129,7 +129,8 @@ def _examples(health: Health) -> str:
         return ""
     drawn = [(figures.draw_example(one), f"Estimates of {one.key}") for one in health.examples]
     text = (
-        "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others."
+        "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others. Beside "
+        "each stands how many of these rows lay inside the 95 % interval that was predicted for them."
     )
     return section("Keys", text, pictures(drawn))
 

@@ -16,7 +16,18 @@ from jobs.core.report import plural
 from jobs.encoding.keys import ONLY, readable
 from jobs.offline.estimate_series import Measuring, Series
 from jobs.offline.picture_parts import date_axis
-from jobs.offline.plots import BOUND, ESTIMATE, SMOOTHED, Line, draw_estimate, draw_nis, inlined, styled
+from jobs.offline.plots import (
+    BOUND,
+    ESTIMATE,
+    SMOOTHED,
+    Line,
+    coverage_text,
+    draw_estimate,
+    draw_nis,
+    inlined,
+    joined,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,12 +76,19 @@ def figure_of(spec: ModelSpec, series: list[Series], measuring: Measuring | None
             zip(np.atleast_1d(left.subplots(len(panels), 1)), panels, strict=True)
         ):
             _draw_panel(ax, one, number, measuring)
-            ax.set_title(name if one.key == ONLY else f"{one.key}: {name}")
+            of_key = name if one.key == ONLY else f"{one.key}: {name}"
+            ax.set_title(joined(of_key, coverage_text(one.nis, _components(one))))
         over_time, spread = right.subplots(2, 1)
         _draw_nis_over_time(over_time, one)
         draw_nis(spread, one.nis, max(len(spec.measurement), 1))
     picture.suptitle(title)
     return picture
+
+
+def _components(one: Series) -> NDArray[np.int64]:
+    """Return how many components each row has measured (N,); all of them where the measurements are not known."""
+    seen = np.isfinite(one.measured).sum(axis=0)
+    return np.where(seen > 0, seen, max(len(one.measured), 1))
 
 
 def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None) -> None:

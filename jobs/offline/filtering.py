@@ -23,6 +23,7 @@ from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.expiry import lives
 from jobs.state.row_filter import RowFilter
+from jobs.training.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_row
 from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
 from kalman.linalg.packing import unpack
@@ -107,7 +108,8 @@ class Estimates(NamedTuple):
     """The filter's output for N input rows, in input order; NaN where a row was not applied.
 
     mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
-    extra name -> (d, N); fit: the test of the model's fit, None where the filter has no innovations.
+    extra name -> (d, N); fit: the test of the model's fit, None where the filter has no innovations; lost: keys whose
+    last rows are all flagged; gaps: steps that are not equal, where the process takes one a row.
     """
 
     applied: NDArray[np.bool_]
@@ -118,6 +120,8 @@ class Estimates(NamedTuple):
     flag: NDArray[np.object_]
     extra: dict[str, Floats]
     fit: Fit | None = None
+    lost: Lost | None = None
+    gaps: Gaps | None = None
 
 
 def filter_rows(
@@ -168,6 +172,8 @@ def filter_rows(
         flag,
         {name: in_input_order(values) for name, values in extra.items()},
         tested,
+        find_lost(rows.key[order], out.flag),
+        count_gaps(rows.key[order], sorted_rows.time) if kinds_by_row(spec.definition()) else None,
     )
 
 

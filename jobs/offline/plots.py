@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
+from kalman.evaluation.diagnostics import coverage
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -76,6 +78,17 @@ def inlined(figure: Figure) -> str:
     figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
     plt.close(figure)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def joined(*parts: str) -> str:
+    """Return the parts of a title that are not empty."""
+    return " · ".join(part for part in parts if part)
+
+
+def coverage_text(nis: Floats, components: int | NDArray[Any] = 1) -> str:
+    """Return what to write beside a band: how many rows with a NIS (N,) were as near as predicted; '' without any."""
+    share = coverage(nis, components)
+    return "" if np.isnan(share) else f"{share:.1%} of rows in their predicted 95 %"
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
@@ -145,7 +158,7 @@ def figure(
         layout="constrained",
     )
     draw_estimate(axes["estimate"], time, measured, lines)
-    axes["estimate"].set_title(title)
+    axes["estimate"].set_title(joined(title, coverage_text(nis, degrees)))
     draw_innovations(axes["innovations"], time, normalised)
     draw_nis(axes["nis"], nis, degrees)
     try:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, pack_estimates
+from jobs.encoding.keys import text_of
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.snapshots.state_rows import StateRows, state_rows
@@ -15,6 +17,7 @@ from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import Begin, filter_step
 from jobs.state.row_filter import RowFilter
+from jobs.training.row_faults import FEWEST, Gaps, Lost, count_gaps
 from kalman.filters.rounded import stored_as
 from kalman.types import Filter
 
@@ -93,3 +96,44 @@ def packed_estimates(
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 
     return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")
+
+
+def gaps_in(packed: DataFrame, batch: Batch) -> Gaps:
+    """Count the steps of bucketed rows that are not the usual one of their key."""
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        counts = count_gaps(keyed.rows.key, keyed.rows.time)
+        yield pa.RecordBatch.from_arrays([pa.array([n], pa.int64()) for n in counts], list(Gaps._fields))
+
+    schema = ", ".join(f"{name} bigint" for name in Gaps._fields)
+    found = packed.mapInArrow(each_bucket(batch.rows, work), schema)
+    row = found.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in Gaps._fields)).first()
+    assert row is not None
+    return Gaps(**row.asDict())
+
+
+def lost_in(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
+    """Find the keys of rows whose last rows are not in their states, as `row_faults.find_lost` does by flags.
+
+    Args:
+        frame: measurement rows.
+        fmt: their format.
+        states: the columns key and event_time of the states after them.
+    """
+    rows = frame.select(text_of(fmt.kind).alias("key"), F.col(f"`{fmt.time}`").alias("at"))
+    both = rows.join(states.select("key", "event_time"), on="key", how="left")
+    is_after = F.col("event_time").isNull() | (F.col("at") > F.col("event_time"))
+    by_key = both.groupBy("key").agg(F.count("*").alias("rows"), F.count_if(is_after).alias("tail"))
+    tail = F.col("tail")
+    lost = (tail >= FEWEST) & (2 * tail >= F.col("rows"))
+    row = by_key.agg(
+        F.count_if(lost).alias("keys"),
+        F.count("*").alias("of"),
+        F.sum(F.when(lost, tail)).alias("tail"),
+        F.max(F.when(lost, F.struct("tail", "key", "rows"))).alias("worst"),
+    ).first()
+    if row is None or not row["keys"]:
+        return None
+    worst = row["worst"]
+    its, after = int(worst["tail"]), int(worst["rows"]) - int(worst["tail"])
+    return Lost(int(row["keys"]), int(row["of"]), int(row["tail"]), worst["key"], its, after, {})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.progress import Progress
+from jobs.encoding.keys import readable
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
@@ -18,14 +19,15 @@ from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.row_ids import of_rows
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import typed_states
+from jobs.snapshots.state_rows import read_rows, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
-from jobs.training.batch_filter import batch_of, bucket_rows, final_states
+from jobs.training.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
 from jobs.training.key_learning import Populations, learn_populations, learned_states
 from jobs.training.learning import Window, learn_pooled
+from jobs.training.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
 from jobs.training.table_source import Source, of_earlier_release
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import TOPIC_ID
@@ -51,11 +53,15 @@ if TYPE_CHECKING:
 
 
 class Made(NamedTuple):
-    """A snapshot, what this call learned for it by a search over all keys, and whether this call made it."""
+    """A snapshot, what this call learned for it by a search over all keys, and whether this call made it.
+
+    notes: sentences about rows that the model does not take as they are meant (`jobs.training.row_faults`).
+    """
 
     manifest: Manifest
     learned: Learned | None
     made: bool
+    notes: tuple[str, ...] = ()
 
 
 Beside = Callable[[Manifest, "DataFrame"], None]
@@ -118,9 +124,41 @@ def snapshot_at(
             manifest = _written(warehouse, manifest, runtime, packed, window, result, held)
         if beside is not None:
             beside(manifest, packed)
-        return Made(manifest, learned, True)
+        notes = _notes(warehouse, spec, manifest, batch, frame, packed, count)
+        return Made(manifest, learned, True, notes)
     finally:
         packed.unpersist()
+
+
+def _notes(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    manifest: Manifest,
+    batch: Batch,
+    frame: DataFrame,
+    packed: DataFrame,
+    count: int,
+) -> tuple[str, ...]:
+    """Return what is to be said of steps that are not equal, and of keys whose states stop before their last rows.
+
+    Args:
+        warehouse, spec: of the model.
+        manifest: of the snapshot that was written.
+        batch: settings of the pass that filtered.
+        frame: the rows that it filtered.
+        packed: their packets.
+        count: of these rows and those that wait for the watermark.
+    """
+    notes, kinds = list[str](), kinds_by_row(spec.definition())
+    waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
+    with labelled(warehouse.spark, f"pretrain {spec.name}", "look for gaps and flagged rows"):
+        if kinds:
+            notes += gaps_note(kinds, gaps_in(packed, batch))
+        if count - waiting - manifest.rows >= FEWEST:
+            states = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
+            lost = lost_in(frame, batch.rows, states)
+            notes += [] if lost is None else [lost_note(lost, readable(str(lost.worst)), manifest.model)]
+    return tuple(notes)
 
 
 def _written(

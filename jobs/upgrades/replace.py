@@ -167,7 +167,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
         # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
-    manifest, _, _ = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress)
+    manifest = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress).manifest
     return manifest
 
 

@@ -111,6 +111,19 @@ def consistency(
         return Consistency(total / degrees, low, high, degrees)
 
 
+def inside(
+    nis: Array, components: int | Array | Integers, probability: float = 0.95
+) -> npt.NDArray[np.bool_]:
+    """Return which rows (N,) are in the interval predicted with a probability (of several components, ellipsoid)."""
+    return nis <= chdtri(np.maximum(np.asarray(components, float), 1.0), 1.0 - probability)
+
+
+def coverage(nis: Array, components: int | Array | Integers = 1, probability: float = 0.95) -> float:
+    """Return the share of rows `inside`, of those with a NIS (N,) and a component; NaN if there is none."""
+    seen = ~np.isnan(nis) & (np.asarray(components) > 0)
+    return float(inside(nis, components, probability)[seen].mean()) if seen.any() else float("nan")
+
+
 def ljung_box(key: Integers, values: Array, keys: int, lags: int = 10, fitted: int = 0) -> LjungBox:
     """Return the test of each key's series for autocorrelation up to a lag.
 

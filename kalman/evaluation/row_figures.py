@@ -134,14 +134,18 @@ def row_figures(
 
 
 def _residuals(model: Filter, before: Array, rows: Rows) -> tuple[Array, Array]:
-    """Return residuals (m, K), NaN where unknown, and their packed covariances."""
-    if not isinstance(model, Residual):
-        assert isinstance(model, Measuring)
-        predicted, _ = model.step(before, rows._replace(y=np.full_like(rows.y, np.nan)))
-        mean, covariance = measured(model, predicted, rows.u)
-        residual = beside(model, rows.y, mean) - mean
-    else:
-        residual, covariance = model.residual(before, rows)
+    """Return residuals (m, K), NaN where unknown, and their packed covariances.
+
+    A difference beyond the largest number is infinite, with its sign: such a row is flagged, since its NIS is, too.
+    """
+    with np.errstate(all="ignore"):
+        if not isinstance(model, Residual):
+            assert isinstance(model, Measuring)
+            predicted, _ = model.step(before, rows._replace(y=np.full_like(rows.y, np.nan)))
+            mean, covariance = measured(model, predicted, rows.u)
+            residual = beside(model, rows.y, mean) - mean
+        else:
+            residual, covariance = model.residual(before, rows)
     return np.where(np.isinf(variances(covariance)), np.nan, residual), covariance
 
 

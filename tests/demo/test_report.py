@@ -102,7 +102,7 @@ def test_a_failed_check_is_said_first(tmp_path: Path) -> None:
 
 def test_an_upgrade_and_its_roll_back_are_shown(tmp_path: Path) -> None:
     time = START + np.arange(12) * DAY
-    one = Estimate(time, np.full(12, 300.0), np.ones(12))
+    one = Estimate(time, np.full(12, 300.0), np.ones(12), np.r_[np.nan, np.ones(10), 9.0])
     days = [START + number * DAY for number in (8, 9, 10)]
     likelihood = {"old": -3.31, "new": -3.29}
     numbers = {"rows": 850, "log_likelihood_a_row": likelihood, "keys_better": 130, "keys_worse": 80}

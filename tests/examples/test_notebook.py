@@ -42,6 +42,9 @@ def test_the_cells_lead_to_bands(names: dict[str, Any], tmp_path: Path) -> None:
         estimates["covariance_level_level"] + r
     )
     assert 0.9 <= inside.mean() <= 1.0
+    share = (estimates["nis"].dropna() < 3.84).mean()
+    assert names["held"] == f"{share:.0%} of rows in their predicted 95 %"
+    assert names["ax"].get_title() == f"the Nile at Aswan · {names['held']}"
     written = tmp_path / "csv_to_bands.ipynb"
     jupytext.write(jupytext.read(NOTEBOOK), written)
     again = jupytext.read(written)

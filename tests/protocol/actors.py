@@ -147,7 +147,7 @@ def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
     here, chosen = warehouse(), spec or spec_of()
     table = measurements(MODEL)
     cut = Cut(here.latest_version(table) if version is None else version, None)
-    manifest, _, _ = snapshot_at(here, chosen, table, cut, Window(None, None), quiet())
+    manifest = snapshot_at(here, chosen, table, cut, Window(None, None), quiet()).manifest
     return manifest.snapshot_id
 
 

@@ -41,6 +41,7 @@ class Example(NamedTuple):
     """The newest rows of one key: measurements, and both sides' estimates as times, means and standard deviations.
 
     why: the reason for this key; quantity: the name of what is estimated; time, measured: (N,), in microseconds.
+    nis: of each side's rows, where one component is measured; else empty.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Example(NamedTuple):
     measured: Floats
     old: tuple[NDArray[np.int64], Floats, Floats]
     new: tuple[NDArray[np.int64], Floats, Floats]
+    nis: tuple[Floats, Floats] = (np.empty(0), np.empty(0))
 
 
 class Content(NamedTuple):
@@ -210,7 +212,7 @@ def _examples(
     wanted = F.col("key").isin([key for key, _ in chosen])
     common = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
     common = common | (F.col("generation") == new.generation)
-    columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance")
+    columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance", "nis")
     table = (
         latest_corrections(estimates_table(warehouse, spec.name, new.generation).filter(wanted & common))
         .select(*columns)
@@ -225,7 +227,8 @@ def _examples(
             key.alias("key"), at.alias("time"), F.col(f"`{name}`").cast("double").alias("value")
         )
         measured = rows.filter(wanted & (F.col("time") >= int(table["time"].min()))).toPandas()
-    return [_example(key, why, name, table, measured, (old, new), directions) for key, why in chosen]
+    given = name, table, measured, (old, new), directions, len(spec.measurement) == 1
+    return [_example(key, why, *given) for key, why in chosen]
 
 
 def _example(
@@ -236,6 +239,7 @@ def _example(
     measured: Any,
     sides: tuple[Generation, Generation],
     directions: tuple[Floats, Floats],
+    is_single: bool,
 ) -> Example:
     rows = table[table["key"] == key]
     lines = [
@@ -247,7 +251,9 @@ def _example(
     if measured is not None and first is not None:
         landed = measured[(measured["key"] == key) & (measured["time"] >= first)].sort_values("time")
         time, values = landed["time"].to_numpy(np.int64), landed["value"].to_numpy(np.float64)
-    return Example(key, why, name, time, values, lines[0], lines[1])
+    of_one = [rows[rows["generation"] == one.generation].tail(ROWS_SHOWN)["nis"] for one in sides]
+    old, new = (one.to_numpy(np.float64) if is_single else np.empty(0) for one in of_one)
+    return Example(key, why, name, time, values, lines[0], lines[1], (old, new))
 
 
 def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:

@@ -17,7 +17,7 @@ from jobs.offline.picture_parts import (
     draw_nis_band,
     for_page,
 )
-from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, coverage_text
 from jobs.upgrades.comparison.content import Content, Example, Sums
 from kalman.evaluation.diagnostics import mean_bounds
 
@@ -149,12 +149,13 @@ def draw_example(content: Content, one: Example) -> Figure:
     """Draw both versions' estimates of an example key, over the measurements."""
     figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     ax.plot(dates(one.time), one.measured, ".", color=MEASURED, markersize=4, alpha=0.7, label="measured")
-    for side in ("old", "new"):
+    for side, nis in zip(("old", "new"), one.nis, strict=True):
         time, mean, deviation = getattr(one, side)
+        label = "\n".join([_name(content, side), *filter(None, [coverage_text(nis)])])
         half = np.where(np.isfinite(deviation), BAND * deviation, np.nan)
         ax.fill_between(dates(time), mean - half, mean + half, color=COLOURS[side], alpha=0.16, linewidth=0)
         style = "--" if side == "old" else "-"
-        ax.plot(dates(time), mean, style, color=COLOURS[side], linewidth=1.3, label=_name(content, side))
+        ax.plot(dates(time), mean, style, color=COLOURS[side], linewidth=1.3, label=label)
     ax.set_title(f"{one.key} · {one.why}")
     ax.set_ylabel(one.quantity)
     date_axis(ax, 3, 6)

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import kalman
-from jobs.choosing.grid import fit_grid
+from jobs.choosing.grid import fit_grid, fit_robust
 from jobs.choosing.held_out import Fitted, Sample, held_out, predict
 from jobs.choosing.ranking import choose, rank, standard_error
 from jobs.choosing.rhythm import Rhythm
-from jobs.choosing.structures import compose, definition, structures
+from jobs.choosing.search import search
+from jobs.choosing.series import sample_series
+from jobs.choosing.structures import STUDENT_T, compose, definition, structures
 
 DAY = 86_400_000_000
 DAILY = Rhythm(DAY, 1.0, 0, 0, 0, 0, "day")
@@ -125,3 +127,76 @@ def test_rows_without_a_likelihood_under_one_model_count_for_none() -> None:
     assert np.isclose(found.of("a").behind, 1.0)
     with pytest.raises(ValueError, match="no held-out row"):
         rank(["a", "b"], key, [a, np.full(6, np.nan)])
+
+
+def noisy(seed: int, keys: int, n: int, draw: Any) -> kalman.SortedRows:
+    """Levels that wander, with noise drawn by a function of a generator and a size."""
+    rng = np.random.default_rng(seed)
+    return sorted_rows([np.cumsum(rng.normal(size=n)) * 0.3 + draw(rng, n) for _ in range(keys)])
+
+
+def spiked(rng: np.random.Generator, n: int) -> np.ndarray:
+    return rng.normal(size=n) + np.where(rng.random(n) < 0.03, 50.0 * rng.normal(size=n), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("draw", "robust"),
+    [
+        (lambda rng, n: rng.standard_t(2, n), 6),
+        (spiked, 6),
+        (lambda rng, n: rng.normal(size=n), 0),
+    ],
+    ids=["t2", "spikes", "normal"],
+)
+@pytest.mark.parametrize(("keys", "n"), [(1, 400), (6, 200), (12, 200)])
+def test_outliers_make_the_choice_robust_and_normal_noise_does_not(
+    draw: Any, robust: int, keys: int, n: int
+) -> None:
+    chosen = []
+    for seed in range(6):
+        series_ = sample_series(noisy(seed, keys, n, draw), keys, keys, n)
+        assert series_ is not None
+        choice = search(series_, structures(DAILY, None)[:1], float(DAY), 1.0)
+        chosen.append(choice.names[0])
+        ahead = choice.ranking.of("level").behind - choice.ranking.of("level robust").behind
+        assert (ahead > 0.0) == (robust > 0)
+    assert sum(name.endswith("robust") for name in chosen) == robust, chosen
+
+
+def test_robust_updates_are_fitted_by_their_own_likelihood() -> None:
+    """R is the scale of Student's t, which outliers hardly widen; the Gaussian R is their mean square."""
+    keys, n = 8, 400
+    rows = noisy(0, keys, n, lambda rng, size: rng.standard_t(4, size) * 2.0)
+    spikes = rows._replace(y=rows.y + np.where(np.arange(rows.y.size) % 40 == 5, 300.0, 0.0))
+    structure = structures(DAILY, None)[0]
+    model = definition(compose(["y"], [structure]), ["y"], STUDENT_T)
+    found = {}
+    for name, some in (("clean", rows), ("spikes", spikes)):
+        plain = fit_grid(structure, some, keys, float(DAY), 1.0, 5)
+        robust = fit_robust(structure, some, keys, float(DAY), plain, STUDENT_T, 5)
+        found[name] = plain.parameters, robust.parameters
+        sample = Sample(some, keys, np.ones(len(some.key), bool), float(DAY))
+        better = [
+            np.bincount(some.key, predict(model, Fitted(one, {}), sample))
+            for one in (robust.parameters, np.tile([[0.09], [4.0]], keys))
+        ]
+        assert (better[0] > better[1] - 1.0).all()  # not below the numbers that the rows were made with
+    assert np.median(found["spikes"][0][1]) > 400.0
+    assert 2.5 < np.median(found["clean"][1][1]) < 6.0 and 2.5 < np.median(found["spikes"][1][1]) < 7.0
+
+
+@pytest.mark.parametrize("keys", [1, 12])
+def test_outliers_do_not_hide_the_better_model_in_their_own_noise(keys: int) -> None:
+    rng = np.random.default_rng(2)
+    key = np.repeat(np.arange(keys), 240 // keys)
+    base = rng.normal(size=240)
+    better = base + 0.2 + rng.normal(size=240) * 0.3
+    better[7] += 2_000.0  # an outlier that the better model expects
+    found = rank(["level", "level robust"], key, [base, better])
+    level = found.of("level")
+    assert level.behind < 2.0 * level.error and level.is_apart
+    assert choose(found, ["level", "level robust"]).name == "level robust"
+    equal = base - 0.05 + rng.normal(size=240) * 0.3
+    equal[7] += 2_000.0  # one row is not enough to tell
+    found = rank(["level", "level robust"], key, [base, equal])
+    assert not found.of("level").is_apart

@@ -19,7 +19,7 @@ from jobs import report
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.health.content import Health, gather
-from jobs.health.figures import wilson
+from jobs.health.figures import draw_example, wilson
 from jobs.health.page import health_page, verdict
 from jobs.specs.model_spec import ModelSpec
 
@@ -176,6 +176,13 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
     shown = health.examples[0]
     assert sorted(shown.mean) == sorted(mean[0] for mean in rows["mean"])
     assert (shown.deviation == 1.0).all() and shown.quantity == "temperature"
+    assert sorted(shown.nis) == sorted(rows["nis"]) and (shown.components == 1.0).all()
+    share = (rows["nis"] < 3.841458820694124).mean()
+    titles: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.axes.Axes.set_title", lambda _, text, **__: titles.append(text))
+        draw_example(shown)
+    assert titles == [f"room-3 · asked for\n{share:.1%} of rows in their predicted 95 %"]
     with pytest.raises(
         UserError, match="--key room-77: model rooms has no estimate of it, such as of room-0"
     ):

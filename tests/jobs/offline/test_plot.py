@@ -95,6 +95,29 @@ def written(root: Path, table: str, **columns: Any) -> None:
     write_deltalake(str(path), pa.table(columns))
 
 
+def test_the_measured_coverage_stands_beside_each_band(settings: Settings, tmp_path: Path) -> None:
+    out = tmp_path / "estimates.parquet"
+    values = {"a": [1.0, 2.0, 3.1, 4.0, 40.0, 6.0], "b": [1.0, None, 1.1, 1.0, 1.2, 1.1]}
+    rows = "at,site,sensor,height\n" + "".join(
+        f"2024-05-01T{hour:02d}:00:00Z,{site},s1,{'' if y is None else y}\n"
+        for site, all_of_it in values.items()
+        for hour, y in enumerate(all_of_it)
+    )
+    (tmp_path / "rows.csv").write_text(rows)
+    offline.run(settings, "climb", str(tmp_path / "rows.csv"), str(out))
+    spec = ModelSpec.model_validate(SPEC)
+    series = estimate_series.of_files(spec, out, str(tmp_path / "rows.csv"), [], 2)
+    picture = estimate_pictures.figure_of(spec, series, estimate_series.measuring(spec), "")
+    drawn = [band.subfigs[0].axes[0] for band in picture.subfigs]
+    titles = [ax.get_title(loc="left") + ax.get_title() for ax in drawn]
+    shares = [np.mean(one.nis[np.isfinite(one.nis)] < 3.841458820694124) for one in series]
+    assert 0.3 < shares[0] < 0.9 and shares[1] == 1.0
+    assert titles == [
+        f"{one.key}: height · {share:.1%} of rows in their predicted 95 %"
+        for one, share in zip(series, shares, strict=True)
+    ]
+
+
 def test_only_live_estimates_are_drawn_and_their_last_corrections(settings: Settings):
     root = Path(settings.warehouse)
     nothing = pa.nulls(2, pa.string())

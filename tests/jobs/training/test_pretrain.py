@@ -227,3 +227,42 @@ def test_each_group_learns_its_own_parameters_and_new_keys_of_the_stream_begin_w
         streamed = estimates.loc[estimates["key"] == key]
         assert sorted(streamed["log_likelihood"]) == sorted(out.log_likelihood)
     assert {json.loads(key)[1] for key in set(estimates["key"]) - known} == {'b"', "é a", "c"}
+
+
+def test_gaps_and_keys_that_stop_being_filtered_are_told(tmp_path: Path) -> None:
+    spec = {
+        "name": "gated",
+        "version": 1,
+        "key": ["id"],
+        "time": "at",
+        "time_unit": "hour",
+        "measurement": ["a"],
+        "states": ["level"],
+        "process": {"kind": "explicit", "F": [[1.0]], "Q": [[0.01]]},
+        "observation": {"H": [[1.0]], "R": [[1.0]]},
+        "initial": {"mean": [0.0], "covariance": [[1.0]]},
+        "robust": {"gate": {"threshold": 9.0}},
+    }
+    hours = [hour for hour in range(50) if hour not in (10, 30, 31)]
+    keys = {
+        "good": lambda hour: 0.1,
+        "moved": lambda hour: 0.1 if hour < 7 else 100.0,
+        "worse": lambda hour: 100.0,
+    }
+    rows = [
+        {"id": key, "at": pd.Timestamp(hour, unit="h"), "a": value(hour)}
+        for key, value in keys.items()
+        for hour in hours
+    ]
+    pipeline = Pipeline(tmp_path, spec)
+    pipeline.land(pd.DataFrame(rows))
+    report = pipeline.pretrain()
+    gaps, lost = report.data["notes"]
+    assert "6 of 138 steps (3 keys)" in gaps and gaps.startswith("note: explicit takes one step a row")
+    assert lost.startswith(
+        "warning: 2 of 3 keys have flagged rows alone from some row on, 87 rows, such as worse"
+    )
+    assert "with 47 from the first on" in lost and "estimate --model gated` writes says why" in lost
+    assert gaps in report.lines and lost in report.lines
+    pipeline.write_spec({**spec, "version": 2, "robust": {"gate": {"threshold": 9.0, "limit": 2}}})
+    assert pipeline.pretrain().data["notes"] == [gaps]

@@ -11,6 +11,7 @@ from kalman.evaluation.diagnostics import (
     add_running,
     begin_running,
     consistency,
+    coverage,
     innovations,
     judge_running,
     ljung_box,
@@ -196,6 +197,21 @@ def test_nees_where_nothing_is_known_and_where_all_is():
     mean, truth = np.zeros((2, 3)), np.array([[1.0, 1.0, 0.0], [2.0, 2.0, 3.0]])
     covariance = np.array([[1.0, np.inf, 0.0], [0.0, np.inf, 0.0], [4.0, np.inf, 9.0]])
     np.testing.assert_allclose(nees(mean, covariance, truth), [2.0, np.nan, 1.0])
+
+
+def test_coverage_is_the_share_of_rows_in_their_predicted_intervals():
+    rng = np.random.default_rng(4)
+    white = rng.normal(size=(3, 4000))
+    white[1, ::3] = np.nan
+    white[:, 7] = np.nan
+    components = np.isfinite(white).sum(axis=0)
+    nis = np.where(components > 0, np.nansum(white**2, axis=0), np.nan)
+    bounds = [np.inf, *chi2.ppf(0.9, [1, 2, 3])]
+    inside = [value <= bounds[count] for value, count in zip(nis, components, strict=True) if count]
+    assert coverage(nis, components, 0.9) == np.mean(inside) and abs(np.mean(inside) - 0.9) < 0.02
+    assert coverage(np.array([3.8, 3.9, np.inf, np.nan])) == 1 / 3  # 3.84; a gated row may have any NIS
+    assert np.isnan(coverage(np.full(3, np.nan))) and np.isnan(coverage(np.zeros(2), np.zeros(2)))
+    assert np.isnan(coverage(np.empty(0)))
 
 
 def test_columns_in_the_measurement_count():

@@ -142,6 +142,28 @@ def test_adapted_noise_is_that_with_which_the_row_was_weighed(kind):
     assert len(np.unique(found["system_R"])) > 90
 
 
+ROBUST = [{}, {"gate": {"threshold": 9.0}}, {"huber": {"threshold": 1.345}}, {"student_t": {"degrees": 4.0}}]
+
+
+@pytest.mark.parametrize("robust", ROBUST, ids=lambda one: next(iter(one), "plain"))
+@pytest.mark.parametrize("kind", ["linear", "extended", "unscented"])
+@pytest.mark.filterwarnings("error")
+def test_a_row_near_the_largest_number_warns_of_nothing_and_is_exact_or_flagged(kind, robust):
+    definition = nile_model({"mean": [1e308], "covariance": [[1e4]]}) | {"filter": kind}
+    if robust:
+        definition["robust"] = robust
+    y = np.array([[1e308, -1e308, np.nan, 1.7e308, 1e308, -1.7e308]])
+    _, outputs, found = figured(kalman.build(definition), one_key(y), 1, ["innovation", *RESIDUALS])
+    residual, well = found["residual"][0], outputs.flag == flags.WELL
+    assert well.tolist() == [True, False, True, False, True, False]
+    np.testing.assert_array_equal(residual[well], [0.0, np.nan, 0.0])  # nothing was measured in the second
+    shown = ~well & ~np.isnan(residual)
+    assert (outputs.flag[shown] == flags.GATED).all() and shown.any() == ("gate" in robust)
+    if shown.any():  # -2e308 is beyond the largest number, 0.7e308 is not
+        np.testing.assert_allclose(residual[shown], [-np.inf, 0.7e308, -np.inf], rtol=1e-12)
+        assert np.isinf(outputs.nis[shown]).all()
+
+
 def level(x, dt, u):
     return np.array([x[0] + np.sin(x[1]) * dt, 0.9 * x[1]])
 
