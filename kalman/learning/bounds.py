@@ -14,7 +14,7 @@ import numpy as np
 from kalman.learning.em import Evaluate, Fit
 from kalman.learning.expected_gain import ENOUGH, expected_gain
 from kalman.learning.key_fits import Outcome
-from kalman.learning.scoring import FLAT, Maximum, Point, Search, covariance, finite, known_of, search
+from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covariance, finite, known_of, search
 from kalman.types import Array
 
 JUMP = 12.0
@@ -27,8 +27,6 @@ WAY = 4
 """Jumps from a flat place upwards before it counts as endless."""
 SCALINGS = 4
 """Most steps along the scale of the noise."""
-FALL = 1e-3
-"""A loss in log-likelihood that tells a bound from a maximum inside: one of 1e-3 is 1/20 of a standard error."""
 
 
 class Variables(NamedTuple):
@@ -179,7 +177,7 @@ def _released(found: Maximum, variables: Variables, used: int) -> Generator[Arra
     side = np.where(low, -1, found.held)
     inward = np.where(side * point.gradient < 0.0, np.abs(point.gradient), 0.0)
     i = int(np.argmax(inward**2 / known))
-    if 0.5 * inward[i] ** 2 / known[i] < FALL:
+    if inward[i] ** 2 / known[i] < ENOUGH:  # half of what would not be converged
         return found
     power = variables.power[i]
     way = math.log1p(power * inward[i] / known[i]) / power if power > 0.0 else JUMP

@@ -26,6 +26,8 @@ FLAT = 0.05
 """Information about the logarithm of a parameter below which its standard error is a factor of ninety."""
 FAR, HIGHEST = 4.0, 16.0
 """Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
+FALL = 1e-3
+"""A loss in log-likelihood that tells a bound from a maximum inside: one of 1e-3 is 1/20 of a standard error."""
 PAIRS = 6
 """Number of last steps whose gradient changes correct the information."""
 
@@ -92,7 +94,7 @@ def search(
     exp(power * theta) (p,), 0 where it says none. held: those that stay where they are, not 0 (p,). A point at which
     rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
     less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable of which
-    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, and the others go on:
+    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, or all that is below it is little, and the others go on:
     `kalman.learning.bounds` finds out whether it is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
@@ -134,7 +136,8 @@ def _step(
     """
     gradient = point.gradient
     whole = _newton(point, held != 0, pairs)
-    flat = (np.diag(point.information) < FLAT) & (np.abs(whole) > limits) & np.isfinite(limits)
+    far, little = np.abs(whole) > limits, (power > 0.0) & (gradient > -FALL * power) & (gradient < 0.0)
+    flat = (np.diag(point.information) < FLAT) & (far | little) & np.isfinite(limits)
     resting = (held != 0) | flat & ~((power > 0.0) & (gradient > 0.0) & (whole > 0.0))
     whole = _newton(point, resting, pairs)
     size = power * whole
