@@ -7,7 +7,7 @@ differs from the curvature; the gradient changes of the last steps correct it.
 
 import math
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -75,8 +75,11 @@ Search = Generator[Array, Point, Maximum]
 """Yields a theta, is sent its point, and returns the maximum; so many searches can be evaluated together."""
 
 
-def maximise(evaluate: Callable[[Array], Point], asking: Search) -> Maximum:
-    """Return the maximum of a search (`search`, or `kalman.learning.bounds.search_within`)."""
+T = TypeVar("T")
+
+
+def maximise(evaluate: Callable[[Array], Point], asking: Generator[Array, Point, T]) -> T:
+    """Return the result of a search (`search`, or what `kalman.learning.bounds` has)."""
     try:
         theta = next(asking)
         while True:
