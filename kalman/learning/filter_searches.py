@@ -141,7 +141,11 @@ class FilterSearches(KeySearches):
             for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
         )
         constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
-        return Starts(ordered, np.array(kinds)[rank], power[:, None] * ordered[0], constant)
+        spread = power[:, None] * ordered[0]
+        with np.errstate(all="ignore"):
+            range_of = np.log(np.maximum.reduce(high - low, axis=0) ** 2)
+        widest = np.where((power[:, None] > 0) & np.isfinite(range_of), np.maximum(spread, range_of), spread)
+        return Starts(ordered, np.array(kinds)[rank], spread, widest, constant)
 
     @property
     def several(self) -> bool:

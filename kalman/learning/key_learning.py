@@ -29,6 +29,8 @@ APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
 """How far below and above what explains the differences the logarithm of a variance may go: 1e-12 and 1e6."""
+WIDER = 2
+"""How often the bounds of a variance are set further out where a search ended at them."""
 LEANS = 0.98
 """Share of its own rows in a key's result below which it is searched again with the population as prior."""
 REACH = 12.0
@@ -230,17 +232,17 @@ class KeySearches:
         rank = np.argsort(-np.array(values), axis=0, kind="stable")
         ordered = np.take_along_axis(np.array(theta), rank[:, None, :], axis=0)
         kinds = np.concatenate([found.kind, np.zeros(len(several) - len(found.kind), np.int64)])
-        return Starts(ordered, kinds[rank], found.spread, found.constant)
+        return Starts(ordered, kinds[rank], found.spread, found.widest, found.constant)
 
     @cached_property
     def box(self) -> Box:
         """The bounds of each key, about its own starts."""
-        spread = self.starts.spread
+        spread, widest = self.starts.spread, self.starts.widest
         low, high = np.full(spread.shape, -np.inf), np.full(spread.shape, np.inf)
         limit: list[float] = []
         for i, one in enumerate(self.model.free):
             if one.power:
-                low[i], high[i] = (spread[i] - FALL) / one.power, (spread[i] + RISE) / one.power
+                low[i], high[i] = (spread[i] - FALL) / one.power, (widest[i] + RISE) / one.power
             elif one.parameter.kind not in ("real", "vector"):
                 low[i], high[i] = self.model.written[i] - REACH, self.model.written[i] + REACH
             unlimited = one.parameter.kind in ("real", "vector")
@@ -275,7 +277,20 @@ class KeySearches:
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
         self._again(found, which, theta)
+        for _ in range(WIDER):
+            beyond = self.at_bound(found) & (box.power[:, None] > 0.0) & ~self.starts.constant
+            keys = np.flatnonzero(beyond.any(axis=0))
+            if not len(keys):
+                break
+            self.box = box = self._widened(beyond)
+            self._again(found, [keys], [found.theta[:, keys]])
         return found
+
+    def _widened(self, beyond: np.ndarray) -> Box:
+        """Return the box with the bounds of these variances (p, J) further out."""
+        power = np.maximum(self.box.power, 1.0)[:, None]
+        low, high = np.where(beyond, FALL, 0.0) / power, np.where(beyond, RISE, 0.0) / power
+        return self.box._replace(low=self.box.low - low, high=self.box.high + high)
 
     def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
         """Return the best candidate (p, K) of a kind, and which keys (K,) have one."""
