@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.learning.em import Evaluate, Fit
-from kalman.learning.expected_gain import ENOUGH, expected_gain
+from kalman.learning.expected_gain import ARRIVED, expected_gain, still_expected
 from kalman.learning.key_fits import Outcome
 from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covariance, finite, known_of, search
 from kalman.types import Array
@@ -177,7 +176,7 @@ def _released(found: Maximum, variables: Variables, used: int) -> Generator[Arra
     side = np.where(low, -1, found.held)
     inward = np.where(side * point.gradient < 0.0, np.abs(point.gradient), 0.0)
     i = int(np.argmax(inward**2 / known))
-    if inward[i] ** 2 / known[i] < ENOUGH:  # half of what would not be converged
+    if inward[i] ** 2 / known[i] < ARRIVED:  # half of what would not be converged
         return found
     power = variables.power[i]
     way = math.log1p(power * inward[i] / known[i]) / power if power > 0.0 else JUMP
@@ -199,8 +198,8 @@ def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str |
     point = found.point
     held, known = found.held[:, None], point.information[:, :, None]
     gain = float(expected_gain(point.gradient[:, None], known, held, variables.power)[0])
-    if not gain < ENOUGH:
-        return Outcome.FAILED, f"{gain:.3g} of log-likelihood is still expected where the search ended"
+    if not gain < ARRIVED:
+        return Outcome.FAILED, still_expected(gain)
     ends = _ends(variables, found.held)
     return (Outcome.AT_BOUND, ", ".join(ends)) if ends else (Outcome.CONVERGED, None)
 
@@ -209,24 +208,6 @@ def spread_within(point: Point, held: np.ndarray) -> Array:
     """Return the covariance (p, p) of the free variables, the others being known; NaN for those at a bound."""
     free = held == 0
     return np.where(np.outer(free, free), covariance(known_of(point, held)), math.nan)
-
-
-def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> tuple[Fit, np.ndarray]:
-    """Return a fit by a method without bounds with those variances at zero that lose nothing there, and which are (p,).
-
-    Expectation maximisation tends to zero for ever, and its steps get small where nothing is left to gain.
-    """
-    held = np.zeros(len(found.theta), np.int8)
-    for i in np.flatnonzero(variables.scale > 0.0).tolist():
-        moved = found.theta.copy()
-        moved[i] -= JUMP
-        value, _, used = evaluate(moved)
-        if np.isfinite(value) and used >= found.used and value > found.log_likelihood - FALL:
-            found = found._replace(theta=moved, log_likelihood=value)
-            held[i] = -1
-    if not held.any():
-        return found, held
-    return found._replace(outcome=Outcome.AT_BOUND, reason=", ".join(_ends(variables, held))), held
 
 
 def _ends(variables: Variables, held: np.ndarray) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 from kalman.learning.key_search import dot, inverse
 from kalman.types import Array
 
-ENOUGH = 0.01
+ARRIVED = 0.01
 """Log-likelihood that a maximum may still promise: a tenth of a standard error is worth half of it."""
 
 
@@ -38,6 +38,11 @@ def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: 
             break
         fixed |= beyond
     return dot(gradient, step) - 0.5 * dot(step, _applied(information, step))
+
+
+def still_expected(gain: float) -> str:
+    """Return why a search whose end still promises a gain has not converged."""
+    return f"{gain:.3g} of log-likelihood is still expected where the search ended"
 
 
 def _applied(matrix: Array, vector: Array) -> Array:

@@ -8,6 +8,7 @@ import numpy as np
 
 from kalman.evaluation.diagnostics import ljung_box
 from kalman.learning import constraints
+from kalman.learning.expected_gain import ARRIVED, expected_gain, still_expected
 from kalman.learning.key_fits import KeyFit, Outcome, Population
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import RoundRows, by_rounds
@@ -321,7 +322,7 @@ class KeySearches:
 
 
 class _Ends(NamedTuple):
-    """What is known of J keys after all searches."""
+    """What is known of J keys after all searches; lacking: log-likelihood (J,) that is still expected."""
 
     theta: Array
     zero: np.ndarray
@@ -330,6 +331,7 @@ class _Ends(NamedTuple):
     covariance: Array
     own: Array
     done: np.ndarray
+    lacking: Array
 
 
 def fit_each(
@@ -438,7 +440,17 @@ def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
     held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
     covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
     ones = np.ones(searches.keys)
-    return _Ends(found.theta, found.zero, found.point.value, information, covariance, ones, found.done)
+    lacking = _lacking(found, searches.box)
+    return _Ends(
+        found.theta, found.zero, found.point.value, information, covariance, ones, found.done, lacking
+    )
+
+
+def _lacking(found: Found, box: Box) -> Array:
+    """Return the log-likelihood (J,) that is expected above the ends."""
+    held = np.where(found.zero | (found.theta <= box.low), -1, np.where(found.theta >= box.high, 1, 0))
+    power = np.where(box.alone, box.power, 0.0)
+    return expected_gain(found.point.gradient, found.point.information, held, power)
 
 
 def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
@@ -484,7 +496,9 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     information[:, :, at], done[at] = plain.information[:, :, take], found.done[take]
     covariance[:, :, at] = posterior(population, theta[:, at], information[:, :, at])[1]
     own = np.where(zero.any(axis=0), 1.0, own_share(population, information))
-    return _Ends(theta, zero, value, information, covariance, own, done)
+    lacking = ends.lacking.copy()
+    lacking[at] = _lacking(found, box)[take]
+    return _Ends(theta, zero, value, information, covariance, own, done, lacking)
 
 
 def _judged(
@@ -498,7 +512,7 @@ def _judged(
     sure = population is None
     at = ((ends.theta <= box.low) | (ends.theta >= box.high)) & ~ends.zero
     few = (searches.measured < ENOUGH * p) | (ends.own < 0.5)
-    failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant
+    failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant | ~(ends.lacking < ARRIVED)
     bound = ends.zero.any(axis=0) | at.any(axis=0)
     for k in np.flatnonzero(few | failed | bound).tolist():
         if searches.starts.constant[k] and searches.measured[k] > 1:
@@ -512,6 +526,8 @@ def _judged(
         elif failed[k]:
             outcome[k] = Outcome.FAILED
             reason[k] = "the search found no maximum"
+            if ends.done[k] and np.isfinite(ends.value[k]):
+                reason[k] = still_expected(ends.lacking[k])
         else:
             outcome[k] = Outcome.AT_BOUND
             names = [f"{one.name} is zero" for one, a in zip(free, ends.zero[:, k], strict=True) if a]

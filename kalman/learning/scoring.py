@@ -97,8 +97,8 @@ def search(
     exp(power * theta) (p,), 0 where it says none. held: those that stay where they are, not 0 (p,). A point at which
     rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
     less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable of which
-    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, or all that is below it is little, and the others go on:
-    `kalman.learning.bounds` finds out whether it is at a bound.
+    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, or while little is to be had below it,
+    and the others go on: `kalman.learning.bounds` finds out whether it is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.
