@@ -168,8 +168,8 @@ class FilterSearches(KeySearches):
 
         return observed_information(gradient, theta, self.model.of.sizes(theta), zero, point.information)
 
-    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
-        """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box of any."""
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
+        """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
         at_zero = np.where(zero, 0.0, np.nan)

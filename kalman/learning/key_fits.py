@@ -23,6 +23,17 @@ class Outcome(IntEnum):
     FAILED = 3
 
 
+ENOUGH_ROWS = 0.9
+"""Share of the rows that a fit is of: of fewer it says nothing of the others. Gaps and outliers flag less than that."""
+
+
+def short_of_rows(used: float, rows: float) -> str | None:
+    """Return why a fit to `used` of so many rows has not converged, None if it is to enough of them."""
+    if used >= ENOUGH_ROWS * rows:
+        return None
+    return f"only {used:,.0f} of {rows:,.0f} rows could be used: the filter flags the others"
+
+
 class Population(NamedTuple):
     """The distribution of keys' free numbers theta, the prior of each key: mean (p,), covariance (p, p).
 

@@ -9,7 +9,7 @@ import numpy as np
 from kalman.evaluation.diagnostics import ljung_box
 from kalman.learning import constraints
 from kalman.learning.expected_gain import ARRIVED, expected_gain, still_expected
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import ENOUGH_ROWS, KeyFit, Outcome, Population, short_of_rows
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import RoundRows, by_rounds
 from kalman.learning.key_search import Box, Found, Point, inverse, search
@@ -184,7 +184,7 @@ class KeySearches:
         """Return the information (p, p, J) at the ends of keys `which`, None: all; point: as the search left it."""
         return point.information
 
-    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
         """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
         return _checked(self, free_entries(self.model, theta, zero), fitted)
 
@@ -359,7 +359,9 @@ def fit_each(
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
-    nis, p_value = searches.checked(theta, zero, len(model.free) - 1)
+    nis, p_value, seen = searches.checked(theta, zero, len(model.free) - 1)
+    for k in np.flatnonzero((outcome <= Outcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)).tolist():
+        outcome[k], reason[k] = Outcome.FAILED, short_of_rows(seen[k], searches.measured[k])
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
@@ -572,7 +574,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
     return np.array(result)
 
 
-def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array]:
+def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
     """Return what `goodness_of_fit` says of keys at the learned entries (p, J)."""
     rows = searches.rows
     found = whitened(searches.model.of, rows, entries[:, rows.number])
@@ -584,8 +586,9 @@ def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array,
     return goodness_of_fit(key[order], white[:, order], searches.keys, fitted)
 
 
-def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array]:
-    """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components.
+def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array, Array]:
+    """Return the mean NIS per measured component (J,), the smallest p-value of Ljung and Box over components, and the
+    number of innovations (J,).
 
     Args:
         key: of each row (N,), ascending.
@@ -602,7 +605,8 @@ def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tu
         count += np.bincount(key[known], minlength=keys)
         least = np.fmin(least, ljung_box(key, z, keys, fitted=fitted).p_value)
     with np.errstate(all="ignore"):
-        return total / count, np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
+        p_value = np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
+        return total / count, p_value, count
 
 
 def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
@@ -617,7 +621,7 @@ def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Arra
         searches = model.searches(rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
         none = np.zeros(some.shape, bool)
-        nis[present], p_value[present] = searches.checked(some, none, 0)  # none is fitted to a key alone
+        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # none is fitted to a key alone
     return nis, p_value
 
 
