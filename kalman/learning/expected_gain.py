@@ -25,18 +25,26 @@ def expected_gain(gradient: Array, information: Array, held: np.ndarray, power: 
     lowest = np.where(held < 0, 0.0, np.where(power[:, None] > 0.0, -1.0, -np.inf))
     lowest = lowest / np.where(power > 0.0, power, 1.0)[:, None]
     highest = np.where(held > 0, 0.0, np.inf)
-    fixed = held * gradient > 0.0
-    fixed |= (held != 0) & ~(gradient != 0.0)
-    step = np.zeros(gradient.shape)
-    for _ in range(len(gradient) + 1):
-        H = inverse(information, fixed)
-        slope = np.where(fixed, 0.0, gradient - _applied(information, np.where(fixed, step, 0.0)))
-        moved = np.where(fixed, step, _applied(H, slope))
-        beyond = ~fixed & ((moved < lowest) | (moved > highest))
-        step = np.clip(moved, lowest, highest)
-        if not beyond.any():
+    step, gain = np.zeros(gradient.shape), np.zeros(gradient.shape[1])
+    known = np.array([information[i, i] for i in range(len(gradient))])
+    for _ in range(2 * len(gradient) + 2):
+        slope = gradient - _applied(information, step)
+        fixed = (step <= lowest) & (slope <= 0.0) | (step >= highest) & (slope >= 0.0)
+        newton = step + np.where(
+            fixed, 0.0, _applied(inverse(information, fixed), np.where(fixed, 0.0, slope))
+        )
+        tried = np.clip(newton, lowest, highest)
+        step = np.where(_gain(gradient, information, tried) > gain, tried, step)
+        for i in range(len(gradient)):  # each by itself never loses, and finds which bounds hold
+            up = (gradient[i] - dot(information[i], step)) / np.where(known[i] > 0.0, known[i], np.inf)
+            step[i] = np.clip(step[i] + up, lowest[i], highest[i])
+        before, gain = gain, np.maximum(gain, _gain(gradient, information, step))
+        if not (gain > before + 1e-4 * ARRIVED).any():
             break
-        fixed |= beyond
+    return gain
+
+
+def _gain(gradient: Array, information: Array, step: Array) -> Array:
     return dot(gradient, step) - 0.5 * dot(step, _applied(information, step))
 
 

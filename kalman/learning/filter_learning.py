@@ -24,7 +24,7 @@ from kalman.learning.filter_pass import Differences, Weights, differences, likel
 from kalman.learning.filter_searches import FilterModel, observed_information, several
 from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import fit_each
+from kalman.learning.key_learning import STARTS, fit_each
 from kalman.learning.key_starts import Free
 from kalman.learning.scoring import Point, finite, maximise, point_of
 from kalman.linalg.packing import packed_index, symmetric, unpack
@@ -36,8 +36,6 @@ from kalman.types import Array, ModelError
 
 STEP = 1e-4
 """Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
-SEARCHES = 2
-"""Starts that the search for all keys begins from: such likelihoods have several maxima."""
 LEFT_OUT = ("smoothing", "robust", "adaptive", "storage", "sliding_log_likelihood")
 """Sections that do not change what is learned."""
 
@@ -196,7 +194,7 @@ class FilterLearning(FreeNumbers):
         scaled = [maximise(point, to_scale(one, scale, measurements)) for one in sound if one.used == most]
         scaled.sort(key=lambda one: -one.value)
         ends = [
-            maximise(point, search_within(one, self.variables, max_iterations)) for one in scaled[:SEARCHES]
+            maximise(point, search_within(one, self.variables, max_iterations)) for one in scaled[:STARTS]
         ]
         best = max(ends, key=lambda one: one.point.value)
         end = best.point

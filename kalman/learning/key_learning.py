@@ -360,7 +360,9 @@ def fit_each(
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
     nis, p_value, seen = searches.checked(theta, zero, len(model.free) - 1)
-    for k in np.flatnonzero((outcome <= Outcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)).tolist():
+    for k in np.flatnonzero(
+        (outcome <= Outcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)
+    ).tolist():
         outcome[k], reason[k] = Outcome.FAILED, short_of_rows(seen[k], searches.measured[k])
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
