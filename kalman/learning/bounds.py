@@ -18,8 +18,9 @@ from kalman.types import Array
 
 JUMP = 12.0
 """From a flat place to a bound, in free numbers: a factor of 160,000, of which nothing is left to see."""
-GONE, VISIBLE, HIDDEN, ROUNDED = 1e-14, 1e-12, 1e-16, 1e-17
-"""Information about a logarithm: of a variance that may be zero, of one that can be judged, and what rounding hides."""
+GONE, VISIBLE, UNSEEN, ROUNDED = 1e-14, 1e-12, 1e-16, 1e-17
+"""Information about a variance's logarithm: where it may as well be zero; to which one is raised that has less than
+`UNSEEN`, so that gradient and information say where it belongs; and what is rounding."""
 RELEASES = 8
 """How often variables may be moved to bounds or released from them."""
 WAY = 4
@@ -103,7 +104,7 @@ def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
     """Return the point with variances so small that rounding hides them raised, unless likelihood is lost."""
     for _ in range(SCALINGS):
         known = np.diag(point.information)
-        hidden = (power > 0.0) & (known < HIDDEN)
+        hidden = (power > 0.0) & (known < UNSEEN)
         if not hidden.any():
             break
         up = 0.5 * np.log(VISIBLE / np.maximum(known, ROUNDED)) / np.maximum(power, 1.0)
