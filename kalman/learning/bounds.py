@@ -35,7 +35,6 @@ class Variables(NamedTuple):
     names  what each belongs to, such as R[1][0]
     limits largest step in each (p,), infinite where it has a unit
     scale  change (p,) with the logarithm of all learned noise; measurements: components of a row
-    power  the variance that each says is exp(power * theta) (p,), 0 where it says none
     low    the bound below each, None where there is none; high: above
     """
 
@@ -48,6 +47,7 @@ class Variables(NamedTuple):
 
     @property
     def power(self) -> Array:
+        """The variance that each says is exp(power * theta) (p,), 0 where it says none."""
         return np.where(self.scale > 0.0, 1.0 / np.where(self.scale > 0.0, self.scale, 1.0), 0.0)
 
 

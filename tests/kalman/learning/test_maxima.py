@@ -184,6 +184,8 @@ def test_groups_end_alike_whatever_is_written(states):
         learn = maximum_likelihood(written(states, one))
         middle = pooled(learn, rows, 6)
         found, _ = fit_all(group_learning(learn), rows, group, middle, 3)
+        assert found.of_rows(found.used).outcome == found.outcome
+        assert found.of_rows(found.used * [1, 2, 1]).outcome[1] == Outcome.FAILED
         away = found.theta - middle.theta[:, None]
         values.append(found.log_likelihood - 0.5 * np.einsum("ig,ij,jg->g", away, found.precision, away))
         outcomes.append([outcome != Outcome.FAILED for outcome in found.outcome])
