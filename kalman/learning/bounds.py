@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.learning.expected_gain import ARRIVED, expected_gain, still_expected
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import ARRIVED, Outcome, expected_gain, still_expected
 from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covariance, finite, known_of, search
 from kalman.types import Array
 

@@ -8,8 +8,16 @@ import numpy as np
 
 from kalman.evaluation.diagnostics import ljung_box
 from kalman.learning import constraints
-from kalman.learning.expected_gain import ARRIVED, expected_gain, still_expected
-from kalman.learning.key_fits import ENOUGH_ROWS, KeyFit, Outcome, Population, short_of_rows
+from kalman.learning.key_fits import (
+    ARRIVED,
+    ENOUGH_ROWS,
+    KeyFit,
+    Outcome,
+    Population,
+    expected_gain,
+    short_of_rows,
+    still_expected,
+)
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import RoundRows, by_rounds
 from kalman.learning.key_search import Box, Found, Point, inverse, search

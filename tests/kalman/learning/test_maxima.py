@@ -7,9 +7,8 @@ import pytest
 
 from kalman.learning import learners
 from kalman.learning.em import Fit
-from kalman.learning.expected_gain import expected_gain
 from kalman.learning.groups import group_learning
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import Outcome, expected_gain
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from kalman.learning.scoring import Maximum, Point
 from tests.kalman.learning.test_filter_learning import CURVED, curved_rows
