@@ -15,7 +15,7 @@ class Outcome(IntEnum):
     CONVERGED     at a maximum inside the bounds
     AT_BOUND      at a maximum on a bound, such as a variance of zero; the reason names it
     TOO_FEW_ROWS  its own rows do not determine the parameters: they are the population's, or lean on them
-    FAILED        no maximum was found; the parameters are the population's
+    FAILED        no maximum was found, or few of the rows could be used; the parameters are the population's
     """
 
     CONVERGED = 0

@@ -157,13 +157,17 @@ def of_series(states, keys, seed, shares=peers.SHARES):
 
 
 def assert_at_maxima(lost, failed, by_key, failed_keys):
+    """By key no end is worse by 2; the pooled search begins once, and may end at a second maximum at a bound."""
     for each, share in ((lost, failed), (by_key, failed_keys)):
-        assert np.mean(each <= 0.1) >= 0.99 and each.max() < 2.0 and share <= 0.02
+        assert np.mean(each <= 0.1) >= 0.99 and share <= 0.02
+    assert by_key.max() < 2.0
 
 
 @pytest.mark.parametrize(("states", "keys"), [(1, 12), (2, 6)])
 def test_each_of_ten_written_starts_reaches_the_maximum(states, keys):
-    assert_at_maxima(*of_series(states, keys, 21, (0.3,)))
+    lost, *others = of_series(states, keys, 21, (0.3,))
+    assert lost.max() < 0.1
+    assert_at_maxima(lost, *others)
 
 
 @pytest.mark.slow
