@@ -72,7 +72,8 @@ def learn_groups(
     Raises:
         UserError: too many groups.
     """
-    names = _names(rows)
+    rows_of = _rows_of_groups(rows, layout)
+    names = list(rows_of)
     if len(names) > MOST_GROUPS:
         raise UserError(
             f"learn.by: {', '.join(by)} make {len(names):,} groups, more than {MOST_GROUPS:,}: choose other columns, "
@@ -98,19 +99,25 @@ def learn_groups(
         len(names),
         max_iterations,
         lambda theta, which: objective(theta, which, learner.statistics),
-    )
+    ).of_rows(np.array(list(rows_of.values())))
     return LearnedGroups(by, [json.loads(name) for name in names], result)
 
 
-def _names(rows: DataFrame) -> list[str]:
-    """Return the names of all groups, in order."""
+def _rows_of_groups(rows: DataFrame, layout: Layout) -> dict[str, int]:
+    """Return the number of rows of each group, in the order of their names."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for one in batches:
-            yield pa.RecordBatch.from_arrays([one.column("place"), one.column("groups")], ["place", "groups"])
+        for _, part, group, names in grouped_parts(layout, batches):
+            count = np.bincount(group[part.key], minlength=len(names))
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([names]), pa.array([count.tolist()])], ["groups", "rows"]
+            )
 
-    parts = rows.mapInArrow(work, "place bigint, groups array<string>").collect()
-    return sorted({name for part in parts for name in part["groups"]})
+    total: dict[str, int] = {}
+    for part in rows.mapInArrow(work, "groups array<string>, rows array<bigint>").collect():
+        for name, count in zip(part["groups"], part["rows"], strict=True):
+            total[name] = total.get(name, 0) + count
+    return dict(sorted(total.items()))
 
 
 def _evaluate(

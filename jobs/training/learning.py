@@ -177,7 +177,7 @@ def learn_pooled(
 
         result = problem.fit(
             objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE), by), learn.max_iterations
-        )
+        ).of_rows(int(count))
         groups = None
         if by:
             layout = _layout(batch, by)

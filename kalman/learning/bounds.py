@@ -11,21 +11,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kalman.learning.em import Evaluate, Fit
-from kalman.learning.key_fits import Outcome
-from kalman.learning.scoring import FLAT, Maximum, Point, Search, covariance, finite, known_of, search
+from kalman.learning.key_fits import ARRIVED, Outcome, expected_gain, still_expected
+from kalman.learning.scoring import FALL, FLAT, Maximum, Point, Search, covariance, finite, known_of, search
 from kalman.types import Array
 
 JUMP = 12.0
 """From a flat place to a bound, in free numbers: a factor of 160,000, of which nothing is left to see."""
-RELEASES = 4
+GONE, VISIBLE, UNSEEN, ROUNDED = 1e-14, 1e-12, 1e-16, 1e-17
+"""Information about a variance's logarithm: where it may as well be zero; to which one is raised that has less than
+`UNSEEN`, so that gradient and information say where it belongs; and what is rounding."""
+RELEASES = 8
 """How often variables may be moved to bounds or released from them."""
 WAY = 4
 """Jumps from a flat place upwards before it counts as endless."""
 SCALINGS = 4
 """Most steps along the scale of the noise."""
-FALL = 1e-3
-"""A loss in log-likelihood that tells a bound from a maximum inside: one of 1e-3 is 1/20 of a standard error."""
 
 
 class Variables(NamedTuple):
@@ -44,6 +44,11 @@ class Variables(NamedTuple):
     low: tuple[str | None, ...]
     high: tuple[str | None, ...]
 
+    @property
+    def power(self) -> Array:
+        """The variance that each says is exp(power * theta) (p,), 0 where it says none."""
+        return np.where(self.scale > 0.0, 1.0 / np.where(self.scale > 0.0, self.scale, 1.0), 0.0)
+
 
 def search_within(start: Point, variables: Variables, max_iterations: int) -> Search:
     """Search the maximum from `start`, a finite point, at first along the scale of the noise.
@@ -51,23 +56,23 @@ def search_within(start: Point, variables: Variables, max_iterations: int) -> Se
     The variables that ended at a bound are `held` in the result.
     """
     point = yield from to_scale(start, variables.scale, variables.measurements)
+    point = yield from _seen(point, variables.power)
     steps = 0
     found = Maximum(point, 0, np.zeros(len(variables.names), np.int8), None)
     settled = np.zeros(len(variables.names), bool)
     for _ in range(RELEASES):
-        found = yield from search(found.point, variables.limits, max_iterations - steps, found.held)
+        found = yield from search(
+            found.point, variables.limits, variables.power, max_iterations - steps, found.held
+        )
         steps += found.iterations
-        found = found._replace(iterations=steps)
+        point = yield from _seen(found.point, variables.power)
+        found = found._replace(point=point, iterations=steps)
         if found.problem is not None or steps >= max_iterations:
             return found
-        turned = _released(found)
-        if turned is not None:
-            point = yield turned[0]
-            if finite(point) and point.used >= start.used and point.value > found.point.value + FALL:
-                found = found._replace(point=point, held=turned[1])
-                continue
         before = found
-        found = yield from _to_bounds(found, variables, settled, start.used)
+        found = yield from _released(found, variables, start.used)
+        if found is before:
+            found = yield from _to_bounds(found, variables, settled, start.used)
         if found is before:
             return found
     return found._replace(problem=f"it went to and from bounds {RELEASES} times")
@@ -94,6 +99,21 @@ def to_scale(point: Point, scale: Array, measurements: int) -> Generator[Array, 
     return point
 
 
+def _seen(point: Point, power: Array) -> Generator[Array, Point, Point]:
+    """Return the point with variances so small that rounding hides them raised, unless likelihood is lost."""
+    for _ in range(SCALINGS):
+        known = np.diag(point.information)
+        hidden = (power > 0.0) & (known < UNSEEN)
+        if not hidden.any():
+            break
+        up = 0.5 * np.log(VISIBLE / np.maximum(known, ROUNDED)) / np.maximum(power, 1.0)
+        tried = yield point.theta + np.where(hidden, up, 0.0)
+        if not (finite(tried) and tried.used >= point.used and tried.value > point.value - FALL):
+            break
+        point = tried
+    return point
+
+
 def _to_bounds(
     found: Maximum, variables: Variables, settled: np.ndarray, used: int
 ) -> Generator[Array, Point, Maximum]:
@@ -108,7 +128,7 @@ def _to_bounds(
             continue
         slope = 1 if point.gradient[i] > 0.0 else -1
         for side in (slope, -slope):
-            tried, end = yield from _flat_way(point, i, side, used)
+            tried, end = yield from _flat_way(point, i, side * _jump(known, variables.power[i]), used)
             if end == "bound":
                 held = found.held.copy()
                 held[i] = side
@@ -121,15 +141,20 @@ def _to_bounds(
     return found
 
 
-def _flat_way(point: Point, i: int, side: int, used: int) -> Generator[Array, Point, tuple[Point, str]]:
+def _jump(known: float, power: float) -> float:
+    """Return how far it is from a flat place to one where nothing is left to see of a variable."""
+    return 0.5 * math.log(max(known, GONE) / GONE) / power if power > 0.0 else JUMP
+
+
+def _flat_way(point: Point, i: int, jump: float, used: int) -> Generator[Array, Point, tuple[Point, str]]:
     """Go from a flat place to a bound of variable i; return the last point and what it is: bound, better or worse.
 
     Downwards one step is enough, of which nothing is left to see; upwards the flat place may have an end.
     """
     best = point
-    for _ in range(1 if side < 0 else WAY):
+    for _ in range(1 if jump < 0.0 else WAY):
         moved = best.theta.copy()
-        moved[i] += side * JUMP
+        moved[i] += jump
         tried = yield moved
         if not finite(tried) or tried.used < used or tried.value < point.value - FALL:
             return best, "worse"
@@ -139,22 +164,42 @@ def _flat_way(point: Point, i: int, side: int, used: int) -> Generator[Array, Po
     return best, "bound"
 
 
-def _released(found: Maximum) -> tuple[Array, np.ndarray] | None:
-    """Return theta and bounds with those variables back inside whose gradient points there; None if none does.
+def _released(found: Maximum, variables: Variables, used: int) -> Generator[Array, Point, Maximum]:
+    """Return the maximum with the variable released from its bound that promises most, if likelihood is gained.
 
-    At a bound the gradient by the logarithm is tiny, but its sign is that by the variance itself.
+    At a bound gradient and information by the logarithm are tiny, but scoring in the variance itself takes the same
+    step as ever. If it leads too far, a shorter one is tried.
     """
-    inward = found.held * found.point.gradient < 0.0
-    if not inward.any():
-        return None
-    theta = np.where(inward, found.point.theta - found.held * JUMP, found.point.theta)
-    return theta, np.where(inward, 0, found.held).astype(np.int8)
+    point = found.point
+    known = np.maximum(np.diag(point.information), ROUNDED)
+    low = (found.held == 0) & (variables.power > 0.0) & (known < FLAT)
+    side = np.where(low, -1, found.held)
+    inward = np.where(side * point.gradient < 0.0, np.abs(point.gradient), 0.0)
+    i = int(np.argmax(inward**2 / known))
+    if inward[i] ** 2 / known[i] < ARRIVED:  # half of what would not be converged
+        return found
+    power = variables.power[i]
+    way = math.log1p(power * inward[i] / known[i]) / power if power > 0.0 else JUMP
+    held = found.held.copy()
+    held[i] = 0
+    for share in (1.0, 0.8, 0.6):
+        moved = point.theta.copy()
+        moved[i] -= side[i] * share * way
+        tried = yield moved
+        if finite(tried) and tried.used >= used and tried.value > point.value:
+            return found._replace(point=tried, held=held)
+    return found
 
 
 def search_outcome(found: Maximum, variables: Variables) -> tuple[Outcome, str | None]:
     """Return how a search ended, and why that is not inside the bounds."""
     if found.problem is not None:
         return Outcome.FAILED, found.problem
+    point = found.point
+    held, known = found.held[:, None], point.information[:, :, None]
+    gain = float(expected_gain(point.gradient[:, None], known, held, variables.power)[0])
+    if not gain < ARRIVED:
+        return Outcome.FAILED, still_expected(gain)
     ends = _ends(variables, found.held)
     return (Outcome.AT_BOUND, ", ".join(ends)) if ends else (Outcome.CONVERGED, None)
 
@@ -163,24 +208,6 @@ def spread_within(point: Point, held: np.ndarray) -> Array:
     """Return the covariance (p, p) of the free variables, the others being known; NaN for those at a bound."""
     free = held == 0
     return np.where(np.outer(free, free), covariance(known_of(point, held)), math.nan)
-
-
-def at_zero(evaluate: Evaluate, found: Fit, variables: Variables) -> tuple[Fit, np.ndarray]:
-    """Return a fit by a method without bounds with those variances at zero that lose nothing there, and which are (p,).
-
-    Expectation maximisation tends to zero for ever, and its steps get small where nothing is left to gain.
-    """
-    held = np.zeros(len(found.theta), np.int8)
-    for i in np.flatnonzero(variables.scale > 0.0).tolist():
-        moved = found.theta.copy()
-        moved[i] -= JUMP
-        value, _, used = evaluate(moved)
-        if np.isfinite(value) and used >= found.used and value > found.log_likelihood - FALL:
-            found = found._replace(theta=moved, log_likelihood=value)
-            held[i] = -1
-    if not held.any():
-        return found, held
-    return found._replace(outcome=Outcome.AT_BOUND, reason=", ".join(_ends(variables, held))), held
 
 
 def _ends(variables: Variables, held: np.ndarray) -> list[str]:

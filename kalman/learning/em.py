@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import KeyFit, Outcome, Population, short_of_rows
 from kalman.run import SortedRows
 from kalman.types import Array
 
@@ -55,6 +55,13 @@ class Fit(NamedTuple):
     def converged(self) -> bool:
         """Whether it ended at a maximum inside the bounds."""
         return self.outcome == Outcome.CONVERGED
+
+    def of_rows(self, rows: int) -> "Fit":
+        """Return the fit, which has failed if it used far fewer than these rows."""
+        short = short_of_rows(self.used, rows)
+        if short is None or self.outcome > Outcome.AT_BOUND:
+            return self
+        return self._replace(outcome=Outcome.FAILED, reason=short)
 
 
 class Learner(Protocol):

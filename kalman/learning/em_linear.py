@@ -19,12 +19,12 @@ import numpy as np
 
 from kalman.filters.robust.adaptive import scaled
 from kalman.learning import constraints
-from kalman.learning.bounds import at_zero, spread_within
+from kalman.learning.bounds import search_within
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample, climb, climb_each
 from kalman.learning.em_entries import Regression, of_letter, regressed, second_moments
 from kalman.learning.key_fits import KeyFit, Population
 from kalman.learning.score import score
-from kalman.learning.scoring import Point
+from kalman.learning.scoring import Point, finite, maximise, point_of
 from kalman.linalg.packing import lower, packed_size, symmetric
 from kalman.models.columns import numbers, resolve, used
 from kalman.models.learned_entries import learn_requests
@@ -96,16 +96,17 @@ class ExpectationMaximisation:
         return found.log_likelihood, np.concatenate(parts), found.used
 
     def fit(self, evaluate: Evaluate, sample: Sample, max_iterations: int) -> Fit:
-        """Return the theta of EM from the written parameters, with standard errors; the log-likelihood never falls."""
-        model = self.model
-        found = climb(evaluate, self.maximise, model.start, max_iterations, TOLERANCE)
-        found, held = at_zero(evaluate, found, model.variables)
-        value, vector, used_rows = evaluate(np.append(found.theta, 1.0))
-        p = len(found.theta)
-        known = np.array(symmetric(vector[p:].tolist()))
-        place = Point(found.theta, value, vector[:p], known, used_rows)
-        spread = spread_within(place, held)
-        return found._replace(covariance=spread, errors=model.errors(found.theta, spread))
+        """Return the maximum that EM leads to from the written parameters; scoring ends what EM tends to for ever."""
+        climbed = climb(evaluate, self.maximise, self.model.start, max_iterations, TOLERANCE)
+
+        def point(theta: Array) -> Point:
+            return point_of(theta, *evaluate(np.append(theta, 1.0)))
+
+        begin = point(climbed.theta)
+        if not finite(begin):
+            return climbed
+        best = maximise(point, search_within(begin, self.model.variables, max_iterations))
+        return self.model.fit_at(best, best.point)._replace(iterations=climbed.iterations)  # those of EM
 
     def maximise(self, theta: Array, vector: Array) -> Array:
         """Return the theta (p, J) of the M-step of J keys or groups by vectors (s, J); (p,) of all together."""

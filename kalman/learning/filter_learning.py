@@ -18,13 +18,13 @@ from kalman.filters.gaussian import GaussianFilter
 from kalman.filters.mixture_moments import normalised
 from kalman.filters.multiple_models import MultipleModels
 from kalman.learning import constraints
-from kalman.learning.bounds import search_within
+from kalman.learning.bounds import search_within, to_scale
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
 from kalman.learning.filter_pass import Differences, Weights, differences, likelihoods
-from kalman.learning.filter_searches import FilterModel, observed_information
+from kalman.learning.filter_searches import FilterModel, observed_information, several
 from kalman.learning.free_numbers import FreeNumbers, constrained, follows_scale, requested
 from kalman.learning.key_fits import KeyFit, Outcome, Population
-from kalman.learning.key_learning import fit_each
+from kalman.learning.key_learning import STARTS, fit_each
 from kalman.learning.key_starts import Free
 from kalman.learning.scoring import Point, finite, maximise, point_of
 from kalman.linalg.packing import packed_index, symmetric, unpack
@@ -184,11 +184,19 @@ class FilterLearning(FreeNumbers):
         def point(theta: Array) -> Point:
             return point_of(theta, *evaluate(theta))
 
-        begin = point(self.start)
-        if not finite(begin) or not begin.used:
+        starts = [point(theta) for theta, _ in several(self.key_model.free, self.start, (0.0,))]
+        sound = [one for one in starts if finite(one) and one.used]
+        if not sound:
             reason = "the log-likelihood at the written parameters is not finite, or no row can be used"
-            return Fit(self.start, begin.value, 0, Outcome.FAILED, reason, begin.used)
-        best = maximise(point, search_within(begin, self.variables, max_iterations))
+            return Fit(self.start, starts[0].value, 0, Outcome.FAILED, reason, starts[0].used)
+        most = max(one.used for one in sound)
+        scale, measurements = self.variables.scale, self.variables.measurements
+        scaled = [maximise(point, to_scale(one, scale, measurements)) for one in sound if one.used == most]
+        scaled.sort(key=lambda one: -one.value)
+        ends = [
+            maximise(point, search_within(one, self.variables, max_iterations)) for one in scaled[:STARTS]
+        ]
+        best = max(ends, key=lambda one: one.point.value)
         end = best.point
         known = observed_information(
             lambda theta: point(theta[:, 0]).gradient[:, None],

@@ -129,15 +129,9 @@ class FilterSearches(KeySearches):
         """The candidates, ordered by key from the best: noises of many sizes, and what is written."""
         model = self.model
         power = np.array([one.power for one in model.free], float)
-        measured = np.array([one.parameter.name.rpartition(".")[2] == "R" for one in model.free])
-        both = (measured & (power > 0)).any() and (~measured & (power > 0)).any()
-        theta: list[Array] = []
-        kinds: list[int] = []
-        for decade, ratio in product(DECADES if power.any() else (0.0,), RATIOS if both else (0.0,)):
-            logs = np.log(10.0) * (decade + np.where(measured, -0.5, 0.5) * ratio)
-            moved = np.where(power > 0, logs / np.maximum(power, 1.0), 0.0)
-            theta.append(np.repeat((model.written + moved)[:, None], self.keys, axis=1))
-            kinds.append(int(np.sign(ratio)) + 1)
+        sizes = several(model.free, model.written, DECADES)
+        theta = [np.repeat(one[:, None], self.keys, axis=1) for one, _ in sizes]
+        kinds = [kind for _, kind in sizes]
         found = model.of.values(theta, self.sorted, self.keys, self.unit)
         value = np.where(np.isfinite(found), found, -np.inf)
         rank = np.argsort(-value, axis=0, kind="stable")
@@ -147,7 +141,11 @@ class FilterSearches(KeySearches):
             for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
         )
         constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
-        return Starts(ordered, np.array(kinds)[rank], power[:, None] * ordered[0], constant)
+        spread = power[:, None] * ordered[0]
+        with np.errstate(all="ignore"):
+            range_of = np.log(np.maximum.reduce(high - low, axis=0) ** 2)
+        widest = np.where((power[:, None] > 0) & np.isfinite(range_of), np.maximum(spread, range_of), spread)
+        return Starts(ordered, np.array(kinds)[rank], spread, widest, constant)
 
     @property
     def several(self) -> bool:
@@ -170,8 +168,8 @@ class FilterSearches(KeySearches):
 
         return observed_information(gradient, theta, self.model.of.sizes(theta), zero, point.information)
 
-    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
-        """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box of any."""
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
+        """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
         model, keys = self.model.of.each, self.keys
         none = np.zeros(keys, np.int64)
         at_zero = np.where(zero, 0.0, np.nan)
@@ -179,6 +177,23 @@ class FilterSearches(KeySearches):
         figures = RowFigures(model, states, self.sorted, (INNOVATION,))
         run(model, states, self.sorted, self.unit, figures)
         return goodness_of_fit(self.sorted.key, figures.found()[INNOVATION], keys, fitted)
+
+
+def several(free: list[Free], written: Array, decades: tuple[float, ...]) -> list[tuple[Array, int]]:
+    """Return thetas (p,) of many sizes of the noises, what is written first, each with its kind.
+
+    decades: powers of ten of all noises. The kind says whether process noise is less, 0, or more, 2, than written
+    against measurement noise, or as written, 1.
+    """
+    power = np.array([one.power for one in free], float)
+    measured = np.array([one.parameter.name.rpartition(".")[2] == "R" for one in free])
+    both = (measured & (power > 0)).any() and (~measured & (power > 0)).any()
+    found: list[tuple[Array, int]] = []
+    for decade, ratio in product(decades if power.any() else (0.0,), RATIOS if both else (0.0,)):
+        logs = np.log(10.0) * (decade + np.where(measured, -0.5, 0.5) * ratio)
+        moved = np.where(power > 0, logs / np.maximum(power, 1.0), 0.0)
+        found.append((written + moved, int(np.sign(ratio)) + 1))
+    return found
 
 
 def observed_information(

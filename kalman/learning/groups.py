@@ -21,7 +21,7 @@ from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.filter_learning import FilterLearning
 from kalman.learning.filter_searches import observed_information
 from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import Outcome
+from kalman.learning.key_fits import Outcome, short_of_rows
 from kalman.learning.maximum_likelihood import STEP, Learning
 from kalman.learning.score import score
 from kalman.learning.scoring import Maximum, Point, finite, point_of
@@ -67,6 +67,17 @@ class GroupFit(NamedTuple):
     def converged(self) -> np.ndarray:
         """Which groups (G,) ended at a maximum inside the bounds."""
         return np.array(self.outcome) == Outcome.CONVERGED
+
+    def of_rows(self, rows: np.ndarray) -> "GroupFit":
+        """Return the fits, which have failed where they used far fewer than these rows (G,)."""
+        short = [short_of_rows(*pair) for pair in zip(self.used.tolist(), rows.tolist(), strict=True)]
+        short = [
+            a if outcome <= Outcome.AT_BOUND else None for a, outcome in zip(short, self.outcome, strict=True)
+        ]
+        outcome = [Outcome.FAILED if a else b for a, b in zip(short, self.outcome, strict=True)]
+        return self._replace(
+            outcome=outcome, reason=[a or b for a, b in zip(short, self.reason, strict=True)]
+        )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,16 @@ import numpy as np
 
 from kalman.evaluation.diagnostics import ljung_box
 from kalman.learning import constraints
-from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.key_fits import (
+    ARRIVED,
+    ENOUGH_ROWS,
+    KeyFit,
+    Outcome,
+    Population,
+    expected_gain,
+    short_of_rows,
+    still_expected,
+)
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import RoundRows, by_rounds
 from kalman.learning.key_search import Box, Found, Point, inverse, search
@@ -29,6 +38,8 @@ APART = 1.5
 """Distance in theta of a start that is another one."""
 FALL, RISE = 28.0, 14.0
 """How far below and above what explains the differences the logarithm of a variance may go: 1e-12 and 1e6."""
+WIDER = 2
+"""How often the bounds of a variance are set further out where a search ended at them."""
 LEANS = 0.98
 """Share of its own rows in a key's result below which it is searched again with the population as prior."""
 REACH = 12.0
@@ -181,7 +192,7 @@ class KeySearches:
         """Return the information (p, p, J) at the ends of keys `which`, None: all; point: as the search left it."""
         return point.information
 
-    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array]:
+    def checked(self, theta: Array, zero: np.ndarray, fitted: int) -> tuple[Array, Array, Array]:
         """Return the `goodness_of_fit` at theta (p, J), after so many numbers were fitted to each key."""
         return _checked(self, free_entries(self.model, theta, zero), fitted)
 
@@ -230,17 +241,17 @@ class KeySearches:
         rank = np.argsort(-np.array(values), axis=0, kind="stable")
         ordered = np.take_along_axis(np.array(theta), rank[:, None, :], axis=0)
         kinds = np.concatenate([found.kind, np.zeros(len(several) - len(found.kind), np.int64)])
-        return Starts(ordered, kinds[rank], found.spread, found.constant)
+        return Starts(ordered, kinds[rank], found.spread, found.widest, found.constant)
 
     @cached_property
     def box(self) -> Box:
         """The bounds of each key, about its own starts."""
-        spread = self.starts.spread
+        spread, widest = self.starts.spread, self.starts.widest
         low, high = np.full(spread.shape, -np.inf), np.full(spread.shape, np.inf)
         limit: list[float] = []
         for i, one in enumerate(self.model.free):
             if one.power:
-                low[i], high[i] = (spread[i] - FALL) / one.power, (spread[i] + RISE) / one.power
+                low[i], high[i] = (spread[i] - FALL) / one.power, (widest[i] + RISE) / one.power
             elif one.parameter.kind not in ("real", "vector"):
                 low[i], high[i] = self.model.written[i] - REACH, self.model.written[i] + REACH
             unlimited = one.parameter.kind in ("real", "vector")
@@ -275,7 +286,20 @@ class KeySearches:
             which.append(np.flatnonzero(other))
             theta.append(begin[:, which[-1]])
         self._again(found, which, theta)
+        for _ in range(WIDER):
+            beyond = self.at_bound(found) & (box.power[:, None] > 0.0) & ~self.starts.constant
+            keys = np.flatnonzero(beyond.any(axis=0))
+            if not len(keys):
+                break
+            self.box = box = self._widened(beyond)
+            self._again(found, [keys], [found.theta[:, keys]])
         return found
+
+    def _widened(self, beyond: np.ndarray) -> Box:
+        """Return the box with the bounds of these variances (p, J) further out."""
+        power = np.maximum(self.box.power, 1.0)[:, None]
+        low, high = np.where(beyond, FALL, 0.0) / power, np.where(beyond, RISE, 0.0) / power
+        return self.box._replace(low=self.box.low - low, high=self.box.high + high)
 
     def _best_of(self, kind: int) -> tuple[Array, np.ndarray]:
         """Return the best candidate (p, K) of a kind, and which keys (K,) have one."""
@@ -306,7 +330,7 @@ class KeySearches:
 
 
 class _Ends(NamedTuple):
-    """What is known of J keys after all searches."""
+    """What is known of J keys after all searches; lacking: log-likelihood (J,) that is still expected."""
 
     theta: Array
     zero: np.ndarray
@@ -315,6 +339,7 @@ class _Ends(NamedTuple):
     covariance: Array
     own: Array
     done: np.ndarray
+    lacking: Array
 
 
 def fit_each(
@@ -342,7 +367,11 @@ def fit_each(
     )
     theta = np.where(lost, np.asarray(middle, float)[:, None], ends.theta)
     zero = ends.zero & ~lost
-    nis, p_value = searches.checked(theta, zero, len(model.free) - 1)
+    nis, p_value, seen = searches.checked(theta, zero, len(model.free) - 1)
+    for k in np.flatnonzero(
+        (outcome <= Outcome.AT_BOUND) & (seen < ENOUGH_ROWS * searches.measured)
+    ).tolist():
+        outcome[k], reason[k] = Outcome.FAILED, short_of_rows(seen[k], searches.measured[k])
     errors = _errors(searches, theta, zero, ends)
     errors[:, lost] = np.nan
     parts = (
@@ -423,7 +452,17 @@ def _alone(searches: KeySearches, climbed: Climbed | None) -> _Ends:
     held = found.zero | searches.at_bound(found) | (np.array([information[i, i] for i in range(p)]) <= 0.0)
     covariance = np.where(held[:, None] | held[None, :], np.nan, inverse(information, held))
     ones = np.ones(searches.keys)
-    return _Ends(found.theta, found.zero, found.point.value, information, covariance, ones, found.done)
+    lacking = _lacking(found, searches.box)
+    return _Ends(
+        found.theta, found.zero, found.point.value, information, covariance, ones, found.done, lacking
+    )
+
+
+def _lacking(found: Found, box: Box) -> Array:
+    """Return the log-likelihood (J,) that is expected above the ends."""
+    held = np.where(found.zero | (found.theta <= box.low), -1, np.where(found.theta >= box.high, 1, 0))
+    power = np.where(box.alone, box.power, 0.0)
+    return expected_gain(found.point.gradient, found.point.information, held, power)
 
 
 def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _Ends:
@@ -469,7 +508,9 @@ def _leaning(searches: KeySearches, ends: _Ends, population: Population) -> _End
     information[:, :, at], done[at] = plain.information[:, :, take], found.done[take]
     covariance[:, :, at] = posterior(population, theta[:, at], information[:, :, at])[1]
     own = np.where(zero.any(axis=0), 1.0, own_share(population, information))
-    return _Ends(theta, zero, value, information, covariance, own, done)
+    lacking = ends.lacking.copy()
+    lacking[at] = _lacking(found, box)[take]
+    return _Ends(theta, zero, value, information, covariance, own, done, lacking)
 
 
 def _judged(
@@ -483,7 +524,7 @@ def _judged(
     sure = population is None
     at = ((ends.theta <= box.low) | (ends.theta >= box.high)) & ~ends.zero
     few = (searches.measured < ENOUGH * p) | (ends.own < 0.5)
-    failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant
+    failed = ~ends.done | ~np.isfinite(ends.value) | searches.starts.constant | ~(ends.lacking < ARRIVED)
     bound = ends.zero.any(axis=0) | at.any(axis=0)
     for k in np.flatnonzero(few | failed | bound).tolist():
         if searches.starts.constant[k] and searches.measured[k] > 1:
@@ -497,6 +538,8 @@ def _judged(
         elif failed[k]:
             outcome[k] = Outcome.FAILED
             reason[k] = "the search found no maximum"
+            if ends.done[k] and np.isfinite(ends.value[k]):
+                reason[k] = still_expected(ends.lacking[k])
         else:
             outcome[k] = Outcome.AT_BOUND
             names = [f"{one.name} is zero" for one, a in zip(free, ends.zero[:, k], strict=True) if a]
@@ -541,7 +584,7 @@ def _errors(searches: KeySearches, theta: Array, zero: np.ndarray, ends: _Ends) 
     return np.array(result)
 
 
-def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array]:
+def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array, Array, Array]:
     """Return what `goodness_of_fit` says of keys at the learned entries (p, J)."""
     rows = searches.rows
     found = whitened(searches.model.of, rows, entries[:, rows.number])
@@ -553,8 +596,9 @@ def _checked(searches: KeySearches, entries: Array, fitted: int) -> tuple[Array,
     return goodness_of_fit(key[order], white[:, order], searches.keys, fitted)
 
 
-def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array]:
-    """Return the mean NIS per measured component (J,), and the smallest p-value of Ljung and Box over components.
+def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tuple[Array, Array, Array]:
+    """Return the mean NIS per measured component (J,), the smallest p-value of Ljung and Box over components, and the
+    number of innovations (J,).
 
     Args:
         key: of each row (N,), ascending.
@@ -571,7 +615,8 @@ def goodness_of_fit(key: np.ndarray, white: Array, keys: int, fitted: int) -> tu
         count += np.bincount(key[known], minlength=keys)
         least = np.fmin(least, ljung_box(key, z, keys, fitted=fitted).p_value)
     with np.errstate(all="ignore"):
-        return total / count, np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
+        p_value = np.where(np.isfinite(least), np.minimum(1.0, len(white) * least), np.nan)
+        return total / count, p_value, count
 
 
 def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Array) -> tuple[Array, Array]:
@@ -586,7 +631,7 @@ def check(model: Searched, rows: SortedRows, keys: int, unit: float, theta: Arra
         searches = model.searches(rows._replace(key=number), unit)
         some = np.asarray(theta, float)[:, present]
         none = np.zeros(some.shape, bool)
-        nis[present], p_value[present] = searches.checked(some, none, 0)  # none is fitted to a key alone
+        nis[present], p_value[present], _ = searches.checked(some, none, 0)  # none is fitted to a key alone
     return nis, p_value
 
 

@@ -91,21 +91,23 @@ class Starts(NamedTuple):
     theta    (c, p, K)
     kind     (c,) which noise has most of the share, or (c, K)
     spread   (p, K) log of the variance that a noise would have if it alone explained the differences; 0 for others
+    widest   (p, K) the same for the largest differences
     constant (K,) whether the measurements do not vary
     """
 
     theta: Array
     kind: np.ndarray
     spread: Array
+    widest: Array
     constant: np.ndarray
 
 
 def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRows, unit: float) -> Starts:
     """Return the candidates of keys 0 to K - 1, each with a row at least; written: theta (p,) of the definition."""
-    sizes, step, constant = _differences(rows, unit)
+    sizes, largest, step, constant = _differences(rows, unit)
     responses = _responses(of, free, written, step, rows)
     keys = len(step)
-    spread, brief = np.zeros((2, len(free), keys))
+    spread, brief, widest = np.zeros((3, len(free), keys))
     for i, one in enumerate(free):
         if one.power:
             with np.errstate(all="ignore"):
@@ -114,7 +116,10 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
                     for r, s in zip(responses[i], sizes, strict=True)
                 )
                 growth = (responses[i][1] / responses[i][0]).max(axis=0)
-            for target, level in ((spread, np.where(growth > STEEP, long, short)), (brief, short)):
+                r = responses[i][0]
+                most = np.where(r > 1e-12 * r.max(axis=0), largest / r, 0.0).max(axis=0)
+            levels = (spread, np.where(growth > STEEP, long, short)), (brief, short), (widest, most)
+            for target, level in levels:
                 target[i] = np.log(np.where(np.isfinite(level) & (level > 0.0), level, 1.0))
     theta: list[Array] = []
     kinds: list[int] = []
@@ -128,7 +133,7 @@ def candidates(of: Learned, free: Sequence[Free], written: Array, rows: SortedRo
                 one[i] = (base[i] + np.log(weight)) / number.power
         theta.append(one)
         kinds.append(kind)
-    return Starts(np.array(theta), np.array(kinds), spread, constant)
+    return Starts(np.array(theta), np.array(kinds), spread, np.maximum(spread, widest), constant)
 
 
 def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
@@ -153,8 +158,9 @@ def _sharings(free: Sequence[Free]) -> list[tuple[int, list[float]]]:
     return found[:MOST]
 
 
-def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, np.ndarray]:
-    """Return the variances of differences over each lag (m, K), the usual time step (K,), which keys do not vary."""
+def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, Array, np.ndarray]:
+    """Return the variances of differences over each lag (m, K), the square of the largest difference of any two rows
+    (m, K), the usual time step (K,), which keys do not vary."""
     count = np.bincount(rows.key)
     first = np.concatenate([[0], np.cumsum(count)[:-1]])
     sizes: list[Array] = []
@@ -182,7 +188,10 @@ def _differences(rows: SortedRows, unit: float) -> tuple[list[Array], Array, np.
         for f, fill in ((np.minimum, np.inf), (np.maximum, -np.inf))
     )
     constant: np.ndarray = np.logical_and.reduce(high <= low, axis=0)
-    return [np.where(np.isfinite(a), a, 0.0) for a in sizes], step, constant
+    with np.errstate(all="ignore"):
+        largest = (high - low) ** 2
+    sizes = [np.where(np.isfinite(a), a, 0.0) for a in sizes]
+    return sizes, np.where(np.isfinite(largest), largest, 0.0), step, constant
 
 
 def _median(values: Array) -> Array:

@@ -7,7 +7,7 @@ differs from the curvature; the gradient changes of the last steps correct it.
 
 import math
 from collections.abc import Callable, Generator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -24,6 +24,10 @@ HIDDEN = 0.01
 """A gain so large that it counts: a search that cannot see it has not converged."""
 FLAT = 0.05
 """Information about the logarithm of a parameter below which its standard error is a factor of ninety."""
+FAR, HIGHEST = 4.0, 16.0
+"""Steps of a variance's logarithm: from so far up on the variance itself takes the step, by so much at the most."""
+FALL = 1e-3
+"""A loss in log-likelihood that tells a bound from a maximum inside: one of 1e-3 is 1/20 of a standard error."""
 PAIRS = 6
 """Number of last steps whose gradient changes correct the information."""
 
@@ -71,8 +75,11 @@ Search = Generator[Array, Point, Maximum]
 """Yields a theta, is sent its point, and returns the maximum; so many searches can be evaluated together."""
 
 
-def maximise(evaluate: Callable[[Array], Point], asking: Search) -> Maximum:
-    """Return the maximum of a search (`search`, or `kalman.learning.bounds.search_within`)."""
+T = TypeVar("T")
+
+
+def maximise(evaluate: Callable[[Array], Point], asking: Generator[Array, Point, T]) -> T:
+    """Return the result of a search (`search`, or what `kalman.learning.bounds` has)."""
     try:
         theta = next(asking)
         while True:
@@ -81,32 +88,29 @@ def maximise(evaluate: Callable[[Array], Point], asking: Search) -> Maximum:
         return end.value
 
 
-def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | None = None) -> Search:
+def search(
+    start: Point, limits: Array, power: Array, max_iterations: int, held: np.ndarray | None = None
+) -> Search:
     """Search the maximum from `start`, a finite point.
 
-    limits: how far one step may go in each variable (p,). held: those that stay where they are, not 0 (p,). A point at
-    which rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or
-    gains less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. It ends too
-    where a step meets a limit in a variable of which the rows know nothing (`FLAT`): `kalman.learning.bounds` finds
-    out whether that is at a bound.
+    limits: how far one step may go in each variable (p,). power: the variance that a variable says is
+    exp(power * theta) (p,), 0 where it says none. held: those that stay where they are, not 0 (p,). A point at which
+    rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
+    less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable of which
+    the rows know nothing (`FLAT`) rests while its step goes beyond its limit, or while little is to be had below it,
+    and the others go on: `kalman.learning.bounds` finds out whether it is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.
     """
     point, pairs = start, []
     held = np.zeros(len(limits), np.int8) if held is None else held
-    ridge = 1e-6 * np.diag(start.information)
     rise = math.inf
     for iteration in range(max_iterations):
         least = least_gain(point)
-        H = _inverse(known_of(point, held), ridge, pairs)
-        gradient = np.where(held == 0, point.gradient, 0.0)
-        step = H @ gradient
-        rise = 0.5 * float(gradient @ step)
-        far = float(np.max(np.abs(step) / limits))
-        if not rise > least or (rise < SMALL and far > 0.2) or _creeps(point, step, limits, held):
+        step, rise, far = _step(point, limits, power, held, pairs)
+        if not rise > least or (rise < SMALL and far > 0.2):
             return Maximum(point, iteration, held, _hidden(least))
-        step *= min(1.0, 1.0 / max(far, 1e-300))
         following, length = yield from _along(point, step, start.used)
         if following is None:
             if not pairs:
@@ -114,7 +118,7 @@ def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | 
                 return Maximum(point, iteration, held, None if rise < SMALL else problem)
             pairs = []
             continue
-        s, y = following.theta - point.theta, np.where(held == 0, point.gradient - following.gradient, 0.0)
+        s, y = following.theta - point.theta, point.gradient - following.gradient
         gain = following.value - point.value
         if s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
             pairs = [*pairs, (s, y)][-PAIRS:]
@@ -125,6 +129,37 @@ def search(start: Point, limits: Array, max_iterations: int, held: np.ndarray | 
     return Maximum(point, max_iterations, held, problem)
 
 
+def _step(
+    point: Point, limits: Array, power: Array, held: np.ndarray, pairs: list[tuple[Array, Array]]
+) -> tuple[Array, float, float]:
+    """Return the next step (p,), the gain it promises, and how far it would go without limits, in limits.
+
+    A variance far too small takes the step of scoring in the variance itself, which the logarithm shortens; one that
+    would fall below zero falls by its limit. The step of the others is that with these as they are.
+    """
+    gradient = point.gradient
+    whole = _newton(point, held != 0, pairs)
+    far, little = np.abs(whole) > limits, (power > 0.0) & (gradient > -FALL * power) & (gradient < 0.0)
+    flat = (np.diag(point.information) < FLAT) & (far | little) & np.isfinite(limits)
+    resting = (held != 0) | flat & ~((power > 0.0) & (gradient > 0.0) & (whole > 0.0))
+    whole = _newton(point, resting, pairs)
+    size = power * whole
+    above, below = (size > FAR) & (gradient > 0.0), (size < -1.0) & (gradient < 0.0)
+    step = _newton(point, resting | above | below, pairs)
+    step *= min(1.0, 1.0 / max(float(np.max(np.abs(step) / limits)), 1e-300))
+    up = np.minimum(np.log1p(np.where(above, size, 0.0)), HIGHEST) / np.maximum(power, 1.0)
+    step = np.where(above, up, np.where(below, -limits, step))
+    return step, 0.5 * float(gradient @ whole), float(np.max(np.abs(whole) / limits))
+
+
+def _newton(point: Point, still: np.ndarray, pairs: list[tuple[Array, Array]]) -> Array:
+    """Return the step (p,) of scoring with quasi-Newton corrections where some variables stand still."""
+    corrections = [(np.where(still, 0.0, s), np.where(still, 0.0, y)) for s, y in pairs]
+    ridge = 1e-6 * np.diag(point.information)
+    H = _inverse(known_of(point, still), np.where(still, 0.0, ridge), corrections)
+    return np.where(still, 0.0, H @ np.where(still, 0.0, point.gradient))
+
+
 def least_gain(point: Point) -> float:
     """Return the gain in log-likelihood below which a search stops: a row's, and not below rounding."""
     return max(min(TOLERANCE * point.used, SMALL), ROUNDING * abs(point.value))
@@ -133,12 +168,6 @@ def least_gain(point: Point) -> float:
 def _hidden(least: float) -> str | None:
     """Return the problem of a log-likelihood so large that its rounding hides gains that count."""
     return f"rounding hides gains in log-likelihood below {least:.3g}" if least > HIDDEN else None
-
-
-def _creeps(point: Point, step: Array, limits: Array, held: np.ndarray) -> bool:
-    """Tell whether a step goes beyond its limit in a free variable of which the rows know nothing."""
-    unknown = (np.diag(point.information) < FLAT) & (held == 0) & np.isfinite(limits)
-    return bool((unknown & (np.abs(step) > limits)).any())
 
 
 def known_of(point: Point, held: np.ndarray) -> Array:
@@ -189,6 +218,8 @@ def _inverse(information: Array, ridge: Array, pairs: list[tuple[Array, Array]])
     unit = J / np.outer(scale, scale)
     H = np.linalg.inv(unit + np.diag(np.diag(unit) <= 0.0)) / np.outer(scale, scale)
     for s, y in pairs:
+        if not s @ y > 1e-10 * np.linalg.norm(s) * np.linalg.norm(y):
+            continue
         rho = 1.0 / float(s @ y)
         left = np.eye(len(s)) - rho * np.outer(s, y)
         H = left @ H @ left.T + rho * np.outer(s, s)

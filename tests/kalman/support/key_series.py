@@ -60,6 +60,17 @@ def loads(length, seed=3):
     return y
 
 
+def bursts(keys, length, seed):
+    """Return series (length,) of a Gaussian core, some with a level, and 1 to 10 % of bursts 1e2 to 1e5 as large."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for k in range(keys):
+        core = 80 + 20 * rng.normal(size=length) + (np.cumsum(3 * rng.normal(size=length)) if k % 2 else 0.0)
+        hit = rng.random(length) < rng.uniform(0.01, 0.1)
+        found.append(core + hit * np.abs(rng.normal(size=length)) * 20 * 10 ** rng.uniform(2, 5))
+    return found
+
+
 def rows_of(y):
     """Return rows at one unit of time apart, without those that are missing; y (keys, length) or a list of series."""
     key = np.concatenate([np.full(len(one), k) for k, one in enumerate(y)])
