@@ -70,7 +70,6 @@ def fit_grid(
     unit: float,
     step: float,
     finer: int,
-    spread: float = 1.0,
 ) -> GridFit:
     """Fit a structure to each series of one measurement.
 
@@ -81,9 +80,8 @@ def fit_grid(
         unit: microseconds in the unit of time.
         step: the usual one, in the unit of time.
         finer: how often to look again on a finer grid; each time halves the error of a ratio's logarithm.
-        spread: how far the measurements are from zero.
     """
-    composed = compose(["y"], [structure], [spread])
+    composed = compose(["y"], [structure])
     model = kalman.build(definition(composed, ["y"]))
     names = [
         f"season.{one}" if part.name == "season" else one for part in structure.parts for one in part.learned
@@ -124,16 +122,15 @@ def fit_robust(
     plain: GridFit,
     robust: dict[str, Any],
     finer: int,
-    spread: float = 1.0,
 ) -> GridFit:
     """Fit a structure with robust updates to each series, from its Gaussian fit, by the likelihood of these updates.
 
     Args:
-        structure, rows, keys, unit, finer, spread: as of `fit_grid`.
+        structure, rows, keys, unit, finer: as of `fit_grid`.
         plain: its result.
         robust: the options of the updates.
     """
-    composed = compose(["y"], [structure], [spread])
+    composed = compose(["y"], [structure])
     model = kalman.build(definition(composed, ["y"], robust))
     plan = _rounds(rows, unit)
     noise, others = np.array(SMALLER).T

@@ -12,7 +12,7 @@ import kalman
 from jobs.choosing.grid import fit_grid, fit_robust
 from jobs.choosing.held_out import Fitted, Sample, held_out_scores
 from jobs.choosing.ranking import Ranking, choose, rank
-from jobs.choosing.series import Series, spread
+from jobs.choosing.series import Series
 from jobs.choosing.structures import (
     HUBER,
     ROBUST,
@@ -107,16 +107,15 @@ def _scores(
 ) -> tuple[dict[str, Floats], dict[str, str]]:
     """Return the scores of the held-out rows under each structure, plain and robust; and why others have none."""
     measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
-    wide = spread(sample.rows, sample.keys, sample.rows.y[0])
     scores: dict[str, Floats] = {}
     failed: dict[str, str] = {}
     for structure in tried:
-        composed = compose(["y"], [structure], [wide])
+        composed = compose(["y"], [structure])
         try:
-            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER, wide)
+            found = fit_grid(structure, sample.first, sample.keys, unit, step, FINER)
             for suffix, robust in (("", None), (ROBUST, weights)):
                 if robust is not None:
-                    found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER, wide)
+                    found = fit_robust(structure, sample.first, sample.keys, unit, found, robust, FINER)
                 model = definition(composed, ["y"], robust)
                 values = held_out_scores(model, Fitted(found.parameters, {}), sample)
                 predicted = int(np.isfinite(values).sum())
@@ -166,9 +165,8 @@ class Final(NamedTuple):
 
 def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
     """Fit the choice on all sampled rows of each key, and bring its parameters to the files' units."""
-    composed = compose(measurements, choice.chosen, series.spreads())
+    composed = compose(measurements, choice.chosen)
     sample = series.single(unit)
-    wide = spread(sample.rows, sample.keys, sample.rows.y[0])
     count, m = len(series.keys), len(measurements)
     process: list[Floats] = []
     noise = np.zeros((m * (m + 1) // 2, count))
@@ -176,9 +174,9 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
     for i, structure in enumerate(choice.chosen):
         mine = sample.rows.take(sample.rows.key // count == i)
         mine = mine._replace(key=mine.key - i * count)
-        found = fit_grid(structure, mine, count, unit, step, FINAL, wide)
+        found = fit_grid(structure, mine, count, unit, step, FINAL)
         if choice.robust is not None:
-            found = fit_robust(structure, mine, count, unit, found, choice.robust, FINAL, wide)
+            found = fit_robust(structure, mine, count, unit, found, choice.robust, FINAL)
         process.append(found.parameters[:-1])
         noise[i * (i + 1) // 2 + i] = found.parameters[-1] * series.size[i] ** 2
         still |= found.at_zero

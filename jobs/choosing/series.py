@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +32,6 @@ class Series(NamedTuple):
         of = self.rows.key
         return self.rows._replace(y=(self.rows.y - self.middle[:, of]) / self.size[:, of])
 
-    def spreads(self) -> list[float]:
-        """Return how far each measurement is from its key's median, in the files' units."""
-        away = self.rows.y - self.middle[:, self.rows.key]
-        return [spread(self.rows, len(self.keys), values) for values in away]
-
     def single(self, unit: float) -> Sample:
         """Return each measurement of each key as a series of its own: measurement m of key k is key m K + k."""
         rows, count = self.standard(), len(self.keys)
@@ -47,13 +41,6 @@ class Series(NamedTuple):
         seen = np.isfinite(y[0])
         rows = kalman.SortedRows(key, np.tile(rows.time, m), y, np.empty((0, y.size)))
         return Sample(rows, m * count, held_out(key, m * count, seen), unit)
-
-
-def spread(rows: kalman.SortedRows, keys: int, values: Floats) -> float:
-    """Return how far values (N,) of K keys are from zero, outliers apart: the largest of the keys' 99 % quantiles."""
-    ends = np.searchsorted(rows.key, np.arange(keys + 1))
-    each = (np.abs(values[first:last]) for first, last in pairwise(ends.tolist()))
-    return max((float(np.nanquantile(one, 0.99)) for one in each if np.isfinite(one).any()), default=1.0)
 
 
 class Sampled(NamedTuple):

@@ -152,27 +152,13 @@ def _model(found: Found) -> list[str]:
         observation = {"H": composed.H, **observation}
     lines += [
         f"observation: {_flow(observation)}",
-        *_initial(composed.initial),
+        "initial: {diffuse: true}" + _pad("nothing is known of a key before its first rows"),
         f"learn: {{parameters: {_list(composed.learned)}, scope: key}}"
         + _pad("what pretrain learns, for each key"),
     ]
     if robust is not None:
         lines.append(f"robust: {_flow(robust)}" + _pad("rows far from their prediction count less"))
     return lines
-
-
-def _initial(initial: dict[str, Any]) -> list[str]:
-    """Return the start of a key; a covariance has a line for each row."""
-    if initial["diffuse"] is True:
-        return [f"initial: {_flow(initial)}" + _pad("nothing is known of a key before its first rows")]
-    return [
-        "initial:"
-        + _pad("the waves start near zero, since a key's first rows hardly tell them from its level"),
-        f"  diffuse: {_flow(initial['diffuse'])}",
-        f"  mean: {_flow(initial['mean'])}",
-        "  covariance:",
-        *(f"    - {_flow(row)}" for row in initial["covariance"]),
-    ]
 
 
 def _process(process: dict[str, Any]) -> Iterable[str]:

@@ -32,7 +32,7 @@ from kalman.filters.robust.updates import Innovation, Robust
 from kalman.filters.state_layout import StateLayout, Target, in_blocks
 from kalman.filters.update import Scalar, presence, update
 from kalman.linalg import cholesky
-from kalman.linalg.entries import Entry, Vector, is_zero, minus, plus, squared, times
+from kalman.linalg.entries import Entry, Matrix, Vector, is_zero, minus, plus, squared, times
 from kalman.linalg.packing import packed_index
 from kalman.linalg.program import Program, Symbol, Tape
 from kalman.models import definition as definitions
@@ -181,9 +181,7 @@ class RobustLinearFilter(StateLayout):
         H, R, offset = base.observed(u, values)
         undetermined = self._undetermined(state) if diffuse else None
         y = [minus(a, b) for a, b in zip(y, offset, strict=True)]
-        mean, C = updates.measured(m, P, H)
-        if A is not None:
-            C = folded(C, images(H, A)[1])
+        mean, C = _measured(m, P, A, H)
         v = [a - b for a, b in zip(y, mean, strict=True)]
         innovation = weighed_innovation = updates.whiten(v, _sums(C, R), presents)
         w: list[Entry] = []
@@ -285,6 +283,12 @@ class RobustLinearFilter(StateLayout):
         wider = parts._replace(P=[times(alpha, a) for a in parts.P])
         prior = self.base.predicted(wider, dt, u, first)
         return prior if first is False else prior._replace(P=choose(first, parts.P, prior.P))
+
+
+def _measured(m: Vector, P: Vector, A: Matrix | None, H: Matrix) -> tuple[Vector, Vector]:
+    """Return mean and covariance of H x, in which the finite columns are."""
+    mean, C = updates.measured(m, P, H)
+    return mean, C if A is None else folded(C, images(H, A)[1])
 
 
 def _sums(C: Vector, R: Vector) -> list[Entry]:

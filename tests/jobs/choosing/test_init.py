@@ -142,7 +142,7 @@ def test_one_series_cut_into_files_by_time_has_no_key(tmp_path: Path) -> None:
 def test_a_season_far_longer_than_a_step_is_fitted_and_its_spec_filters_every_row(
     tmp_path: Path, structure: str
 ) -> None:
-    """The first days of a year hardly tell its waves from a level: a diffuse start is lost to rounding."""
+    """The first days of a year hardly tell its waves from a level, and the start is diffuse all the same."""
     rng = np.random.default_rng(5)
     n = 1_100
     year = 2 * np.pi * np.arange(n) / 365.2425
