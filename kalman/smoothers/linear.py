@@ -19,7 +19,7 @@ from kalman.filters.linear import LinearFilter
 from kalman.filters.retrodiction import covariance_back, gain_over, retrodicted
 from kalman.filters.state_layout import BLOCK
 from kalman.linalg.entries import plus
-from kalman.linalg.packing import packed_index, packed_size
+from kalman.linalg.packing import packed_size
 from kalman.linalg.program import Program, Tape
 from kalman.smoothers.moments import MomentSmoother, run_program
 from kalman.types import Array, Rows
@@ -74,10 +74,9 @@ class LinearSmoother:
 
     def _kept(self, before: Array, earlier: Array) -> np.ndarray:
         """Return for which keys (K,) the moments keep the digits of the covariance; they must while it has columns."""
-        n, covariance = len(self.model.states), before[self.model.places["covariance"]]
-        variances = covariance[[packed_index(i, i) for i in range(n)]]
-        kept = (earlier[[n + packed_index(i, i) for i in range(n)]] >= KEPT * variances).all(axis=0)
-        kept &= (variances * self._moments.largest(earlier[self._width :])).sum(axis=0) <= LARGEST
+        variances = before[self._moments.variances]
+        kept: np.ndarray = (earlier[self._moments.variances] >= KEPT * variances).all(axis=0)
+        kept &= (variances * earlier[-len(variances) :]).sum(axis=0) <= LARGEST
         if self.model.diffuse:
             kept |= (before[self.model.places["diffuse"]] != 0.0).any(axis=0)
         return kept

@@ -15,7 +15,7 @@ augmented smoother) and 6.4 (one scalar after another).
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,6 +62,12 @@ class MomentSmoother:
 
     model: LinearFilter
 
+    @cached_property
+    def variances(self) -> np.ndarray:
+        """Places (n,) of the variances in a mean and a packed covariance after it, as a state begins."""
+        n = len(self.model.states)
+        return np.array([n + packed_index(i, i) for i in range(n)])
+
     def begin(self, values: Array) -> Array:
         """Return the moments after the last row of keys in these states (size, K)."""
         later = np.zeros((_depth(self.model), values.shape[1]))
@@ -86,17 +92,12 @@ class MomentSmoother:
             block = slice(start, start + BLOCK)
             program = _smoothed_program(self.model, self.model.is_diffuse(after[:, block]))
             run_program(program, [*after[: self.model.size, block], *later[:, block]], result[:, block])
-        mean, covariance = result[:n], result[n:]
-        lost = np.zeros(after.shape[1], bool)
-        for k in (packed_index(i, i) for i in range(n)):
-            lost |= covariance[k] < LOST * after[self.model.places["covariance"]][k]
-            np.maximum(covariance[k], 0.0, out=covariance[k])
-        result[:, lost] = np.nan
-        return mean, covariance
-
-    def largest(self, later: Array) -> Array:
-        """Return `Later.largest` (n, K)."""
-        return later[-len(self.model.states) :]
+        variances = result[self.variances]
+        lost = (variances < LOST * after[self.variances]).any(axis=0)
+        result[self.variances] = np.maximum(variances, 0.0)
+        if lost.any():
+            result[:, lost] = np.nan
+        return result[:n], result[n:]
 
     def extra(self, later: Array) -> dict[str, Array]:
         """Nothing beside mean and covariance."""
