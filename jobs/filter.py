@@ -124,10 +124,15 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
 
 
 def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:
-    """Return what is to be said of lost keys and of steps that are not equal."""
+    """Return what is to be said of lost keys, of steps that are not equal, and of rows that cannot be smoothed."""
     from jobs.training.row_faults import gaps_note, kinds_by_row, lost_note
 
     found = [] if estimates.gaps is None else gaps_note(kinds_by_row(spec.definition()), estimates.gaps)
+    if unsmoothed := estimates.unsmoothed:
+        found.append(
+            f"warning: {plural(unsmoothed, 'row')} cannot be smoothed, since rounding has left nothing of a variance; "
+            "leave states of a wide initial.covariance diffuse"
+        )
     if estimates.lost is None:
         return found
     place = int((rows.key == estimates.lost.worst).argmax())

@@ -123,6 +123,15 @@ class Estimates(NamedTuple):
     lost: Lost | None = None
     gaps: Gaps | None = None
 
+    @property
+    def unsmoothed(self) -> int:
+        """Number of rows that were applied and have no smoothed state."""
+        found = self.extra.get("smoothed_mean")
+        if found is None:
+            return 0
+        applied = self.applied & (self.flag == None)  # noqa: E711 - elementwise
+        return int((np.isnan(found).any(axis=0) & applied).sum())
+
 
 def filter_rows(
     spec: ModelSpec, rows: ParsedRows, smooth: bool = False, prior: Prior | None = None

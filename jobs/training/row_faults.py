@@ -28,10 +28,7 @@ REMEDIES = {
     "non_finite": "look at their measurements, controls and times",
     "out_of_support": "look at their measurements, or choose another filter",
 }
-OTHERWISE = (
-    "write a wide initial.mean and initial.covariance for states that are diffuse, choose form: square_root, or mend "
-    "columns that give variances"
-)
+OTHERWISE = "leave states of a wide initial.covariance diffuse, choose form: square_root, or mend columns that give variances"
 
 
 class Gaps(NamedTuple):

@@ -12,8 +12,11 @@ import pytest
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.filter import run
+from jobs.state.row_filter import RowFilter
 from jobs.training.row_faults import Gaps, count_gaps, find_lost, kinds_by_row
 from kalman import flags
+from kalman.run import KeyStates, Outputs, SortedRows
+from kalman.smoothers.pieces import Smoothed
 
 HEAD = "name: m\nversion: 1\nkey: [site]\ntime: at\ntime_unit: day\nmeasurement: [y]\n"
 DUMMY = f"""{HEAD}
@@ -35,13 +38,25 @@ robust: {{gate: {{threshold: 9.0}}}}
 """
 
 
-def filtered(folder: Path, spec: str, rows: list[tuple[str, int, float]]) -> Report:
+YEAR = f"""{HEAD}
+states: [level, wave_a, turn_a, wave_b, turn_b]
+process:
+  kind: sum
+  parts:
+    - {{name: level, kind: random_walk, variance: 0.01}}
+    - {{name: year, kind: seasonal_trigonometric, period: 365.25, harmonics: 2, variance: 0.00001}}
+observation: {{R: [[1.0]]}}
+initial: {{diffuse: true}}
+"""
+
+
+def filtered(folder: Path, spec: str, rows: list[tuple[str, int, float]], smooth: bool = False) -> Report:
     first = date(2024, 1, 1)
     (folder / "m.yaml").write_text(spec)
     lines = [f"{site},{first + timedelta(days=day)},{y}" for site, day, y in rows]
     (folder / "rows.csv").write_text("\n".join(["site,at,y", *lines]) + "\n")
     settings = Settings.load(models=folder)
-    return run(settings, "m", str(folder / "rows.csv"), str(folder / "out.csv"))
+    return run(settings, "m", str(folder / "rows.csv"), str(folder / "out.csv"), smooth=smooth)
 
 
 def week(day: int) -> float:
@@ -123,3 +138,23 @@ def test_a_key_is_lost_when_half_of_its_rows_are_flagged_at_its_end(
     if found is not None:
         names = {flags.FLAGS[3]: found.rows}
         assert (found.keys, found.of, found.worst, found.flags) == (1, 3, 1, names)
+
+
+def test_a_yearly_season_is_filtered_and_smoothed_from_a_diffuse_start(tmp_path: Path) -> None:
+    rows = [("a", day, 10.0 * math.sin(2.0 * math.pi * day / 365.25)) for day in range(1095)]
+    report = filtered(tmp_path, YEAR, rows, smooth=True)
+    assert report.data["flagged"] == 0 and said(report, "warning:") == []
+
+
+def test_rows_that_cannot_be_smoothed_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smooth = RowFilter.smoothed
+
+    def lossy(self: RowFilter, states: KeyStates, rows: SortedRows) -> tuple[Outputs, Smoothed]:
+        outputs, found = smooth(self, states, rows)
+        found.mean[:, :3] = np.nan
+        return outputs, found
+
+    monkeypatch.setattr(RowFilter, "smoothed", lossy)
+    report = filtered(tmp_path, GATED, [("a", day, 0.1 * day) for day in range(10)], smooth=True)
+    (warning,) = said(report, "warning:")
+    assert warning.startswith("warning: 3 rows cannot be smoothed")
