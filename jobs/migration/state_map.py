@@ -14,10 +14,12 @@ from jobs.core.errors import UserError
 from jobs.migration.versions import Step
 from jobs.specs.migration import Origin, Transform
 from kalman.filters.affine import Affine, moved
+from kalman.filters.diffuse import fold
 from kalman.filters.own_parameters import own_parameters, with_own
-from kalman.filters.rounded import stored_as, unrounded
+from kalman.filters.rounded import DTYPES, stored_as, unrounded
 from kalman.filters.sliding_likelihood import WINDOW_FIELDS, without_sliding
 from kalman.filters.state_layout import places
+from kalman.linalg.packing import pack, unpack
 from kalman.models.named import Named, find
 from kalman.types import Filter
 
@@ -103,6 +105,8 @@ class Migration:
         moments = Moments(mean, covariance, A)
         for state_map in self.state_maps:
             moments = _mapped(state_map, moments, extras)
+        if not _has_room(self.target, moments.A):
+            moments = _together(moments)
         state = self.target.from_moments(moments.mean, moments.covariance)
         if "parameters" in extras:
             state = self._with_key_parameters(state, extras["parameters"])
@@ -312,6 +316,7 @@ def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats])
     keys = moments.mean.shape[1]
     if state_map.affine is None:
         assert state_map.function is not None
+        moments = _together(moments)
         mean, covariance = (
             np.asarray(a, float) for a in state_map.function(moments.mean, moments.covariance, extras)
         )
@@ -332,6 +337,24 @@ def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats])
         column[i] = 1.0
         parts.append(column)
     return Moments(mean, covariance, np.concatenate(parts, axis=1) if parts else None)
+
+
+def _together(moments: Moments) -> Moments:
+    """Return the moments with what is determined only just in the covariance (`kalman.filters.diffuse`)."""
+    A = moments.A
+    if A is None:
+        return moments
+    packed = list(pack(moments.covariance))
+    P, flat = fold(packed, [list(row) for row in A], np.ones(A.shape[2], bool))
+    return Moments(moments.mean, unpack(np.array(P)), np.array(flat))
+
+
+def _has_room(target: Filter, A: Floats | None) -> bool:
+    """Tell whether a model's states can hold these columns."""
+    if A is None:
+        return True
+    width = target.fields.get("diffuse", (0,))[0] // len(target.states)
+    return bool(A.any(axis=(0, 2)).sum() <= width) and stored_as(target) == DTYPES["float64"]
 
 
 def _put_diffuse(target: Filter, state: Floats, A: Floats | None) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ Anderson and Moore (1979), section 6.5.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -124,8 +124,8 @@ class Seen(NamedTuple):
         return np.where(np.greater(self.S, 0.0), over(1.0, self.S), 0.0)
 
 
-def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry) -> Seen:
-    """Return what a measurement of M = P h and S = h P h' + r sees."""
+def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry, apart: bool) -> Seen:
+    """Return what a measurement of M = P h and S = h P h' + r sees; apart: whether there may be finite columns."""
     flat, finite = split(A)
     b, beta = apply(_columns(flat), h), apply(_columns(finite), h)
     F_inf = dot(b, b)
@@ -143,8 +143,8 @@ def seen(P: Vector, A: Matrix, h: Vector, M: Vector, S: Entry) -> Seen:
     badly = np.less(F_inf, times(NEW, times(reach, reach)))
     width = _largest([over(times(dot(row, b), np.sqrt(S)), F_inf) for row in flat])
     fits = np.greater(width, RANGE[0]) & np.less(width, RANGE[1])
-    apart = before | (undetermined & badly & fits)
-    return Seen(M, S, b, F_inf, beta, flat, finite, undetermined, apart, trusted & ~undetermined)
+    stays: Any = (before | (undetermined & badly & fits)) & apart
+    return Seen(M, S, b, F_inf, beta, flat, finite, undetermined, stays, trusted & ~undetermined)
 
 
 def gains(given: Seen, rows: Matrix) -> list[Entry]:

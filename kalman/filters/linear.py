@@ -58,6 +58,8 @@ class LinearFilter(StateLayout):
     offset        of the measurement, () for none
     noise_scale   what R is multiplied by
     own_start     where the columns of a key's first row say how it starts; mean and covariance then stand in for it
+    apart         whether what is determined only just may stay apart from the covariance, which only float64 can hold
+                  (`kalman.filters.diffuse`)
     """
 
     states: tuple[str, ...]
@@ -73,6 +75,7 @@ class LinearFilter(StateLayout):
     offset: tuple[Cell, ...] = ()
     noise_scale: Cell = 1.0
     own_start: Start | None = None
+    apart: bool = True
 
     @property
     def fields(self) -> dict[str, tuple[int, ...]]:
@@ -210,7 +213,7 @@ class LinearFilter(StateLayout):
         prior = self.predicted(self.split(list(state), diffuse), rows.dt, list(rows.u), first)
         u, y = list(rows.u), list(rows.y)
         seen = self.observed(u, prior.values)
-        updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents, self.apart)
         guard = self.guard(u, prior.values, first)
         summed = self.summed(state, rows)
         target.leave(state, self.judged(target.state, checks[0], summed, updated.scalars, rows, guard))
@@ -287,7 +290,9 @@ def build_linear(definition: definitions.Definition, learned: Mapping[str, Any])
         own = tuple(parameter.name for parameter in all_parameters if parameter.name in names)
     start, own_start = definitions.start(definition, len(states), controls)
     size = (states, measurements, len(controls))
-    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale, own_start)
+    storage = definition.get("storage")
+    apart = not isinstance(storage, Mapping) or storage.get("dtype") != "float32"
+    return LinearFilter(*size, process, H, all_parameters, *start, own, offset, scale, own_start, apart)
 
 
 class Traced(NamedTuple):
@@ -325,7 +330,7 @@ def traced(model: LinearFilter, tape: Tape, missing: bool, first: bool | None, d
     parts = model.split(state, diffuse)
     prior = model.predicted(parts, dt, u, is_first)
     seen = model.observed(u, prior.values)
-    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents)
+    updated = update(*prior[:3], seen.H, seen.R, seen.centred(y), presents, model.apart)
     masks = [a for a in (is_first, *presents) if isinstance(a, Symbol)]
     return Traced(tape, state, dt, u, [*state, dt, *u, *y], masks, is_first, parts, prior, seen, updated)
 

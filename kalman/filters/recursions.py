@@ -80,8 +80,10 @@ class Weighing(NamedTuple):
     seen: Seen | None = None
 
 
-def weigh(m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry) -> Weighing:
-    """Weigh the measurement y = h x + noise of variance r.
+def weigh(
+    m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry, apart: bool = True
+) -> Weighing:
+    """Weigh the measurement y = h x + noise of variance r; apart: what it determines only just may stay a column.
 
     References: Durbin and Koopman (2012), section 6.4 (univariate treatment), 5.2 (exact diffuse start).
     """
@@ -90,7 +92,7 @@ def weigh(m: Vector, P: Vector, A: Matrix | None, h: Vector, r: Entry, y: Entry)
     v = minus(y, dot(h, m))
     if A is None or all(is_zero(a) for a in h):
         return Weighing(v, M, S, [over(a, S) for a in M], None)
-    given = seen(P, A, h, M, S)
+    given = seen(P, A, h, M, S, apart)
     M = [plus(a, dot(row, given.beta)) for a, row in zip(M, given.finite, strict=True)]
     S = np.where(given.apart, plus(given.S, dot(given.beta, given.beta)), S)
     diffuse = given.undetermined

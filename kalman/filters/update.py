@@ -40,7 +40,14 @@ class Updated(NamedTuple):
 
 
 def update(
-    m: Vector, P: Vector, A: Matrix | None, H: Matrix, R: Vector, y: Vector, presents: Sequence[Present]
+    m: Vector,
+    P: Vector,
+    A: Matrix | None,
+    H: Matrix,
+    R: Vector,
+    y: Vector,
+    presents: Sequence[Present],
+    apart: bool = True,
 ) -> Updated:
     """Return the state given y = H x + v, v ~ N(0, R), for the components that are present in each key.
 
@@ -56,7 +63,7 @@ def update(
     nis: Entry = 0.0
     judged: Entry = 0.0  # the number of components that NIS is made of
     for h, r, z, has in zip(noise.G, noise.d, noise.z, presents, strict=True):
-        weighing = _masked(weigh(m, P, A, h, r, z), has)
+        weighing = _masked(weigh(m, P, A, h, r, z, apart), has)
         scalars.append(Scalar(m, P, A, weighing, has))
         v, _, S, K, diffuse, _ = weighing
         square = over(times(v, v), S)

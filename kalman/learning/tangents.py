@@ -384,7 +384,7 @@ def _updated(
     added: list[Entry] = [0.0] * (2 + d + packed_size(d))
     weighings: list[Weighing] = []
     for i, (h, r, z, has) in enumerate(zip(noise.G, noise.d, noise.z, trace.presents, strict=True)):
-        weighing = weigh(m, P, A, h, r, z)
+        weighing = weigh(m, P, A, h, r, z, of.model.apart)
         weighings.append(weighing)
         v, M, S, K, diffuse, _ = weighing
         u = over(v, S)

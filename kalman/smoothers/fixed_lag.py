@@ -115,7 +115,7 @@ class FixedLagFilter(Wrapping, StateLayout):
             moved = _moved(_pushed(lags, parts.m, parts.P, parts.A), F, rows.dt)
             lags = moved if first is False else _choose_lags(first, lags, moved)
         seen = linear.observed(list(rows.u), prior.values)
-        updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents)
+        updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents, linear.apart)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
             lags = _after_scalar(lags, scalar, h, r)
         ready = trusted([scalar.weighing for scalar in updated.scalars], presents)

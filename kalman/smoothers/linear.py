@@ -75,7 +75,7 @@ class LinearSmoother:
     def _kept(self, before: Array, earlier: Array) -> np.ndarray:
         """Return for which keys (K,) the moments keep the digits of the covariance; they must while it has columns."""
         variances = before[self._moments.variances]
-        kept: np.ndarray = (earlier[self._moments.variances] >= KEPT * variances).all(axis=0)
+        kept: np.ndarray = np.all(earlier[self._moments.variances] >= KEPT * variances, axis=0)
         kept &= (variances * earlier[-len(variances) :]).sum(axis=0) <= LARGEST
         if self.model.diffuse:
             kept |= (before[self.model.places["diffuse"]] != 0.0).any(axis=0)

@@ -192,7 +192,7 @@ class RobustLinearFilter(StateLayout):
                 w = choose(undetermined, [1.0] * len(w), w)
             weighed_R = updates.weighted(R, w)
             weighed_innovation = updates.whiten(v, _sums(C, weighed_R), presents)
-        updated = update(m, P, A, H, weighed_R, y, presents)
+        updated = update(m, P, A, H, weighed_R, y, presents, base.apart)
         scores: list[Entry] = [updated.log_likelihood, updated.nis]
         if options.noise is not None:
             scored = noise_scores(options.noise, innovation, presents)

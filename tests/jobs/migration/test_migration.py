@@ -240,6 +240,48 @@ def test_diffuse_states_stay_diffuse() -> None:
     assert after.extras["diffuse"].reshape(3, 3, 4).any(axis=2).sum() == 1 and not after.wrong.any()
 
 
+@pytest.mark.parametrize(
+    ("changes", "apart"),
+    [
+        ({}, True),
+        ({"storage": {"dtype": "float32"}}, False),
+        ({"initial": {"mean": [0.0] * 3, "covariance": np.eye(3).tolist()}}, False),
+        ({"filter": "unscented", "initial": {"mean": [0.0] * 3, "covariance": np.eye(3).tolist()}}, False),
+    ],
+)
+def test_what_a_start_determines_only_just_is_carried_over(changes: dict[str, Any], apart: bool) -> None:
+    """Six days of a year's waves: apart from the covariance where the target has room for that, else within it."""
+    process = {
+        "kind": "sum",
+        "parts": [
+            {"name": "level", "kind": "random_walk", "variance": 1.0},
+            {
+                "name": "year",
+                "kind": "seasonal_trigonometric",
+                "period": 365.25,
+                "harmonics": 1,
+                "variance": 0.0,
+            },
+        ],
+    }
+    same: dict[str, Any] = {"process": process, "observation": {"H": [[1.0, 1.0, 0.0]], "R": [[1.0]]}}
+    old = spec(1, ["a", "b", "c"], **same, initial={"diffuse": True})
+    new = spec(2, ["a", "b", "c"], **{**same, "initial": {"diffuse": True}, **changes})
+    model, target = kalman.build(old.definition()), kalman.build(new.definition())
+    y = np.random.default_rng(0).normal(size=(1, 6))
+    rows = kalman.SortedRows(np.zeros(6, np.int64), np.arange(6), y, np.empty((0, 6)))
+    states = kalman.run(model, kalman.initial_states(model, 1), rows, 1.0)[0]
+    parts = model.snapshot(states.values)
+    assert parts[2]["diffuse"].any()
+    after = build_migration([Step.forward(old, new)], {}, {}).apply(*parts)
+    assert not after.wrong.any() and after.extras.get("diffuse", np.zeros(1)).any() == apart
+    state = target.restore(after.mean, after.covariance, after.extras)
+    mean, covariance = target.moments(state)
+    wanted = model.moments(states.values)
+    np.testing.assert_allclose(mean, wanted[0], rtol=1e-6)
+    np.testing.assert_allclose(covariance, wanted[1], rtol=1e-6)
+
+
 def test_keys_with_an_invalid_state_are_found() -> None:
     old, new = (
         spec(1, ["a", "b"]),

@@ -126,3 +126,14 @@ def test_a_variance_that_rounding_has_taken_is_no_number():
     mean, covariance = MomentSmoother(model).smoothed(state, later)
     np.testing.assert_array_equal(covariance, [[0.0, 0.0, np.nan]])
     assert np.isnan(mean[0, 2])
+
+
+def test_32_bits_have_no_columns():
+    """Which they could not hold: the state is rounded as it always was, and no direction is lost in silence."""
+    one = drawn([WALK, waves(365.25, 1)], [1.0, 1.0, 0.0], 1.0, series(400, 365.25))
+    model: Any = kalman.build({**one.definition, "storage": {"dtype": "float32"}})
+    states, outputs = kalman.run(
+        model, kalman.initial_states(model, 1), rows_of(one).take(np.arange(4)), UNIT
+    )
+    assert not model.inner.is_diffuse(states.values)
+    assert np.diagonal(full(outputs.covariance)[-1]).max() > 1e4  # what four days say of a year
