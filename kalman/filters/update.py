@@ -76,7 +76,7 @@ def update(
         log_likelihood, nis, judged = plus(log_likelihood, score), plus(nis, square), plus(judged, counts)
         m = [plus(a, times(k, v)) for a, k in zip(m, K, strict=True)]
         P, A = after_scalar(P, A, weighing, h, r, has)
-    P, A = settled(P, A, [scalar.weighing for scalar in scalars], presents)
+    P, A = settled(P, A, [scalar.weighing for scalar in scalars])
     if not isinstance(judged, float):
         nis = np.where(judged > 0.0, nis, np.nan)
     return Updated(m, P, A, log_likelihood, nis, noise, scalars)
@@ -95,21 +95,19 @@ def after_scalar(
     return joseph(P, gain, given.M, h, r), conditioned(given, A, given.M, has)
 
 
-def settled(
-    P: Vector, A: Matrix | None, weighings: Sequence[Weighing], presents: Sequence[Present]
-) -> tuple[Vector, Matrix | None]:
+def settled(P: Vector, A: Matrix | None, weighings: Sequence[Weighing]) -> tuple[Vector, Matrix | None]:
     """Return covariance and columns after a row, the finite ones folded in where all its components are trusted."""
-    ready = trusted(weighings, presents)
+    ready = trusted(weighings)
     return (P, A) if A is None or ready is None else fold(P, A, ready)
 
 
-def trusted(weighings: Sequence[Weighing], presents: Sequence[Present]) -> np.ndarray | None:
-    """Return for which keys a row's components are all there and predicted well; None where none sees a column."""
+def trusted(weighings: Sequence[Weighing]) -> np.ndarray | None:
+    """Return for which keys a row predicts all components well, missing ones too; None where none sees a column."""
     given = [weighing.seen.trusted for weighing in weighings if weighing.seen is not None]
     if not given:
         return None
     ready = given[0]
-    for each in (*given[1:], *(has for has in presents if has is not None)):
+    for each in given[1:]:
         ready = ready & each
     return ready
 

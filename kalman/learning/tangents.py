@@ -402,7 +402,7 @@ def _updated(
         gain, shift = [_only(has, k) for k in K], _only(has, v)
         m = [plus(a, times(k, shift)) for a, k in zip(m, gain, strict=True)]
         P, A = after_scalar(P, A, weighing._replace(K=gain), h, r, has)
-    P, A = settled(P, A, weighings, trace.presents)
+    P, A = settled(P, A, weighings)
     target[:] = slopes
     return m, P, A, added
 

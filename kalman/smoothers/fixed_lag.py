@@ -118,7 +118,7 @@ class FixedLagFilter(Wrapping, StateLayout):
         updated = update(*prior[:3], seen.H, seen.R, seen.centred(list(rows.y)), presents, linear.apart)
         for scalar, h, r in zip(updated.scalars, updated.noise.G, updated.noise.d, strict=True):
             lags = _after_scalar(lags, scalar, h, r)
-        ready = trusted([scalar.weighing for scalar in updated.scalars], presents)
+        ready = trusted([scalar.weighing for scalar in updated.scalars])
         if ready is not None:
             lags = _folded(lags, updated.scalars[-1], ready)
         V = list(lags.V)

@@ -151,7 +151,7 @@ def _before_row(later: Later, step: Traced, model: LinearFilter) -> Later:
     """Return the moments before a row, of which `step` is the filter's."""
     updated = step.updated
     later = _noted(later)
-    ready = trusted([scalar.weighing for scalar in updated.scalars], [s.present for s in updated.scalars])
+    ready = trusted([scalar.weighing for scalar in updated.scalars])
     if ready is not None:
         last = updated.scalars[-1]
         assert last.A is not None

@@ -137,3 +137,20 @@ def test_32_bits_have_no_columns():
     )
     assert not model.inner.is_diffuse(states.values)
     assert np.diagonal(full(outputs.covariance)[-1]).max() > 1e4  # what four days say of a year
+
+
+def test_two_sensors_of_a_year_that_report_in_turn():
+    """One component is missing in every row, and the columns are folded all the same."""
+    one = drawn([WALK, waves(365.25, 1)], [1.0, 1.0, 0.0], 1.0, series(600, 365.25))
+    two = {**one.definition, "measurement": ["y", "z"]}
+    two["observation"] = {"H": [[1.0, 1.0, 0.0]] * 2, "R": [[1.0, 0.0], [0.0, 1.0]]}
+    y = np.full((2, 600), np.nan)
+    y[np.arange(600) % 2, np.arange(600)] = one.y
+    alone: Any = kalman.build(one.definition)
+    model: Any = kalman.build(two)
+    rows = rows_of(one)
+    states, _, smoothed = smooth(model, kalman.initial_states(model, 1), rows._replace(y=y), UNIT)
+    wanted, _, expected = smooth(alone, kalman.initial_states(alone, 1), rows, UNIT)
+    assert not model.is_diffuse(states.values)
+    for a, b in ((states.values, wanted.values), (smoothed.mean, expected.mean)):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
