@@ -1,7 +1,8 @@
-"""Maximum likelihood of filters that are not linear, and of several models: for all keys, groups or keys.
+"""Maximum likelihood of filters that are not linear or have heavy-tailed noise, and of several models.
 
-The likelihood is the one that the filter itself computes, its gradient by central differences
-(`kalman.learning.filter_pass`), the search that of linear models. Robust updates and adaptive noise change no learning.
+The likelihood is the one that the filter itself computes, with Student-t or Huber noise that of this noise, its
+gradient by central differences (`kalman.learning.filter_pass`), the search that of linear models. Gates, fading memory
+and adaptive noise change no learning.
 """
 
 import math
@@ -15,8 +16,10 @@ import numpy as np
 from kalman.building.modes import MODE_CHANCES, known_parameters
 from kalman.building.registry import build
 from kalman.filters.gaussian import GaussianFilter
+from kalman.filters.linear import LinearFilter
 from kalman.filters.mixture_moments import normalised
 from kalman.filters.multiple_models import MultipleModels
+from kalman.filters.robust.linear import RobustLinearFilter
 from kalman.learning import constraints
 from kalman.learning.bounds import search_within, to_scale
 from kalman.learning.em import Evaluate, Evaluation, Fit, Sample
@@ -36,8 +39,10 @@ from kalman.types import Array, ModelError
 
 STEP = 1e-4
 """Step of a free number, each way, for a difference; the relative error of the slope is about 1e-8."""
-LEFT_OUT = ("smoothing", "robust", "adaptive", "storage", "sliding_log_likelihood")
+LEFT_OUT = ("smoothing", "adaptive", "storage", "sliding_log_likelihood")
 """Sections that do not change what is learned."""
+NOISES = ("student_t", "huber")
+"""Parts of the section `robust` that do: a row's likelihood is theirs."""
 
 
 @dataclass(frozen=True)
@@ -51,19 +56,24 @@ class FilterLearning(FreeNumbers):
     """Initial values in place of the written ones."""
 
     @cached_property
-    def each(self) -> GaussianFilter | MultipleModels:
+    def each(self) -> GaussianFilter | RobustLinearFilter | MultipleModels:
         """The model with its learned parameters in the state, one filter for all values of the search."""
         own = [name for name in self.names if name not in learned_entries.INITIAL]
         model = build({**self.definition, "learn": {"parameters": own, "scope": "key"}}, self.begin)
-        assert isinstance(model, (GaussianFilter, MultipleModels))
+        assert isinstance(model, (GaussianFilter, RobustLinearFilter, MultipleModels))
         return model
+
+    @property
+    def base(self) -> GaussianFilter | LinearFilter | MultipleModels:
+        """The filter that holds the parameters: of a linear one with heavy-tailed noise the plain one."""
+        return self.each.base if isinstance(self.each, RobustLinearFilter) else self.each
 
     @cached_property
     def learned(self) -> tuple[Parameter, ...]:
         """The learned parameters with their constraints, the initial distribution last."""
-        if isinstance(self.each, MultipleModels):
-            return self.each.own
-        return constrained(self.definition, self.each.parameters, self.each.own)
+        if isinstance(self.base, MultipleModels):
+            return self.base.own
+        return constrained(self.definition, self.base.parameters, self.base.own)
 
     @property
     def measurements(self) -> int:
@@ -76,12 +86,11 @@ class FilterLearning(FreeNumbers):
 
     def follows_scale(self, parameter: Parameter, entry: int) -> float:
         """Return how a free number changes with the logarithm of all noise: 0 where it is no variance."""
-        if parameter.kind != "positive":
-            return follows_scale(self.each, parameter, entry)
-        if isinstance(self.each, GaussianFilter):
-            return follows_scale(self.each, parameter, entry)
-        mode, inner = self.each.modes[0], parameter
-        for label, one in zip(self.each.names, self.each.modes, strict=True):
+        base = self.base
+        if parameter.kind != "positive" or not isinstance(base, MultipleModels):
+            return follows_scale(base, parameter, entry)
+        mode, inner = base.modes[0], parameter
+        for label, one in zip(base.names, base.modes, strict=True):
             if parameter.name.startswith(f"{label}."):
                 mode, inner = one, parameter._replace(name=parameter.name.removeprefix(f"{label}."))
         return follows_scale(getattr(mode, "base", mode), inner, entry)
@@ -91,7 +100,7 @@ class FilterLearning(FreeNumbers):
 
         instead (p, keys): variances in place of those that theta says, NaN where there is none.
         """
-        each, rows = self.each, dict[str, list[Any]]()
+        each, base, rows = self.each, self.base, dict[str, list[Any]]()
         at = 0
         for p in self.learned:
             free = constraints.free_entries(p)
@@ -102,14 +111,15 @@ class FilterLearning(FreeNumbers):
             rows[p.name] = [np.broadcast_to(a, keys) for a in values]
             at += len(free)
         state = each.initial(keys)
-        if isinstance(each, GaussianFilter) and any(name in rows for name in learned_entries.INITIAL):
-            mean = np.array(rows.pop("initial.mean", [np.full(keys, a) for a in each.mean]))
-            spread = rows.pop("initial.covariance", [np.full(keys, a) for a in each.covariance])
+        if isinstance(base, MultipleModels):
+            if MODE_CHANCES in rows:
+                with np.errstate(divide="ignore"):
+                    logs = normalised([np.log(a) for a in rows[MODE_CHANCES]], base.floor)
+                state[base.places["log_probabilities"]] = np.array(logs)
+        elif any(name in rows for name in learned_entries.INITIAL):
+            mean = np.array(rows.pop("initial.mean", [np.full(keys, a) for a in base.mean]))
+            spread = rows.pop("initial.covariance", [np.full(keys, a) for a in base.covariance])
             state = each.from_moments(mean, unpack(np.array(spread)))
-        elif isinstance(each, MultipleModels) and MODE_CHANCES in rows:
-            with np.errstate(divide="ignore"):
-                logs = normalised([np.log(a) for a in rows[MODE_CHANCES]], each.floor)
-            state[each.places["log_probabilities"]] = np.array(logs)
         own = [a for values in rows.values() for a in values]
         return each.with_parameters(state, np.array(own)) if own else state
 
@@ -229,20 +239,31 @@ class FilterLearning(FreeNumbers):
         return fit_each(self.key_model, rows, keys, unit, population)
 
 
+def heavy_tailed(definition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what changes a row's likelihood in a definition's section `robust`; empty: nothing."""
+    section = definition.get("robust") or {}
+    return {name: section[name] for name in NOISES if section.get(name) is not None}
+
+
 def filter_learner(definition: Mapping[str, Any]) -> FilterLearning:
-    """Return the learner of an extended, unscented or cubature filter. Raises ModelError."""
+    """Return the learner of an extended, unscented or cubature filter, or with heavy-tailed noise. Raises ModelError.
+
+    EM is only a way to the maximum: a linear filter with such noise has no such steps, and is searched alone.
+    """
     learn = definition.get("learn") or {}
-    kind = definition.get("filter")
-    if learn.get("method") == "em":
+    kind = definition.get("filter", "linear")
+    if learn.get("method") == "em" and kind != "linear":
         problem = f"em has no closed form for the {kind} filter"
         raise ModelError("learn.method", problem, "write mle, or remove it")
-    definition = {**definition, **dict.fromkeys(LEFT_OUT)}
+    left_out = (*LEFT_OUT, "form") if kind == "linear" else LEFT_OUT
+    definition = {**definition, **dict.fromkeys(left_out), "robust": heavy_tailed(definition) or None}
     model = build({**definition, "learn": None})
-    if not isinstance(model, GaussianFilter):
+    base = model.base if isinstance(model, RobustLinearFilter) else model
+    if not isinstance(base, (GaussianFilter, LinearFilter)):
         raise ModelError(
             "learn.parameters", f"nothing is learned for a filter of kind {kind}", "remove learn"
         )
-    result = FilterLearning(definition, *requested(definition, model.parameters))
+    result = FilterLearning(definition, *requested(definition, base.parameters))
     _ = result.start  # raises here, before the cluster is used
     return result
 

@@ -1,4 +1,4 @@
-"""The searches of keys whose likelihood is differenced: extended, unscented and cubature filters, and several models.
+"""The searches of keys whose likelihood is differenced: filters not linear or robust, and several models.
 
 They are those of `kalman.learning.key_learning` but for what needs a linear model: starts are the best of many sizes of
 the noises by the filter's own likelihood, and standard errors are from the curvature that is observed at the maximum.
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from kalman.evaluation.row_figures import INNOVATION, RowFigures
+from kalman.filters.robust.updates import tempered
 from kalman.learning.filter_pass import Differences
 from kalman.learning.key_learning import KeySearches, Problems, goodness_of_fit
 from kalman.learning.key_search import Point
@@ -176,7 +177,8 @@ class FilterSearches(KeySearches):
         states = KeyStates(self.model.of.begun(theta, keys, at_zero), none, none.copy(), np.zeros(keys))
         figures = RowFigures(model, states, self.sorted, (INNOVATION,))
         run(model, states, self.sorted, self.unit, figures)
-        return goodness_of_fit(self.sorted.key, figures.found()[INNOVATION], keys, fitted)
+        white, noise = figures.found()[INNOVATION], getattr(getattr(model, "robust", None), "noise", None)
+        return goodness_of_fit(self.sorted.key, tempered(noise, white) if noise else white, keys, fitted)
 
 
 def several(free: list[Free], written: Array, decades: tuple[float, ...]) -> list[tuple[Array, int]]:

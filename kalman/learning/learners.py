@@ -8,7 +8,7 @@ from typing import Any
 from kalman.filters.multiple_models import SEVERAL
 from kalman.learning.em import Learner
 from kalman.learning.em_linear import expectation_maximisation
-from kalman.learning.filter_learning import filter_learner, mode_learner
+from kalman.learning.filter_learning import filter_learner, heavy_tailed, mode_learner
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from kalman.learning.mixtures import mixture_learner
 from kalman.mixtures.building import FAMILIES
@@ -19,7 +19,7 @@ LEARNERS: dict[str, Callable[[Mapping[str, Any]], Learner]] = {
     **dict.fromkeys(SEVERAL, mode_learner),
     **dict.fromkeys(("extended", "unscented", "cubature"), filter_learner),
 }
-"""Learners by kind of filter; the other kinds learn by the linear filter's exact gradient."""
+"""Learners by kind of filter; the others learn by the exact gradient of the linear filter, but for heavy tails."""
 
 
 def learnable(definition: Mapping[str, Any]) -> Learner:
@@ -30,5 +30,7 @@ def learnable(definition: Mapping[str, Any]) -> Learner:
     kind = definition.get("filter", "linear")
     if kind in LEARNERS:
         return LEARNERS[kind](definition)
+    if kind == "linear" and heavy_tailed(definition):
+        return filter_learner(definition)
     found = maximum_likelihood(definition)
     return expectation_maximisation(found) if method == "em" else found

@@ -20,7 +20,7 @@ from kalman.linalg.packing import symmetric
 from kalman.linalg.program import called
 from kalman.models import checks
 from kalman.models.columns import Cell, Column, cell, resolve
-from kalman.types import ModelError
+from kalman.types import Array, ModelError
 
 
 class Gate(NamedTuple):
@@ -250,6 +250,18 @@ def log_density(noise: Noise, innovation: Innovation, presents: Sequence[Present
         far = k * np.sqrt(square) - 0.5 * k * k
         losses.append(_if(has, minus(constant, np.where(np.greater(square, k * k), far, 0.5 * square)), 0.0))
     return plus(scale, total(losses))
+
+
+def tempered(noise: Noise, white: Array) -> Array:
+    """Return innovations (m, N), given over their standard deviations, with squares that are 1 on average.
+
+    What the squares add up to is the score of a common scale under the noise, which is zero at its maximum.
+    """
+    size = np.abs(white)
+    if isinstance(noise, Huber):
+        return np.asarray(np.sign(white) * np.minimum(size, np.sqrt(noise.threshold * size)))
+    measured, nis = (~np.isnan(white)).sum(axis=0), np.nansum(size**2, axis=0)
+    return np.asarray(white * np.sqrt((noise.degrees + measured) / (noise.degrees + nis)))
 
 
 def _student_t(noise: StudentT, v: Vector, C: Vector, R: Vector, presents: Sequence[Present]) -> list[Entry]:
