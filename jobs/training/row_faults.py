@@ -28,7 +28,10 @@ REMEDIES = {
     "non_finite": "look at their measurements, controls and times",
     "out_of_support": "look at their measurements, or choose another filter",
 }
-OTHERWISE = "leave states of a wide initial.covariance diffuse, choose form: square_root, or mend columns that give variances"
+OTHERWISE = (
+    "leave states of a wide initial.covariance diffuse, choose form: square_root, or mend columns that give "
+    "variances"
+)
 
 
 class Gaps(NamedTuple):
