@@ -25,6 +25,9 @@ _CAPTURED = "pyspark.errors.exceptions.captured."
 STATE_LOST = "CANNOT_LOAD_STATE_STORE"
 """Spark's error class for missing or damaged files of its state."""
 
+LOG_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
+"""Spark's error class for a micro-batch that another driver has planned or committed meanwhile."""
+
 FINISH_SECONDS = 120.0
 """How long a stop waits for the running micro-batch before interrupting it, which loses nothing."""
 

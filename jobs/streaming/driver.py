@@ -24,7 +24,7 @@ from jobs.lineage.start_point import resolve
 from jobs.observability.batch_profile import table_of
 from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
-from jobs.spark.queries import STATE_LOST, await_end, cause_of
+from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.former_states import hand_over
 from jobs.streaming.profiler import profiler
@@ -44,6 +44,14 @@ if TYPE_CHECKING:
     from jobs.lineage.leases import Lease
     from jobs.snapshots.manifests import Manifest
     from jobs.streaming.recorder import Outlet
+
+
+RESTARTS = 3
+"""How often a driver starts its query again behind micro-batches that earlier drivers committed as they woke up."""
+
+
+class CommittedElsewhere(UserError):
+    """An earlier driver, which woke up, has committed or planned the micro-batch that this one was running."""
 
 
 @dataclass
@@ -80,6 +88,19 @@ class Driver:
             UserError: another driver runs the generation or took it over, there is no snapshot to start from, the state
                 belongs to another model, or the query failed.
         """
+        for _ in range(RESTARTS):
+            try:
+                return self._drive(adopt, name, allow_missing, allow_missing_rows)
+            except CommittedElsewhere:
+                if self.stop.is_set():
+                    raise
+                adopt, self.spec = None, self.deployed  # the generation that adopted the snapshot goes on
+        return self._drive(adopt, name, allow_missing, allow_missing_rows)
+
+    def _drive(
+        self, adopt: str | None, name: str | None, allow_missing: bool, allow_missing_rows: bool
+    ) -> Report:
+        """Acquire the lease of a generation and run its query to the end."""
         spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
         label(spark, doing, "choose the generation")
         jvm: Any = spark._jvm
@@ -189,6 +210,9 @@ class Driver:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
             problem = f"the stream of {self.spec.name} failed: {cause_of(error)}"
+            if LOG_TAKEN in str(error):
+                lease.check()
+                raise CommittedElsewhere(problem, RUN_FAILED) from error
             if STATE_LOST in str(error):
                 problem = f"{problem.rstrip('. ')}. {recovery_hint(self.warehouse, generation)}"
             raise UserError(problem, RUN_FAILED) from error

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 
 from demo.cluster import Cluster
+from tests.conftest import ROOT
 from tests.jobs.soak.state_kills import ARRIVED, DENSE, SPARSE
 from tests.jobs.soak.state_world import StateWorld
 from tests.jobs.soak.world import MODEL
@@ -127,6 +131,123 @@ def test_second_attempts_of_tasks_and_a_killed_executor_change_no_state(
     told = "".join(file.read_text() for file in events.rglob("*") if file.is_file())
     assert told.count('"Speculative":true') >= 4
     assert world.problems() == []
+
+
+HOLDS = """
+import sys
+
+words = getattr(sys, "orig_argv", [])
+if "jobs.cli" in words:
+    import os
+
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from jobs.warehouse.checkpoints import Checkpoint
+
+    start = DataStreamWriter.start
+
+    def started(self, *arguments, **options):
+        self._spark.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", os.environ["STATES"])
+        return start(self, *arguments, **options)
+
+    DataStreamWriter.start = started
+    Checkpoint.has_states_of_format_1 = lambda checkpoint: False  # a driver of an earlier release goes on
+if "jobs.spark.worker_daemon" in words:
+    import os
+    import time
+    from pathlib import Path
+
+    from pyspark import TaskContext
+
+    from jobs.streaming.operators.processor import FilterProcessor
+
+    handle = FilterProcessor.handleInputRows
+
+    def held(self, *arguments):
+        yield from handle(self, *arguments)
+        task, notes = TaskContext.get(), Path(os.environ["NOTES"])
+        if (task.getLocalProperty("streaming.sql.batchId"), task.partitionId()) == ("BATCH", 0):
+            name = f"attempt-{task.attemptNumber()}"
+            (notes / "new").write_text(str(os.getpid()))
+            (notes / "new").rename(notes / name)
+            while not (notes / f"{name}-goes-on").exists():
+                time.sleep(0.01)
+
+    FilterProcessor.handleInputRows = held
+"""
+"""The drivers write a format of states, and both attempts of a task wait before Spark commits the state."""
+HELD = 2
+"""The micro-batch in which two attempts meet: the sparse one behind a dense one."""
+
+
+@pytest.mark.parametrize("states", ["2", "1"])
+def test_two_attempts_of_a_task_both_write_the_state_and_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: str
+) -> None:
+    """One attempt writes a change, the other one blocks; the first one ends last, and then its machine is lost."""
+    for name in ("SPARK_SUBMIT_OPTS", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    with mock.patch.object(StateWorld, "catch_up"):  # only the driver writes states
+        world = StateWorld(tmp_path / "world", 1, ARRIVED, 2)
+    for kind in (DENSE, *[SPARSE] * 4):
+        world.land_day(kind)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "sitecustomize.py").write_text(HOLDS.replace("BATCH", str(HELD)))
+    path = os.pathsep.join([str(notes), str(ROOT)])
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv("NOTES", str(notes))
+    patient = {**SPECULATION, "spark.speculation.minTaskRuntime": "10s"}
+    patient = {
+        name: value for name, value in patient.items() if "stateStore" not in name and "eventLog" not in name
+    }
+    options = " ".join(
+        [os.environ["SPARK_SUBMIT_OPTS"], *(f"-D{name}={value}" for name, value in patient.items())]
+    )
+    checkpoint = Path(world.pipeline.settings.warehouse, "checkpoints", f"{MODEL}-g0001")
+
+    def written() -> set[tuple[str, int, int]]:
+        """Return the changelogs of the micro-batch; one that replaced another has a file of its own."""
+        return {
+            (file.name, file.stat().st_ino, file.stat().st_size)
+            for file in (checkpoint / "state" / "0" / "0").glob(f"{HELD + 1}*.changelog")
+        }
+
+    with Cluster(tmp_path / "cluster", cores=1) as cluster:
+        cluster.kill_worker("worker-2")
+        cluster.add_worker("127.0.0.2")
+        stream = Driver(
+            world.pipeline, "stream", "--model", MODEL,
+            SPARK_SUBMIT_OPTS=options, STATES=states, **cluster.environment,
+        )  # fmt: skip
+        stream.wait_for(lambda: "attempt-1" in files(notes))
+        lost = worker_of(cluster, int((notes / "attempt-0").read_text()))
+        assert lost != worker_of(cluster, int((notes / "attempt-1").read_text()))
+        os.killpg(
+            stream.process.pid, signal.SIGSTOP
+        )  # else it ends the first attempt when the second one is done
+        (notes / "attempt-1-goes-on").touch()
+        stream.wait_for(written)
+        second = written()
+        (notes / "attempt-0-goes-on").touch()
+        stream.wait_for(lambda: written() - second)
+        first = written() - second
+        cluster.kill_worker(lost)
+        os.killpg(stream.process.pid, signal.SIGCONT)
+        assert stream.finish() == 0, stream.said()
+    sizes = [size for some in (first, second) for _, _, size in some]
+    assert len(sizes) == 2 and sizes[0] < sizes[1] / 2, "one wrote a change, the other one blocks"
+    problems = world.problems()
+    if states == "2":
+        assert problems == []
+    else:  # the files of the two were read as one
+        assert len(problems) == 1 and re.search(r"lacks \d+ rows of \d+ keys", problems[0]), problems
+
+
+def worker_of(cluster: Cluster, pid: int) -> str:
+    """Return the worker below whose executor a process runs."""
+    above = {one.pid for one in psutil.Process(pid).parents()}
+    return next(name for name, process in cluster.workers.items() if process.pid in above)
 
 
 def executor_of(cluster: Cluster, name: str) -> psutil.Process:

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,18 @@ from jobs import export, verify
 from jobs.core.errors import ALREADY_RUNNING
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
+from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from tests.conftest import ROOT
 from tests.fixtures.make_format1 import KEYS, QUICK, days, walks
-from tests.jobs.support.pipeline import Pipeline, landed, reflected
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    landed,
+    random_rows,
+    random_walk_spec,
+    reflected,
+    since,
+)
 from tests.jobs.support.processes import Driver, files
 
 pytestmark = pytest.mark.spark
@@ -122,6 +132,36 @@ def test_a_driver_hangs_while_java_uploads_its_states_and_is_killed(world: Histo
     again = world.driver("one", uploads=RARE)
     assert again.finish() == 0, again.said()
     world.check()
+
+
+def test_a_micro_batch_that_a_woken_driver_commits_first_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former driver froze behind its last check of the fence: its commit is whole, and the next one goes on."""
+    frames = random_rows(4)
+    pipeline = Pipeline(tmp_path, random_walk_spec(stream={"max_files_per_batch": 1}))
+    pipeline.land(frames[0])
+    pipeline.pretrain()
+    pipeline.land(*frames[1:3])
+    pipeline.stream()
+    commits = Path(pipeline.settings.warehouse, "checkpoints", "walk-g0001", "commits")
+    kept = {commits / name: (commits / name).read_bytes() for name in ("1", ".1.crc")}
+    for file in kept:
+        file.unlink()  # as if that driver were frozen before it
+    pipeline.land(frames[3])
+    write = MicroBatchWriter.__call__
+
+    def written(writer: MicroBatchWriter, *arguments: Any) -> None:
+        write(writer, *arguments)
+        for file, content in kept.items():
+            file.write_bytes(content)  # it wakes up
+        kept.clear()
+
+    monkeypatch.setattr(MicroBatchWriter, "__call__", written)
+    assert pipeline.stream().data["batches"] == 1
+    assert not kept and files(commits) == {"0", "1", "2"}
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), frames[1]))
+    assert verify.run(pipeline.settings, "walk", share="1").data["outcome"] == "equal"
 
 
 @pytest.mark.slow
