@@ -221,10 +221,10 @@ def reflection(given: Seen) -> Reflection:
         picked.append(here)
         free = free & ~here
     # w = b + sign(b_j) |b| e_j for the picked column j, and w'w / 2 = |b|^2 + |b_j| |b|
-    w = [a + np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, given.b, strict=True)]
-    value = [np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, given.b, strict=True)]
-    total = value[0]
-    for a in value[1:]:
+    signed = [np.where(here, np.copysign(length, a), 0.0) for here, a in zip(picked, given.b, strict=True)]
+    w = [a + s for a, s in zip(given.b, signed, strict=True)]
+    total = signed[0]
+    for a in signed[1:]:
         total = total + a
     return Reflection(picked, -total, w, over(1.0, plus(given.F_inf, times(largest, length))))
 
