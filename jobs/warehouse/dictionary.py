@@ -261,7 +261,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "fingerprint": "Digest of the part of the spec that gives the states their meaning",
                 "snapshot_id": "Snapshot that it began from",
                 "checkpoint": "Its checkpoint, below the warehouse's root",
-                "start_position": "Where in the source it began, as JSON",
+                "start_position": "Where in the source it began, and the numerics that it was begun with, as JSON",
                 "parent": "Generation that it continues; null: none",
                 "parent_batch": "The parent's last micro-batch before it; -1: none",
                 "partitions": "State partitions",

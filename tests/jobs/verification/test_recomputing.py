@@ -236,3 +236,21 @@ def test_a_key_without_a_valid_state_has_its_rows_in_quarantine() -> None:
 
     found = stream.found(broken)
     assert found.counts["different"] == found.counts["missing"] == found.counts["baseless"] == 0, found
+
+
+@pytest.mark.parametrize(("diffuse", "numerics"), [(True, 1), (True, 2), (False, 1)])
+def test_only_diffuse_keys_of_other_numerics_may_differ(
+    diffuse: bool, numerics: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if diffuse:
+        monkeypatch.setitem(DEFINITION, "initial", {"diffuse": True})
+    stream = streamed(1)
+    other = stream._replace(recipe=stream.recipe._replace(numerics=numerics))
+    rows = [row for row in stream.rows if row["kind"] != Kind.SEED or not diffuse]
+    assert other.found().counts["numerics"] == 0
+    if diffuse:
+        other = other._replace(rows=rows)
+        assert other.found().differences > 0 or numerics == 1
+        return
+    found = other.found(lambda rows: flip(rows, Kind.ESTIMATE, 0))
+    assert (found.counts["different"], found.counts["numerics"]) == (1, 0)
