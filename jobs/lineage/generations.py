@@ -43,8 +43,8 @@ class Generation:
     """One stream lineage, as its row in `generations` describes it.
 
     If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
-    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start position's
-    JSON has it (`jobs.warehouse.numerics`).
+    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start
+    position's JSON has it (`jobs.warehouse.numerics`).
     """
 
     generation: str

@@ -1,7 +1,7 @@
 """The numerics that a generation or a snapshot was filtered with (`kalman.NUMERICS`), beside its position. Pure.
 
-The position's JSON has it, as a column would be one that a driver of an earlier release cannot read. It names whose it is:
-an earlier release copies positions from one row to another, and does not know that they say more.
+The position's JSON has it, as a column would be one that a driver of an earlier release cannot read. It names whose it
+is: an earlier release copies positions from one row to another, and does not know that they say more.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ NUMERICS = 2
 """What the bits of estimates and states are of. All but the models named keep theirs from number to number.
 
 1: the first.
-2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps what the first rows determine only just as
-   columns beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep
+2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps what the first rows determine only just
+   as columns beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep
    their bits.
 """
 
