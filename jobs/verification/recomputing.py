@@ -227,10 +227,10 @@ class _Check(NamedTuple):
         """Recompute, compare and count."""
         known, rows = self.fates, self.rows
         applied, unrecorded = self._applied()
-        attempt, compared, ends = self._best(applied)
+        attempt, compared, ends, taken = self._best(applied)
         undecided = self._undecided(applied, compared, ends)
         compared, ends = _without(compared, undecided[rows.code[applied]]), ends and _without(ends, undecided)
-        explained = self._by_numerics()
+        explained = self._by_numerics(taken)
         numerics = compared.differ & explained[rows.code[applied]]
         compared = compared._replace(differ=compared.differ & ~numerics)
         expecting = (known.refusal[applied] < 0) & (rows.time[applied] >= self.recipe.since)
@@ -265,14 +265,18 @@ class _Check(NamedTuple):
         integers = {name: int(count) for name, count in counts.items()}
         return Findings({**dict.fromkeys(COUNTS, 0), **integers}, firsts)
 
-    def _by_numerics(self) -> Bools:
-        """Return which keys may differ since the generation was begun with other numerics."""
-        recipe = self.recipe
-        begin = self._states(Kind.OFFER, self._states(Kind.SEED, self._fresh()))
-        values = (
-            begin.values if recipe.idle is None else self._fresh().values
-        )  # a key that expires begins anew
-        return may_differ(recipe.kernel, values, recipe.numerics)
+    def _by_numerics(self, taken: Bools) -> Bools:
+        """Return which keys may differ since the generation was begun with other numerics.
+
+        taken: which began as they were offered.
+        """
+        recipe, fresh = self.recipe, self._fresh()
+        begin = self._states(Kind.SEED, fresh)
+        values = np.where(taken, self._offered(begin).values, begin.values)
+        explained = may_differ(recipe.kernel, values, recipe.numerics)
+        if recipe.idle is not None:  # a key that expires begins anew
+            explained |= may_differ(recipe.kernel, fresh.values, recipe.numerics)
+        return explained
 
     def _undecided(self, applied: Ints, compared: Comparison, ends: Comparison | None) -> Bools:
         """Return which keys differ and may do so: late rows of one time, of which some had left the replay window."""
@@ -285,15 +289,15 @@ class _Check(NamedTuple):
         tied = np.bincount(code[same], minlength=size) > 0
         return wrong & tied if self.recipe.replays else np.zeros(size, bool)
 
-    def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None]:
+    def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None, Bools]:
         """Recompute and compare; a key that was offered as a new one may begin as offered, if that fits better.
 
-        It begins so unless it had rows before the stream took the offer.
+        It begins so unless it had rows before the stream took the offer. The last result tells which keys do.
         """
         begin = self._states(Kind.SEED, self._fresh())
         attempt = self._attempt(applied, begin)
         compared, ends = self._both(applied, attempt)
-        offered = self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
+        offered, better = self._offered(begin), np.zeros(len(self.keys), bool)
         if offered is not begin:
             other, size, code = self._attempt(applied, offered), len(self.keys), self.rows.code[applied]
             also, other_ends = self._both(applied, other)
@@ -307,7 +311,12 @@ class _Check(NamedTuple):
             if ends is not None and other_ends is not None:
                 ends = _chosen(ends, other_ends, better)
         reach = self.rows.time[applied] >= self.recipe.since
-        return attempt, Comparison(compared.differ & reach, compared.close & reach, compared.first), ends
+        reached = Comparison(compared.differ & reach, compared.close & reach, compared.first)
+        return attempt, reached, ends, better
+
+    def _offered(self, begin: KeyStates) -> KeyStates:
+        """Return the states in which keys begin if offers were taken: those of keys that the snapshot has are not."""
+        return self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
 
     def _both(self, applied: Ints, attempt: _Attempt) -> tuple[Comparison, Comparison | None]:
         """Compare estimates, and states at the end where there are some to compare."""
