@@ -254,8 +254,8 @@ def _commit(
     def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
         now = {row["generation"]: _generation(row) for row in there if row["model"] == model}
         _check_unchanged(model, now.values(), known)
-        rows = [{**_columns(now[name]), **_with_status(status)} for name, status in statuses.items()]
-        return [*rows, *({**_columns(one), "created_at": NOW} for one in begun)]
+        rows = [{**row_of(now[name]), **_with_status(status)} for name, status in statuses.items()]
+        return [*rows, *({**row_of(one), "created_at": NOW} for one in begun)]
 
     put_rows(files, ("model", "generation"), changed)
 
@@ -284,8 +284,8 @@ def _commit_by_java(
     The commit itself compares every status with the one that was seen: where nothing is locked, another command may
     commit between a comparison and the beginning of the transaction, and Delta finds conflicts only from there on.
     """
-    rows = [{**_columns(one), "action": _BEGIN} for one in begun]
-    rows += [{**_columns(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
+    rows = [{**row_of(one), "action": _BEGIN} for one in begun]
+    rows += [{**row_of(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
     columns = {name: F.col(f"s.{name}") for name in rows[0] if name != "action"}
@@ -349,11 +349,12 @@ def update(warehouse: Warehouse, rows: Rows, values: Mapping[str, Any]) -> None:
 def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
     """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
-    update(warehouse, {"generation": one.generation}, {"start_position": _columns(adopted)["start_position"]})
+    update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})
     return adopted
 
 
-def _columns(one: Generation) -> dict[str, Any]:
+def row_of(one: Generation) -> dict[str, Any]:
+    """Return a generation as a row of its table, with the start position as JSON."""
     fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__ if name != "numerics"}
     stored = with_numerics(one.start_position, one.generation, one.numerics)
     return {**fields, "start_position": json.dumps(stored)}
