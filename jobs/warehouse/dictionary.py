@@ -233,7 +233,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "model_version": _VERSION,
                 "fingerprint": "Digest of the part of the spec that gives the states their meaning",
                 "parameters": "Learned parameters, as JSON",
-                "position": "Where in the source the stream goes on, as JSON",
+                "position": "Where in the source the stream goes on, and the numerics that its states are of, as JSON",
                 "cut": "Event time up to which rows are reflected; null: up to the position",
                 "learn_from": "First event time of the rows that were learned from",
                 "learn_to": "Last event time of these rows",
