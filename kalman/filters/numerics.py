@@ -7,12 +7,13 @@ from kalman.filters.state_layout import Flags, innermost
 from kalman.types import Array, Filter
 
 NUMERICS = 2
-"""What the bits of estimates and states are of. All but the models named keep theirs from number to number.
+"""What the bits of estimates and states are of. What is not named keeps them from number to number.
 
 1: the first.
 2: a diffuse start (`initial.diffuse`) of a linear filter, robust or not, keeps what the first rows determine only just
    as columns beside the covariance, until a measurement is predicted well. Keys that have left their diffuse start keep
-   their bits.
+   their bits. A predicted variance is judged against the terms that it is summed from, whatever the start was: a row
+   that 1 flagged `not_psd` for rounding may be applied.
 """
 
 
