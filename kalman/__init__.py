@@ -7,6 +7,7 @@ here, since SciPy's optimisers take longer to import than all the rest.
 
 from kalman.building.registry import FILTERS, build
 from kalman.evaluation.forecast import forecast
+from kalman.filters.numerics import NUMERICS
 from kalman.flags import FLAGS
 from kalman.models.structures import STRUCTURES
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states, run
@@ -16,6 +17,7 @@ from kalman.types import Filter, ModelError, Rows, Step
 __all__ = [
     "FILTERS",
     "FLAGS",
+    "NUMERICS",
     "STRUCTURES",
     "Filter",
     "KeyStates",

@@ -18,10 +18,12 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import CONFLICTS, Warehouse
+from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
 from jobs.warehouse.positions import KAFKA, rank, reached
 from jobs.warehouse.reading import Tables
 from jobs.warehouse.row_changes import NOW, Rows, create_small_table, put_rows, small_table, update_rows
 from jobs.warehouse.tables import GENERATIONS
+from kalman.filters.numerics import NUMERICS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,7 +43,8 @@ class Generation:
     """One stream lineage, as its row in `generations` describes it.
 
     If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
-    start). The path of its checkpoint is relative to the warehouse's root.
+    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start
+    position's JSON has it (`jobs.warehouse.numerics`).
     """
 
     generation: str
@@ -62,6 +65,7 @@ class Generation:
     retired_at: datetime | None = None
     parent: str | None = None
     parent_batch: int | None = None
+    numerics: int = FIRST
 
     @property
     def number(self) -> int:
@@ -191,6 +195,7 @@ def begin(
         status=status,
         parent=parent and parent[0],
         parent_batch=parent and parent[1],
+        numerics=NUMERICS,
     )
     retired = [one for one in known if one.status == LIVE] if status == LIVE else []
     _commit(warehouse, known, begun=[made], statuses={one.generation: RETIRED for one in retired})
@@ -249,8 +254,8 @@ def _commit(
     def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
         now = {row["generation"]: _generation(row) for row in there if row["model"] == model}
         _check_unchanged(model, now.values(), known)
-        rows = [{**_columns(now[name]), **_with_status(status)} for name, status in statuses.items()]
-        return [*rows, *({**_columns(one), "created_at": NOW} for one in begun)]
+        rows = [{**row_of(now[name]), **_with_status(status)} for name, status in statuses.items()]
+        return [*rows, *({**row_of(one), "created_at": NOW} for one in begun)]
 
     put_rows(files, ("model", "generation"), changed)
 
@@ -279,11 +284,11 @@ def _commit_by_java(
     The commit itself compares every status with the one that was seen: where nothing is locked, another command may
     commit between a comparison and the beginning of the transaction, and Delta finds conflicts only from there on.
     """
-    rows = [{**_columns(one), "action": _BEGIN} for one in begun]
-    rows += [{**_columns(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
+    rows = [{**row_of(one), "action": _BEGIN} for one in begun]
+    rows += [{**row_of(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
     schema = warehouse.read("generations").schema.add("action", "string")
     source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
-    columns = {name: F.col(f"s.{name}") for name in Generation.__dataclass_fields__}
+    columns = {name: F.col(f"s.{name}") for name in rows[0] if name != "action"}
 
     def merge(table: DeltaTable) -> None:
         _check_unchanged(model, all_of(warehouse, model), known)
@@ -344,17 +349,20 @@ def update(warehouse: Warehouse, rows: Rows, values: Mapping[str, Any]) -> None:
 def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
     """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
-    update(warehouse, {"generation": one.generation}, {"start_position": json.dumps(adopted.start_position)})
+    update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})
     return adopted
 
 
-def _columns(one: Generation) -> dict[str, Any]:
-    fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
-    return {**fields, "start_position": json.dumps(one.start_position)}
+def row_of(one: Generation) -> dict[str, Any]:
+    """Return a generation as a row of its table, with the start position as JSON."""
+    fields = {name: getattr(one, name) for name in Generation.__dataclass_fields__ if name != "numerics"}
+    stored = with_numerics(one.start_position, one.generation, one.numerics)
+    return {**fields, "start_position": json.dumps(stored)}
 
 
 def _generation(values: dict[str, Any]) -> Generation:
-    made = Generation(**{**values, "start_position": json.loads(values["start_position"])})
+    start, numerics = without_numerics(json.loads(values["start_position"]), values["generation"])
+    made = Generation(**{**values, "start_position": start, "numerics": numerics})
     return replace(made, epoch=made.epoch or 0)
 
 

@@ -17,6 +17,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.specs.model_spec import ModelSpec
+from jobs.warehouse.numerics import without_numerics
 from jobs.warehouse.without_spark import is_readable, read_table
 
 NONE = "none"
@@ -203,7 +204,7 @@ def _learned(one: dict[str, Any]) -> Learned:
         int(one["key_count"]),
         int(one["snapshots_version"]),
         one.get("committed_at"),
-        json.loads(one["position"]),
+        without_numerics(json.loads(one["position"]), one["snapshot_id"])[0],
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.commit_ids import in_table
+from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
 from jobs.warehouse.positions import DELTA, rank
 from jobs.warehouse.reading import Tables
 
@@ -55,6 +56,8 @@ class Manifest:
     """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
     learned: dict[str, Any] | None = None
     """A digest of what was learned (`jobs.snapshots.learned_rows`); None: nothing, or not known (earlier releases)."""
+    numerics: int = FIRST
+    """Those that the history was filtered with, if `pretrain` made it. The position's JSON has it."""
 
     @property
     def version(self) -> int:
@@ -131,11 +134,13 @@ def newest_startable(
 
 def row_of(manifest: Manifest) -> dict[str, Any]:
     """Return a manifest as a row of its table, with dictionaries as JSON."""
-    values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__}
+    values = {name: getattr(manifest, name) for name in Manifest.__dataclass_fields__ if name != "numerics"}
+    values["position"] = with_numerics(manifest.position, manifest.snapshot_id, manifest.numerics)
     texts = {name: None if values[name] is None else json.dumps(values[name]) for name in _JSON}
     return {**values, **texts}
 
 
 def _manifest(values: dict[str, Any]) -> Manifest:
     parsed = {name: json.loads(values.get(name) or "null") for name in _JSON}
-    return Manifest(**{**values, **parsed, "parameters": parsed["parameters"] or {}})
+    parsed["position"], numerics = without_numerics(parsed["position"], values["snapshot_id"])
+    return Manifest(**{**values, **parsed, "parameters": parsed["parameters"] or {}, "numerics": numerics})

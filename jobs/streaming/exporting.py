@@ -76,6 +76,7 @@ def export(
         parent=None,
         cut=None,
         committed_at=None,
+        numerics=generation.numerics,
         inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
     states = states_at(warehouse, generation, origin, batch, folder)

@@ -40,6 +40,7 @@ from jobs.warehouse.positions import (
     to_datetime,
     topic_position,
 )
+from kalman.filters.numerics import NUMERICS
 from kalman.learning.learners import learnable
 
 if TYPE_CHECKING:
@@ -271,6 +272,7 @@ def _manifest(
         snapshots_version=0,
         spec=spec.model_dump_json(by_alias=True),
         inputs=inputs,
+        numerics=NUMERICS,
     )
 
 

@@ -34,13 +34,16 @@ COUNTS = (
     "states_close",
     "unrecorded",
     "undecided",
+    "numerics",
+    "states_numerics",
     *DIFFERENCES,
 )
 """Names of all counts.
 
 landed: rows of all keys; rows: those of the sampled keys; equal: estimates that are equal to the bit; close: within
 the tolerance only; unrecorded: late rows that are no longer in quarantine; undecided: keys of which rows of one time
-may have been replayed in another order; states: those that are equal to the bit.
+may have been replayed in another order; states: those that are equal to the bit; numerics, states_numerics: estimates
+and states that differ, and may do so since they were filtered with other numerics (`kalman.NUMERICS`).
 """
 
 

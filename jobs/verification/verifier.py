@@ -35,6 +35,7 @@ from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import new_keys
 from jobs.warehouse.tables import estimates
+from kalman.filters.numerics import NUMERICS
 from kalman.filters.rounded import stored_as
 
 if TYPE_CHECKING:
@@ -115,8 +116,10 @@ class Verifier:
         self._do(run, "hand-overs", partial(_hand_overs, plan["overlaps"]))
         for one in plan["snapshots"]:
             self._do(run, f"snapshot {one}", partial(self._snapshot, one, segments))
+            self._tell_numerics(run, f"snapshot {one}")
         for segment in segments:
             self._segment(run, segment)
+            self._tell_numerics(run, segment.generation)
         found = run.findings
         if found.counts["undecided"]:
             self._leave_out(
@@ -162,6 +165,20 @@ class Verifier:
     def _leave_out(self, reason: str) -> None:
         if reason not in self.reasons:
             self.reasons.append(reason)
+
+    def _tell_numerics(self, run: runs.Run, name: str) -> None:
+        """Give the reason why what differs of a generation or of a snapshot may be as it was filtered."""
+        found = added(done for part, done in run.done.items() if name in part.split())
+        if name.startswith("snapshot "):
+            found = run.done.get(name, Findings())
+        estimates, states = (found.counts.get(one, 0) for one in ("numerics", "states_numerics"))
+        if estimates or states:
+            self._leave_out(
+                f"other numerics: {estimates:,} estimates and {states:,} states of {name} differ from those of this "
+                f"release, which begins diffuse keys with numerics {NUMERICS}, and it was begun with others: only the "
+                f"release that began it can tell if they are right; what a new generation writes (`kalman-pipeline "
+                f"upgrade`, or `stream --adopt`) is compared to the bit"
+            )
 
     def _snapshot(self, snapshot: str, segments: list[Segment]) -> Findings:
         manifest = manifests.record(self.warehouse, snapshot)
@@ -390,6 +407,7 @@ def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) 
         expired_before=expired,
         since=NEVER if options.since is None else options.since,
         tolerance=options.tolerance,
+        numerics=sources.generation.numerics,
     )
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import leases
-from jobs.lineage.generations import Generation, all_of, live
+from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.supervision import driver_status
 from jobs.supervision.driver_identity import DriverIdentity, started_at
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
@@ -100,8 +100,7 @@ def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
     rows = []
     for number, status in ((1, "retired"), (2, "retired"), (10, "live")):
         one = Generation(f"m-g{number:04d}", "m", 1, "f", "s", "c", {}, 1, 1, status)
-        values = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
-        rows.append({**values, "start_position": "{}", "created_at": NOON - timedelta(hours=number)})
+        rows.append({**row_of(one), "created_at": NOON - timedelta(hours=number)})
     made.append(spark.createDataFrame(rows, made.read("generations").schema).coalesce(1), "generations")
     return made
 

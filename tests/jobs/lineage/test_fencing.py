@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
-from jobs.lineage.generations import Generation, all_of, live
+from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.lineage.leases import Lease
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
@@ -50,8 +50,7 @@ def warehouse(
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
-    values = {name: getattr(row, name) for name in Generation.__dataclass_fields__}
-    frame = spark.createDataFrame([{**values, "start_position": "{}"}], made.read("generations").schema)
+    frame = spark.createDataFrame([row_of(row)], made.read("generations").schema)
     made.append(frame, "generations")
     return made
 

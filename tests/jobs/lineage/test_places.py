@@ -76,7 +76,7 @@ def generation(
 ) -> dict[str, Any]:
     position = topic_position("t", {int(name): offset for name, offset in start.items()})
     return {
-        **{field: None for field in Generation.__dataclass_fields__},
+        **{field: None for field in Generation.__dataclass_fields__ if field != "numerics"},
         **{"generation": f"walk-g{number:04d}", "model": "walk", "model_version": 1, "fingerprint": "f"},
         **{
             "snapshot_id": "s",

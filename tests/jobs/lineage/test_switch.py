@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, all_of, switch
+from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, all_of, row_of, switch
 from jobs.snapshots.manifests import Manifest
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import GENERATIONS
@@ -27,11 +27,7 @@ def test_the_commit_compares_the_statuses_that_were_seen(
         one = Generation(
             f"m-g{number:04d}", "m", 1, "f", "s", "c", {"source": "delta", "version": 0}, 1, 1, status
         )
-        row = {name: getattr(one, name) for name in Generation.__dataclass_fields__}
-        frame = spark.createDataFrame(
-            [{**row, "start_position": '{"source": "delta", "version": 0}'}], schema
-        )
-        warehouse.append(frame, "generations")
+        warehouse.append(spark.createDataFrame([row_of(one)], schema), "generations")
     seen = all_of(warehouse, "m")
     rolled_back = switch(warehouse, "m", seen[0], seen)
     assert rolled_back.generation == "m-g0001"

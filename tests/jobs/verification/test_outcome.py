@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+import kalman
 from jobs import verify
 from jobs.core.errors import UserError
 from jobs.observability.metrics import write_verification
 from jobs.operations.alarms import alarms
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
-from jobs.verification.verifier import code_of
+from jobs.verification.runs import Run
+from jobs.verification.verifier import Options, Verifier, code_of
 
 FIRST = {
     "key": "7",
@@ -51,6 +53,28 @@ def test_findings_add_up() -> None:
     one = Findings({**dict.fromkeys(COUNTS, 0), "missing": 1, "equal": 5}, [FIRST] * 4)
     total = added([one, one])
     assert (total.differences, total.compared, len(total.firsts)) == (2, 10, 5)
+
+
+def test_what_other_numerics_explain_is_told_of_each_generation_and_snapshot() -> None:
+    none: Any = None  # neither a warehouse nor a spec is asked
+    verifier = Verifier(none, none, Options())
+    few = Findings({**dict.fromkeys(COUNTS, 0), "numerics": 1_200, "states_numerics": 3})
+    state = Findings({**dict.fromkeys(COUNTS, 0), "states_numerics": 7})
+    parts = {f"rows of m-g0001 to micro-batch 5, {chunk} of 2": few for chunk in (1, 2)}
+    run = Run(
+        "r1", "m", {}, {**parts, "rows of m-g0002 to micro-batch 9, 1 of 1": Findings(), "snapshot s1": state}
+    )
+    for name in ("m-g0001", "m-g0002", "snapshot s1", "snapshot s2"):
+        verifier._tell_numerics(run, name)
+    generation, snapshot = verifier.reasons
+    assert generation.startswith(
+        "other numerics: 2,400 estimates and 6 states of m-g0001 differ from those of "
+    )
+    assert f"with numerics {kalman.NUMERICS}, and it was begun with others" in generation
+    assert snapshot.startswith(
+        "other numerics: 0 estimates and 7 states of snapshot s1 differ from those of "
+    )
+    assert (run.findings.differences, run.findings.compared) == (0, 0)
 
 
 def test_the_outcome_as_metrics(tmp_path: Path) -> None:

@@ -236,3 +236,82 @@ def test_a_key_without_a_valid_state_has_its_rows_in_quarantine() -> None:
 
     found = stream.found(broken)
     assert found.counts["different"] == found.counts["missing"] == found.counts["baseless"] == 0, found
+
+
+def of_numerics(stream: Streamed, numerics: int) -> Streamed:
+    return stream._replace(recipe=stream.recipe._replace(numerics=numerics))
+
+
+def damaged(stream: Streamed, key: str) -> tuple[int, int]:
+    """Return how many estimates differ, and how many may, if one of a key has a flipped bit."""
+
+    def flipped(rows: list[dict[str, Any]]) -> None:
+        mine = [row for row in rows if row["key"] == key]
+        flip(mine, Kind.ESTIMATE, 0)
+
+    found = stream.found(flipped)
+    return found.counts["different"], found.counts["numerics"]
+
+
+def seeded(stream: Streamed, diffuse: bool) -> dict[str, Any]:
+    """Return a key's state in the snapshot, one that is still diffuse or none."""
+    seeds = (row for row in stream.rows if row["kind"] == Kind.SEED)
+    return next(row for row in seeds if any(row["numbers"][6:]) is diffuse)
+
+
+@pytest.fixture
+def diffuse(monkeypatch: pytest.MonkeyPatch) -> Streamed:
+    """Return a stream of keys that began diffuse, of which the snapshot has some that still are."""
+    monkeypatch.setitem(DEFINITION, "initial", {"diffuse": True})
+    return streamed(1)
+
+
+@pytest.mark.parametrize("numerics", [1, kalman.NUMERICS, kalman.NUMERICS + 1])
+def test_what_began_diffuse_with_other_numerics_is_no_difference(diffuse: Streamed, numerics: int) -> None:
+    other = of_numerics(diffuse, numerics)
+    assert other.found().counts == diffuse.found().counts
+    # Other starts are, to the checker, what other numerics would have made of them: all of each key has other bits.
+    found = other._replace(rows=[row for row in other.rows if row["kind"] != Kind.SEED]).found()
+    names = ("numerics", "states_numerics", "different", "states_different", "equal", "states")
+    all_of = sum(row["kind"] == Kind.ESTIMATE for row in other.rows), 7
+    expected = (0, 0, *all_of) if numerics == kalman.NUMERICS else (*all_of, 0, 0)
+    assert tuple(found.counts[name] for name in names) == (*expected, 0, 0)
+    assert (found.differences > 0) == (numerics == kalman.NUMERICS)
+
+
+def test_missing_rows_and_states_are_missing_with_other_numerics(diffuse: Streamed) -> None:
+    other, key = of_numerics(diffuse, 1), seeded(diffuse, True)["key"]
+
+    def lost(rows: list[dict[str, Any]]) -> None:
+        for kind in (Kind.ESTIMATE, Kind.END):
+            rows.remove(next(row for row in rows if row["kind"] == kind and row["key"] == key))
+
+    found = other.found(lost)
+    assert (found.counts["missing"], found.counts["states_different"], found.differences) == (1, 1, 2)
+
+
+def test_keys_that_are_no_longer_diffuse_are_compared_whatever_the_numerics(diffuse: Streamed) -> None:
+    other = of_numerics(diffuse, 1)
+    assert damaged(other, seeded(diffuse, True)["key"]) == (0, 1)
+    assert damaged(other, seeded(diffuse, False)["key"]) == (1, 0)
+
+
+def test_a_start_that_was_proper_is_compared_whatever_the_numerics() -> None:
+    assert damaged(of_numerics(streamed(1), 1), "3") == (1, 0)
+
+
+def test_an_offer_tells_how_a_key_began_only_where_it_was_taken(diffuse: Streamed) -> None:
+    other, still, left = of_numerics(diffuse, 1), seeded(diffuse, True), seeded(diffuse, False)
+    offer = {**left, "kind": Kind.OFFER}
+    # The snapshot has the key: its diffuse state was the start, whatever was offered.
+    known = other._replace(rows=[*other.rows, {**offer, "key": still["key"]}])
+    assert damaged(known, still["key"]) == (0, 1)
+    taken = other._replace(rows=[offer if row is left else row for row in other.rows])
+    assert damaged(taken, left["key"]) == (1, 0)
+    # The key had rows before it was offered, and began diffuse as a new one.
+    many = of_numerics(streamed(1, keys=40), 1)
+    new = {row["key"] for row in many.rows} - {row["key"] for row in many.rows if row["kind"] == Kind.SEED}
+    key = max(new, key=lambda one: sum(row["key"] == one for row in many.rows))
+    late = many._replace(rows=[*many.rows, {**offer, "key": key, "time": 0}])
+    assert late.found().differences == 0
+    assert damaged(late, key) == (0, 1)

@@ -12,6 +12,7 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
+import kalman
 from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
 from jobs.lineage.generations import live
@@ -161,6 +162,43 @@ def test_a_changed_state_and_a_changed_snapshot_are_found(chain: Pipeline, tmp_p
     report = verified(other)
     assert report.data["outcome"] == "different"
     assert any("is damaged" in one["what"] for one in report.data["first_differences"])
+
+
+def without_marks(pipeline: Pipeline) -> None:
+    """Remove the numerics from the tables, as if an earlier release had written them."""
+    warehouse = pipeline.warehouse
+    for table, column in (("generations", "start_position"), ("manifests", "position")):
+        written = DeltaTable.forPath(warehouse.spark, warehouse.path(table))
+        marked = F.col(column).contains('"numerics"')
+        assert written.toDF().filter(marked).count() == 1
+        written.update(marked, {column: F.regexp_replace(column, ', "numerics": [{][^}]*[}]', "")})
+
+
+def test_what_an_earlier_release_began_diffuse_is_not_verified_where_it_differs(tmp_path: Path) -> None:
+    pipeline = Pipeline(tmp_path / "walk", random_walk_spec(initial={"diffuse": True}))
+    first = DAYS[0].head(8)
+    pipeline.land(first)
+    pipeline.pretrain()
+    pipeline.land(DAYS[1])
+    pipeline.stream()
+    made = live(pipeline.warehouse, pipeline.name)
+    assert made is not None
+    assert (made.numerics, "numerics" in made.start_position) == (kalman.NUMERICS, False)
+    new = DAYS[1][~DAYS[1]["id"].isin(first["id"])].iloc[0]
+    table = DeltaTable.forPath(pipeline.warehouse.spark, pipeline.warehouse.path(estimates(pipeline.name)))
+    table.update(F.col("key") == F.lit(str(new["id"])), {"log_likelihood": F.col("log_likelihood") + 1.0})
+    changed = int((pipeline.estimates()["key"].astype(str) == str(new["id"])).sum())
+
+    report = verified(pipeline)
+    assert (report.data["outcome"], report.data["differences"]) == ("different", changed), report.data
+    without_marks(pipeline)
+    report = verified(pipeline)
+    assert (report.data["outcome"], report.error_code) == ("not verified", 3), report.data
+    counts = report.data["counts"]
+    assert (report.data["differences"], counts["numerics"], counts["states_numerics"]) == (0, changed, 0)
+    assert counts["equal"] == len(pipeline.estimates()) - changed
+    (reason,) = report.data["not_verified"]
+    assert reason.startswith(f"other numerics: {changed} estimates and 0 states of walk-g0001 differ")
 
 
 class Killed(BaseException):
