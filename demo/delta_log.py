@@ -36,7 +36,7 @@ def rows_of(table: Path) -> list[dict[str, Any]]:
     for file in files_of(table):
         part = pq.read_table(file, coerce_int96_timestamp_unit="us")
         for place, field in enumerate(part.schema):
-            # Delta in Java writes times as INT96, which has no zone; delta-rs gives them one.
+            # Delta in Java wrote times as INT96 in earlier releases, which has no zone.
             if pa.types.is_timestamp(field.type) and field.type.tz is None:
                 times = part.column(place).cast(pa.timestamp("us", "UTC"))
                 part = part.set_column(place, field.name, times)

@@ -169,10 +169,6 @@ def _manifests(root: str, model: str) -> list[dict[str, Any]]:
     table = read_table(root, "manifests", _COLUMNS)
     if table is None:
         return []
-    if "committed_at" in table.column_names:
-        place = table.column_names.index("committed_at")
-        instants = table["committed_at"].cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
-        table = table.set_column(place, "committed_at", instants)
     rows = table.to_pylist()
     return [one for one in rows if one["model"] == model]
 

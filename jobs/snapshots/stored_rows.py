@@ -61,7 +61,7 @@ def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     names = ["key", *(field.name for field in STATE_COLUMNS)]
     for batch in batches:
         for path in batch.column("path").to_pylist():
-            # Java's files have times as INT96, which would become nanoseconds and overflow.
+            # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
             file: Any = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
             yield from map(_plain, file.iter_batches(65_536, columns=names))
 

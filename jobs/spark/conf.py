@@ -58,6 +58,8 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         # Event times are instants: `ingest` resolves naive times with the model's own time zone.
         "spark.sql.session.timeZone": "UTC",
+        # As tasks and delta-rs write times. Spark's default is INT96, which has no zone and no bounds in the file.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         # Python workers must run this interpreter: any other fails with a misleading error.
         "spark.pyspark.python": sys.executable,
         "spark.pyspark.driver.python": sys.executable,

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 
 from jobs.core.roots import local_path
 from jobs.warehouse.files import ChecksummedFiles, LocalFiles, WarehouseFiles
-from jobs.warehouse.without_spark import read_table
+from jobs.warehouse.without_spark import UTC_MICROSECONDS, read_table
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -121,7 +121,7 @@ def local_tables(root: str) -> LocalTables | None:
 
 def _as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return a column in the type that Delta's schema says; Parquet files differ in how they keep texts and times."""
-    return column.cast(pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) else kind)
+    return column.cast(UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind)
 
 
 def _arrow(batches: Any) -> pa.Table:

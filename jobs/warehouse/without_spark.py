@@ -22,6 +22,9 @@ from jobs.core.roots import local_path
 from jobs.stores.s3_files import S3Files
 from jobs.stores.settings import delta_options, in_s3
 
+UTC_MICROSECONDS = pa.timestamp("us", "UTC")
+"""The type in which all tables are read, and all files written, that have times."""
+
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 """Features of a table whose files alone do not tell its rows."""
 
@@ -171,7 +174,8 @@ def written_at(root: str, table: str) -> datetime | None:
 def _read(
     source: str | pa.BufferReader, columns: Sequence[str], among: tuple[str, Sequence[str]] | None
 ) -> pa.Table:
-    file = pq.ParquetFile(source)
+    # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
+    file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
     wanted = [name for name in columns if name in file.schema_arrow.names]
     if among is None:
         rows = file.read(wanted)
@@ -182,7 +186,7 @@ def _read(
         is_in: Any = pc.is_in  # type: ignore[attr-defined]
         parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
-    # Writers differ in Arrow's type of text.
+    # Writers differ in Arrow's type of text, and releases in that of times.
     return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
 
 
@@ -190,5 +194,4 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     """Return the type in which all files have a column of this type."""
     if pa.types.is_string_view(kind):
         return pa.string()
-    # Java's files have times as numbers of nanoseconds in UTC that do not say so.
-    return pa.timestamp("ns") if pa.types.is_timestamp(kind) else kind
+    return UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind

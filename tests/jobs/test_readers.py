@@ -8,6 +8,9 @@ from typing import Any
 
 import duckdb
 import duckdb_extension_delta
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from deltalake import DeltaTable
@@ -16,15 +19,18 @@ from jobs import estimate, export, maintain, monitor, skill, verify
 from jobs.lineage.live import live_estimates
 from jobs.lineage.live_table import NO_END
 from jobs.warehouse.dictionary import TYPES
+from jobs.warehouse.without_spark import UTC_MICROSECONDS, read_table
 from scripts import reference
 from tests.fixtures.make_release import FOLDER
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.support.released import unpacked
+from tests.jobs.support.stored_types import several_types
 from tests.test_docs import FENCE, ROOT
 
 pytestmark = pytest.mark.spark
 
 PAGE = ROOT / "docs" / "readers.md"
+READERS = ("duckdb", "polars", "delta-rs", "without Spark")
 
 
 @pytest.fixture
@@ -90,7 +96,25 @@ def test_the_page_s_queries_read_the_live_rows(
     assert shown in printed
 
 
-def test_a_released_warehouse_explains_itself_and_goes_on(tmp_path: Path) -> None:
+def times_by_reader(path: Path) -> dict[str, list[int]]:
+    """Return the event times of a table in microseconds, sorted, as each reader but Spark has them."""
+    con = duckdb.connect()
+    con.execute("LOAD delta")
+    by_duckdb = con.execute(f"SELECT epoch_us(event_time) FROM delta_scan('{path}')").fetchall()
+    by_arrow = DeltaTable(str(path)).to_pyarrow_table()["event_time"]
+    by_polars = pl.scan_delta(str(path)).select(pl.col("event_time").dt.epoch("us")).collect()
+    without_spark = read_table(str(path.parent), path.name, ["event_time"])
+    assert without_spark is not None
+    found = {
+        "duckdb": [row[0] for row in by_duckdb],
+        "polars": by_polars["event_time"].to_list(),
+        "delta-rs": by_arrow.cast(UTC_MICROSECONDS).cast(pa.int64()).to_pylist(),
+        "without Spark": without_spark["event_time"].cast(pa.int64()).to_pylist(),
+    }
+    return {name: sorted(times) for name, times in found.items()}
+
+
+def test_a_released_warehouse_explains_itself_and_goes_on(with_delta: None) -> None:
     with unpacked(sorted(FOLDER.glob("*.tar.gz"))[0]) as folder:
         pipeline = Pipeline(folder, yaml.safe_load((folder / "models" / "walk.yaml").read_text()))
         warehouse = folder / "warehouse"
@@ -106,8 +130,17 @@ def test_a_released_warehouse_explains_itself_and_goes_on(tmp_path: Path) -> Non
         assert pipeline.stream().data["batches"] == 1
         found = pipeline.estimates()
         assert len(found) == rows + 120
+        # Files with the release's type of times are beside new ones, until they are compacted.
+        path = warehouse / "estimates" / "walk"
+        both = "timestamp[ns], timestamp[us, tz=UTC]"
+        assert several_types(warehouse)["estimates/walk: event_time"] == both
+        expected = sorted(found["event_time"].astype("datetime64[us]").astype("int64"))
+        assert times_by_reader(path) == dict.fromkeys(READERS, expected)
         assert set(comments_of(warehouse / "snapshots").values()) == {None}
         described = maintain.run(pipeline.settings, "walk").data["described"]
+        (compact,) = DeltaTable(str(path)).file_uris()
+        assert pq.read_schema(compact).field("event_time").type == UTC_MICROSECONDS
+        assert times_by_reader(path) == dict.fromkeys(READERS, expected)
         assert {"snapshots", "manifests", "generations"} <= set(described)
         assert None not in comments_of(warehouse / "generations").values()
         versions = DeltaTable(str(warehouse / "generations")).version()
@@ -152,6 +185,7 @@ def test_every_table_is_in_the_dictionary_and_queries_go_on_after_a_comment(tmp_
         "estimates", "estimates_history", "windows", "windows_open", "alerts", "forecast_skill", "latest", "archive",
         "measurements", "generations", "live", "verifications",
     }  # fmt: skip
+    assert several_types(warehouse) == {}
     for table in found:
         kind = table.relative_to(warehouse).parts[0]
         schema = pipeline.warehouse.read(str(table.relative_to(warehouse))).schema

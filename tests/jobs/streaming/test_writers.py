@@ -17,7 +17,9 @@ from deltalake import DeltaTable
 from jobs import maintain
 from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.tables import estimates
+from jobs.warehouse.without_spark import UTC_MICROSECONDS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
+from tests.jobs.support.stored_types import several_types
 
 pytestmark = pytest.mark.spark
 
@@ -139,6 +141,13 @@ def test_every_sink_has_the_same_rows_in_the_same_places_by_either_writer(
     rows = content(by_files, estimates("walk"), by)
     assert bool(rows["correction"].any()) and set(rows["site"]) >= {'quo"te', "back\\slash"}
     pd.testing.assert_frame_equal(handed(by_files), handed(by_java), check_exact=True)
+    for one in (by_files, by_java):
+        root = Path(one.warehouse.root)
+        assert several_types(root) == {}
+        times = {
+            pq.read_schema(path).field("event_time").type for path in root.glob("handed/*/*/part-*.parquet")
+        }
+        assert times == {UTC_MICROSECONDS}
 
 
 def test_both_kinds_of_commit_go_on_after_each_other_and_maintenance_leaves_only_what_counts(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs.core.errors import UserError
-from jobs.warehouse.without_spark import read_table
+from jobs.warehouse.without_spark import UTC_MICROSECONDS, read_table
 
 
 def wrote(root: Path) -> str:
@@ -58,3 +60,18 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
         UserError, match="gs://b/w: the tables of a warehouse in this store cannot be read without Spark"
     ):
         read_table("gs://b/w", "states", ["key"])
+
+
+def test_times_are_microseconds_in_utc_also_those_that_nanoseconds_cannot_hold(tmp_path: Path) -> None:
+    """As Java's files of earlier releases have them (INT96), beside files of this one."""
+    at = [datetime(1500, 1, 1, 0, 0, 0, 1, tzinfo=UTC), datetime(2400, 3, 1, tzinfo=UTC)]
+    rows = pa.table({"key": ["x", "y"], "at": pa.array(at, UTC_MICROSECONDS)})
+    for _ in range(2):
+        write_deltalake(str(tmp_path / "t"), rows, mode="append")
+    old = Path(DeltaTable(str(tmp_path / "t")).file_uris()[0])
+    pq.write_table(rows, old, use_deprecated_int96_timestamps=True, store_schema=False)
+    assert pq.ParquetFile(old).schema.column(1).physical_type == "INT96"
+    for among in (None, ("key", ["x", "y"])):
+        found = read_table(str(tmp_path), "t", ["key", "at"], among=among)
+        assert found is not None and found.schema.field("at").type == UTC_MICROSECONDS
+        assert sorted(found["at"].to_pylist()) == sorted([*at, *at])
