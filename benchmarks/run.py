@@ -35,6 +35,7 @@ from benchmarks.suites import batch, history, life, streaming
 from benchmarks.suites.streaming import Share
 from benchmarks.workloads.data import CORES
 from benchmarks.workloads.memory import Peak
+from benchmarks.workloads.session import session
 from benchmarks.workloads.work import ALL, DELTA, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, SCALE, Work
 
 if TYPE_CHECKING:
@@ -87,24 +88,6 @@ def names_of(quick: bool) -> list[str]:
     # Commands of their own: they are measured before other works have filled Java's memory.
     first = [*(work.name for work in SCALE), LIFE]
     return [*first, *works, f"pretrain_{PRETRAIN.name}", *histories, LEARN]
-
-
-def session(settings: Settings) -> SparkSession:
-    """Start the session of all runs: with the settings of a stream, except for partitions and memory."""
-    from jobs.spark.conf import interpreted_conf, short_rows_conf
-    from jobs.spark.session import spark_session
-
-    return spark_session(
-        settings,
-        "benchmark",
-        {
-            **interpreted_conf(),
-            **short_rows_conf(),
-            "spark.sql.shuffle.partitions": str(PARTITIONS),
-            # Spark's own default: 5 million keys need no more.
-            "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "1g"),
-        },
-    )
 
 
 def measure(
