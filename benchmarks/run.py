@@ -144,7 +144,7 @@ def raw_bytes(work: Work) -> int:
 
     spec = work.spec
     size = kalman.build(spec.definition(), {}).size
-    layout = state_layout(KeyKind(spec.key, ("bigint",), True), size)
+    layout = state_layout(KeyKind(tuple(spec.key), ("bigint",), True), size)
     return row_type(layout).itemsize + np.dtype(layout.columns[0].dtype).itemsize
 
 
