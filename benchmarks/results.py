@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -30,7 +31,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def results_of(
     work: str, rates: Mapping[str, Sequence[float]], more: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return one result a contender, with the ratios of medians to the limit and to state by the key.
+    """Return one result a contender, with the ratios of medians to the limit, to state by the key and so on.
 
     Args:
         work: its name.
@@ -51,6 +52,7 @@ def results_of(
             ("vs_per_key", "per_key_row"),
             ("vs_filterpy", "per_key_filterpy"),
             ("vs_floor", "floor"),
+            ("vs_folder", "folder"),
         ):
             if other in medians and other != name:
                 result[ratio] = medians[name] / medians[other]
@@ -110,23 +112,28 @@ def write(
     quick: bool,
     folder: Path = RESULTS,
     keep: bool = False,
+    not_run: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
     """Write `latest.json` and `latest.md` (`quick.*` for a quick run); return the table's path.
 
     Each result tells its run (`begun`). With `keep`, works that were not measured now keep the results in the file.
+    `not_run`: why works could not be measured.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'quick' if quick else 'latest'}.json"
     measured = [{**one, **run} for one in results]
+    missed = dict(not_run)
     if keep and path.is_file():
-        names = {one["work"] for one in measured}
-        kept = [one for one in json.loads(path.read_text())["results"] if one["work"] not in names]
-        measured = kept + measured
+        names, before = {one["work"] for one in measured}, json.loads(path.read_text())
+        measured = [one for one in before["results"] if one["work"] not in names] + measured
+        missed = before.get("not_run", {}) | missed
+    names = {one["work"] for one in measured}
     document = {
         **run,
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
         "results": measured,
+        "not_run": {work: reason for work, reason in missed.items() if work not in names},
     }
     path.write_text(json.dumps(document, indent=1) + "\n")
     path = path.with_suffix(".md")
@@ -143,17 +150,20 @@ def table(document: Mapping[str, Any]) -> str:
         "Rows a second of a micro-batch: median (least to greatest of all measured ones), and how many were measured. "
         "Of `verbs`, keys a second. Ratios are of medians of one run; *load*: when that run began.",
         "",
-        "| work | what | rows/s | measured | to the limit | to state by the key | to the floor | commit | load |",
-        "|---|---|---:|---:|---:|---:|---:|---|---:|",
+        "| work | what | rows/s | measured | to the limit | to state by the key | to the floor | to a folder | commit "
+        "| load |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---|---:|",
     ]
     for one in document["results"]:
         rate = one["rows_per_s"]
         lines.append(
             f"| {one['work']} | {one['what']} | {rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f}) | "
             f"{one['samples']} | {_percent(one.get('vs_limit'))} | {_times(one.get('vs_per_key'))} | "
-            f"{_times(one.get('vs_floor'))} | "
+            f"{_times(one.get('vs_floor'))} | {_times(one.get('vs_folder'))} | "
             f"`{one['commit']}` | {one['load_before']} |"
         )
+    missed = [f"{work}: not run: {reason}." for work, reason in document.get("not_run", {}).items()]
+    lines += ["", *missed] if missed else []
     held = targets.lines(document)
     return "\n".join([*lines, *(["", *held] if held else [])]) + "\n"
 

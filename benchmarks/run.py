@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,12 @@ from benchmarks.contenders.contenders import (
     PARTITIONS,
     ROW_API,
 )
-from benchmarks.suites import batch, history, life, streaming
+from benchmarks.suites import batch, history, in_s3, life, streaming
 from benchmarks.suites.streaming import Share
 from benchmarks.workloads.data import CORES
 from benchmarks.workloads.memory import Peak
-from benchmarks.workloads.work import ALL, DELTA, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, SCALE, Work
+from benchmarks.workloads.session import session
+from benchmarks.workloads.work import ALL, DELTA, DENSE, HISTORY, HISTORY_DELTA, KINDS, QUICK, S3, SCALE, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,24 +91,6 @@ def names_of(quick: bool) -> list[str]:
     return [*first, *works, f"pretrain_{PRETRAIN.name}", *histories, LEARN]
 
 
-def session(settings: Settings) -> SparkSession:
-    """Start the session of all runs: with the settings of a stream, except for partitions and memory."""
-    from jobs.spark.conf import interpreted_conf, short_rows_conf
-    from jobs.spark.session import spark_session
-
-    return spark_session(
-        settings,
-        "benchmark",
-        {
-            **interpreted_conf(),
-            **short_rows_conf(),
-            "spark.sql.shuffle.partitions": str(PARTITIONS),
-            # Spark's own default: 5 million keys need no more.
-            "spark.driver.memory": os.environ.get("KALMAN_BENCH_MEMORY", "1g"),
-        },
-    )
-
-
 def measure(
     name: str, spark: SparkSession, settings: Settings, given: argparse.Namespace
 ) -> list[dict[str, Any]]:
@@ -131,6 +115,8 @@ def measure(
     if name.startswith("pretrain_"):
         rates = batch.compare(spark, work, 2 if given.quick else 5, rounds, folder)
         return results.results_of(name, rates, {})
+    if name == S3.name:
+        return results.results_of(name, in_s3.measure(work.keys, BATCHES, rounds, folder), {})
     with Peak() as peak:
         measured = streaming.compare(spark, work, shares_of(work, given.quick), rounds, folder)
     more: dict[str, Any] = {"peak_memory_bytes": peak.bytes} if work.name.startswith("scale_") else {}
@@ -138,6 +124,15 @@ def measure(
         raw = work.touched * raw_bytes(work)
         more["state_bytes_vs_raw"] = results.spread([one / raw for one in measured[OURS.name].state_bytes])
     return results.results_of(name, {who: one.rates for who, one in measured.items()}, more)
+
+
+def missed(names: Sequence[str]) -> dict[str, str]:
+    """Return the works that cannot be run on this machine, with the reason, and print them."""
+    reason = in_s3.missing() if S3.name in names else None
+    if reason is None:
+        return {}
+    print(f"{S3.name}: not run: {reason}", flush=True)
+    return {S3.name: reason}
 
 
 def raw_bytes(work: Work) -> int:
@@ -149,7 +144,7 @@ def raw_bytes(work: Work) -> int:
 
     spec = work.spec
     size = kalman.build(spec.definition(), {}).size
-    layout = state_layout(KeyKind(spec.key, ("bigint",), True), size)
+    layout = state_layout(KeyKind(tuple(spec.key), ("bigint",), True), size)
     return row_type(layout).itemsize + np.dtype(layout.columns[0].dtype).itemsize
 
 
@@ -202,8 +197,9 @@ def main() -> int:
             "the same estimates: "
             + ", ".join(f"{name} within {value:.1e}" for name, value in differences.items())
         )
-        wanted, failed = given.only or names_of(given.quick), False
-        for name in wanted:
+        names, failed = given.only or names_of(given.quick), False
+        not_run = missed(names)
+        for name in (one for one in names if one not in not_run):
             began = time.monotonic()
             try:
                 found += measure(name, spark, settings, given)
@@ -213,7 +209,8 @@ def main() -> int:
                 continue
             print(_line(found, name, time.monotonic() - began), flush=True)
             # After each work: an hour's figures outlive what ends the run.
-            path = results.write(found, run, given.quick, given.output, keep=given.only is not None)
+            keep = given.only is not None
+            path = results.write(found, run, given.quick, given.output, keep, not_run)
         spark.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.contenders.contenders import PARTITIONS, Contender, ours
-from benchmarks.run import session
 from benchmarks.suites.streaming import Share, compare
+from benchmarks.workloads.session import session
 from benchmarks.workloads.work import DELTA, QUICK, Work
 from jobs.core.settings import Settings
 from jobs.spark.conf import STATE_FORMAT

@@ -38,23 +38,25 @@ class Share(NamedTuple):
 
     measured: micro-batches that count, a round; rounds: at most so many, None for all; warm: each round begins with a
     micro-batch that does not count (it loads the state). Slow contenders have none: the effect is less
-    than a hundredth of their micro-batch.
+    than a hundredth of their micro-batch. store: the URI of a folder for its checkpoint and its table, None for one
+    beside its input.
     """
 
     contender: Contender
     measured: int
     rounds: int | None = None
     warm: bool = True
+    store: str | None = None
 
 
 class Lane:
     """One contender on one work: its input, its checkpoint and its times."""
 
-    def __init__(self, spark: SparkSession, work: Work, contender: Contender, folder: Path) -> None:
-        self.spark, self.work, self.contender = spark, work, contender
-        self.source, self.checkpoint, self.table = (
-            folder / name for name in ("source", "checkpoint", "estimates")
-        )
+    def __init__(self, spark: SparkSession, work: Work, share: Share, folder: Path) -> None:
+        self.spark, self.work, self.contender = spark, work, share.contender
+        self.source, self.store = folder / "source", share.store
+        root = share.store or str(folder)
+        self.checkpoint, self.table = f"{root}/checkpoint", f"{root}/estimates"
         self.source.mkdir(parents=True)
         self.seconds: list[float] = []
         self.state_bytes: list[int] = []
@@ -69,13 +71,13 @@ class Lane:
         estimates = self.contender.build(reader.parquet(str(self.source)), self.work)
         mode = "update" if self.contender.name == "floor" else "append"
         writer = estimates.writeStream.outputMode(mode).trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        writer = writer.option("checkpointLocation", self.checkpoint)
         if self.contender.into is not None:
-            query = writer.foreachBatch(self.contender.into(self.spark, self.work, self.table)).start()
+            query = writer.foreachBatch(self.contender.into(self.spark, self.work, Path(self.table))).start()
         elif self.work.sink == "noop":
             query = writer.format("noop").start()
         else:
-            query = writer.format(self.work.sink).start(str(self.table))
+            query = writer.format(self.work.sink).start(self.table)
         query.awaitTermination()
         problem = query.exception()
         if problem is not None:
@@ -90,8 +92,10 @@ class Lane:
             self.state_bytes += [self._changed(int(one["batchId"])) for one in progress[-measured:]]
 
     def _changed(self, batch_id: int) -> int:
-        """Return the bytes of the state's changes of a micro-batch, in all partitions."""
-        changes = self.checkpoint.glob(f"state/*/*/{batch_id + 1}.changelog")
+        """Return the bytes of the state's changes of a micro-batch, in all partitions; 0 if they are in a store."""
+        if self.store is not None:
+            return 0
+        changes = Path(self.checkpoint).glob(f"state/*/*/{batch_id + 1}.changelog")
         return sum(one.stat().st_size for one in changes)
 
 
@@ -119,7 +123,7 @@ def compare(
     """
     data = folder / "data"
     fill(work, data)
-    lanes = [(Lane(spark, work, share.contender, folder / share.contender.name), share) for share in shares]
+    lanes = [(Lane(spark, work, share, folder / share.contender.name), share) for share in shares]
     numbers = {share.contender.name: 1 for share in shares}
     made: set[int] = set()
     for lane, _ in lanes:

@@ -45,6 +45,8 @@ DENSE = (
 )
 DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in DENSE)
 """The same into a Delta table: by the tasks of the operator and delta-rs, and by Delta in Java."""
+S3 = DENSE[1]._replace(name=f"{DENSE[1].name}_s3", sink="delta")
+"""The same into a Delta table in S3, where the checkpoint is too (`benchmarks.suites.in_s3`)."""
 SPARSE = Work("sparse_1k_of_2m", 2_000_000, 1, touched=1_000)
 TEXT = tuple(work._replace(name=f"{work.name}_text", text=True) for work in DENSE)
 KINDS = (
@@ -63,6 +65,6 @@ HISTORY = (
 )
 """Estimates of every row in batch: one row a key, and a hundred."""
 HISTORY_DELTA = tuple(work._replace(name=f"{work.name}_delta", sink="delta") for work in HISTORY)
-ALL = (*SCALE, *DENSE, *DELTA, *TEXT, SPARSE, *KINDS)
+ALL = (*SCALE, *DENSE, *DELTA, S3, *TEXT, SPARSE, *KINDS)
 QUICK = (*SCALE[:2], DELTA[2], DELTA[0])
 """What tells in minutes whether the targets for Delta and for few rows into many keys hold (`benchmarks.targets`)."""
