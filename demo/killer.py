@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import psutil
 
 from jobs.core.roots import local_path
+from jobs.storage.files import files_of
 from jobs.supervision.driver_log import DriverLog
-from jobs.warehouse.files import files_of
 
 POLL_SECONDS = 0.01
 SETTLE_SECONDS = 0.5

@@ -36,8 +36,8 @@ from jobs.core.errors import RUN_FAILED, Terminated, UserError, show
 from jobs.core.report import plain
 from jobs.core.roots import warehouse_root
 from jobs.core.settings import DEFAULT_MASTER, Settings
-from jobs.stores.probe import FOLDER as PROBE_FOLDER
-from jobs.warehouse.files import files_of
+from jobs.storage.files import files_of
+from jobs.storage.probe import FOLDER as PROBE_FOLDER
 
 if TYPE_CHECKING:
     from demo.check import Checked

@@ -64,13 +64,11 @@ def run(
         from jobs.choosing.landed import landed_rows
         from jobs.spark.conf import short_command_conf
         from jobs.spark.session import spark_session
+        from jobs.storage.warehouse import Tables
         from jobs.warehouse.delta import Warehouse
-        from jobs.warehouse.local_tables import local_tables
         from jobs.warehouse.tables import need_measurements
 
-        before_spark = local_tables(settings.warehouse)
-        if before_spark is not None:
-            need_measurements(before_spark, specs[0].name)
+        need_measurements(Tables(settings.warehouse), specs[0].name)
         spark = spark_session(settings, f"compare {specs[0].name}", short_command_conf())
         warehouse = Warehouse(spark, settings.warehouse)
         source = landed_rows(warehouse, specs[0], columns_of(specs), keys, rows)

@@ -21,8 +21,8 @@ def run(settings: Settings) -> Report:
     from jobs.spark.doctor import java_problem
     from jobs.spark.jars import jar_paths
     from jobs.spark.stores import store_jars
-    from jobs.stores.probe import probe
-    from jobs.stores.settings import in_s3
+    from jobs.storage.probe import probe
+    from jobs.storage.settings import in_s3
 
     problem = java_problem()
     if problem:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.reading import Tables
 
 
 @command
@@ -49,26 +48,21 @@ def run(
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
+    from jobs.storage.warehouse import Tables
     from jobs.streaming.exporting import export
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
 
-    def check(tables: Tables) -> None:
-        if needed and generation is None and live(tables, name) is None:
-            raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
-        if not monitor:
-            named(tables, name, generation)
-
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        check(before_spark)
+    tables = Tables(settings.warehouse)
+    if needed and generation is None and live(tables, name) is None:
+        raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
+    if not monitor:
+        named(tables, name, generation)
     spark = spark_session(settings, f"export {name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    check(warehouse)
     if monitor:
         if generation is not None or batch is not None:
             raise UserError(

@@ -50,16 +50,15 @@ def run(
     """
     from jobs.operations.maintenance_preview import preview, result_lines
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.local_tables import local_tables
+    from jobs.storage.warehouse import Tables
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
     with_estimates = estimates or spec.retention.estimates
-    local = local_tables(settings.warehouse)
-    if dry_run and local is not None:
-        result = preview(local, spec, with_estimates)
+    if dry_run:
+        result = preview(Tables(settings.warehouse), spec, with_estimates)
     else:
-        result = _maintained(settings, spec, dry_run, with_estimates)
+        result = _maintained(settings, spec, with_estimates)
     seconds = time.monotonic() - started
     return Report(
         [*result_lines(spec.name, result, dry_run), f"{seconds:.1f} s"],
@@ -67,8 +66,8 @@ def run(
     )
 
 
-def _maintained(settings: Settings, spec: ModelSpec, dry_run: bool, with_estimates: bool) -> dict[str, Any]:
-    """Maintain with Spark, and return what was removed, or, in a dry run, would be."""
+def _maintained(settings: Settings, spec: ModelSpec, with_estimates: bool) -> dict[str, Any]:
+    """Maintain with Spark, and return what was removed."""
     from jobs.operations.maintenance import Maintenance
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
@@ -76,7 +75,7 @@ def _maintained(settings: Settings, spec: ModelSpec, dry_run: bool, with_estimat
 
     spark = spark_session(settings, f"maintain {spec.name}", short_command_conf())
     with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:
-        work = Maintenance(Warehouse(spark, settings.warehouse), spec, dry_run, with_estimates, progress.note)
+        work = Maintenance(Warehouse(spark, settings.warehouse), spec, False, with_estimates, progress.note)
         work.run()
     return work.result
 

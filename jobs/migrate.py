@@ -52,24 +52,22 @@ def run(
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     target = spec.version if to is None else to
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        source = source_snapshot(before_spark, spec.name, snapshot, target)
-        steps = path_from(before_spark, spec, source, target)
-        told = preview(before_spark, source, steps) if dry_run else None
-        if told is not None:
-            seconds = time.monotonic() - started
-            return profiler.added_to(_report(source, *told, target, False, seconds))
+    tables = Tables(settings.warehouse)
+    source = source_snapshot(tables, spec.name, snapshot, target)
+    steps = path_from(tables, spec, source, target)
+    told = preview(tables, source, steps) if dry_run else None
+    if told is not None:
+        seconds = time.monotonic() - started
+        return profiler.added_to(_report(source, *told, target, False, seconds))
     spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
-        source = source_snapshot(warehouse, spec.name, snapshot, target)
         manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
     seconds = time.monotonic() - started
     return profiler.added_to(_report(source, manifest, change, target, is_new, seconds))

@@ -111,15 +111,13 @@ def _which(root: str, model: str, history: bool) -> str:
     """Return which estimates of a warehouse to draw: the live ones where there are any.
 
     Raises:
-        UserError: there are none, or the warehouse is remote.
+        UserError: there are none.
     """
     from jobs.offline.which_estimates import HISTORY, LIVE, need_estimates
-    from jobs.warehouse.local_tables import local_tables
+    from jobs.storage.warehouse import Tables
     from jobs.warehouse.tables import estimates, estimates_history
 
-    tables = local_tables(root)
-    if tables is None:
-        raise UserError(f"{root}: the tables of a remote warehouse cannot be drawn: give --input")
+    tables = Tables(root)
     none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))
     which = HISTORY if history or none_live else LIVE
     need_estimates(tables, model, which)

@@ -80,14 +80,12 @@ def act(
 
 
 def _without_spark(root: str, action: str, model: str, choice: Choice, limit: int) -> Report | None:
-    """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing, or it is remote."""
+    """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing."""
     from jobs.rejected_rows import without_spark
-    from jobs.warehouse.local_tables import local_tables
+    from jobs.storage.warehouse import Tables
     from jobs.warehouse.quarantine import TABLE
 
-    tables = local_tables(root)
-    if tables is None:
-        return None
+    tables = Tables(root)
     if not tables.exists(TABLE):
         return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0})
     if action == "list":

@@ -25,18 +25,11 @@ def run(
         UserError: it is the live generation, there is no such shadow, or there are several.
     """
     from jobs.lineage import promotion
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
+    from jobs.storage.warehouse import Tables
 
     name = load_spec(model, settings.models).name
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        promotion.to_retire(before_spark, name, generation)
-    warehouse = Warehouse(spark_session(settings, f"retire {name}", short_command_conf()), settings.warehouse)
-    retired, changed = promotion.retire(warehouse, name, generation)
+    retired, changed = promotion.retire(Tables(settings.warehouse), name, generation)
     name_and_version = f"generation {retired.generation} of version {retired.model_version}"
     lines = [
         f"{name_and_version} is retired"

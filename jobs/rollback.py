@@ -15,6 +15,7 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
+    from jobs.storage.warehouse import Tables
     from jobs.upgrades.reverse_migration import ReversedMigration
     from jobs.warehouse.delta import Warehouse
 
@@ -48,39 +49,33 @@ def run(
         UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
     from jobs.lineage import live_table
-    from jobs.lineage.promotion import to_roll_back_to
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
     load = load_checked_spec if last_state else load_spec
     spec = load(model, settings.models)
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None and not last_state:
-        to_roll_back_to(before_spark, spec.name, to)
-    elif before_spark is not None:
+    tables = Tables(settings.warehouse)
+    if last_state:
         from jobs.upgrades.reverse_migration import told_before_spark
 
-        told = told_before_spark(before_spark, spec, to)
+        told = told_before_spark(tables, spec, to)
         if told is not None and dry_run:  # what an earlier attempt has not completed, a run completes
             return _migrated_back(spec, told)
-    warehouse = Warehouse(
-        spark_session(settings, f"rollback {spec.name}", short_command_conf()), settings.warehouse
-    )
-    if last_state:
-        report = _with_the_last_state(settings, warehouse, spec, to, dry_run)
+        spark = spark_session(settings, f"rollback {spec.name}", short_command_conf())
+        report = _with_the_last_state(settings, Warehouse(spark, settings.warehouse), spec, to, dry_run)
     else:
-        report = _from_its_checkpoint(warehouse, spec, to)
-    live_table.refresh(warehouse, spec.name)
+        report = _from_its_checkpoint(tables, spec, to)
+    live_table.refresh(tables, spec.name)
     return report
 
 
-def _from_its_checkpoint(warehouse: Warehouse, spec: ModelSpec, to: str | None) -> Report:
+def _from_its_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> Report:
     from jobs.lineage import generations, promotion
     from jobs.warehouse.positions import describe
 

@@ -17,7 +17,7 @@ from jobs.core.times import duration_us
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.reading import Tables
+    from jobs.storage.warehouse import Tables
 
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
@@ -41,28 +41,15 @@ def run(
     Raises:
         UserError: the model is unknown, or `alarm_after` is no duration.
     """
+    from jobs.storage.warehouse import Tables
+
     after = None if alarm_after is None else _duration(alarm_after)
-    warehouse = _tables(settings)
+    tables = Tables(settings.warehouse)
 
     def look() -> Report:
-        return _report(settings, warehouse, model, after)
+        return _report(settings, tables, model, after)
 
     return show_again(look, every, settings.json) if watch else look()
-
-
-def _tables(settings: Settings) -> Tables:
-    """Return the tables of a local warehouse without Spark, of a remote one with it."""
-    from jobs.core.roots import local_path
-
-    if local_path(settings.warehouse) is not None:
-        from jobs.warehouse.local_tables import LocalTables
-
-        return LocalTables(settings.warehouse)
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
-
-    return Warehouse(spark_session(settings, "status", short_command_conf()), settings.warehouse)
 
 
 def _duration(text: str) -> float:

@@ -74,12 +74,12 @@ def run(
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
     from jobs.streaming.profiler import profiling
     from jobs.warehouse.before_spark import java_conf
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import need_measurements
 
     if len(model) > 1:
@@ -89,17 +89,15 @@ def run(
     spec = load_checked_spec(model[0], settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
-        before_spark = local_tables(settings.warehouse)
-        if before_spark is not None:
-            need_measurements(before_spark, spec.name)
-            refuse_without_start(before_spark, spec, adopt, generation)
+        tables = Tables(settings.warehouse)
+        need_measurements(tables, spec.name)
+        refuse_without_start(tables, spec, adopt, generation)
         kafka = spec.speaks_to_kafka
         conf = stream_conf(kafka)
         if seconds is None and not kafka:
             conf |= java_conf(settings.warehouse, spec.name)
         spark = spark_session(settings, f"stream {spec.name}", conf, kafka)
         warehouse = Warehouse(spark, settings.warehouse)
-        need_measurements(warehouse, spec.name)
         driver = Driver(
             settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
         )

@@ -75,11 +75,11 @@ def run(
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.warehouse import Tables
     from jobs.upgrades.before_spark import told_before_spark
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.tables import need_measurements
 
     started = time.monotonic()
@@ -96,16 +96,13 @@ def run(
             "--partitions is for --mode repartition: a new version takes stream.partitions from its spec"
         )
     spec = load_checked_spec(model, settings.models)
-    before_spark = local_tables(settings.warehouse)
-    if before_spark is not None:
-        need_measurements(before_spark, spec.name)
-        live = generations.named(before_spark, spec.name)
-        told = told_before_spark(before_spark, spec, live, mode, dry_run)
-        if told is not None:
-            return _report(spec, mode, told, needed, started)
+    tables = Tables(settings.warehouse)
+    need_measurements(tables, spec.name)
+    told = told_before_spark(tables, spec, generations.named(tables, spec.name), mode, dry_run)
+    if told is not None:
+        return _report(spec, mode, told, needed, started)
     spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
     warehouse = Warehouse(spark, settings.warehouse)
-    need_measurements(warehouse, spec.name)
     with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
         live = generations.named(warehouse, spec.name)
         context = UpgradeContext(

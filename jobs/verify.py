@@ -62,9 +62,9 @@ def run(
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.specs.loading import load_spec
+    from jobs.storage.warehouse import Tables
     from jobs.verification.verifier import Options, Verifier
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.local_tables import local_tables
     from jobs.warehouse.positions import parse_time
 
     started = time.monotonic()
@@ -77,8 +77,7 @@ def run(
         chunk_rows=chunk_rows,
     )
     spec = load_spec(model, settings.models)
-    before_spark = local_tables(settings.warehouse)
-    if run_id is None and before_spark is not None and live(before_spark, spec.name) is None:
+    if run_id is None and live(Tables(settings.warehouse), spec.name) is None:
         return _nothing_live(spec.name, metrics_file, time.monotonic() - started)
     warehouse = Warehouse(
         spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse

@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 from jobs.cli import VERBS  # noqa: E402
 from jobs.core.command import application  # noqa: E402
 from jobs.observability.progress import SCHEMA as PROGRESS  # noqa: E402
+from jobs.storage.dictionary import TABLES, TYPES  # noqa: E402
 from jobs.warehouse import tables  # noqa: E402
-from jobs.warehouse.dictionary import TABLES, TYPES  # noqa: E402
 from jobs.warehouse.measurements_table import NEW_KEYS_COLUMNS  # noqa: E402
 
 DOCS = ROOT / "docs"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jobs.observability.progress import COLUMNS
-from jobs.warehouse.dictionary import TABLES, TYPES
+from jobs.storage.dictionary import TABLES, TYPES
 from scripts import reference
 
 

@@ -135,9 +135,9 @@ def test_a_failure_keeps_the_last_green_run_and_a_skipped_test_has_not_run() -> 
 def test_a_test_file_is_about_what_it_imports_and_the_module_with_its_name(tmp_path: Path) -> None:
     file = tmp_path / "tests" / "jobs" / "state" / "test_replay.py"
     file.parent.mkdir(parents=True)
-    file.write_text("import kalman\nfrom jobs import upgrade\nfrom tests.support.hdfs import HdfsCluster\n")
+    file.write_text("import kalman\nfrom jobs import upgrade\nfrom tests.support.gateways import Gateway\n")
     found = slow_tests.modules_of(file, tmp_path)
-    wanted = {"jobs/state/replay.py", "kalman/__init__.py", "jobs/upgrade.py", "tests/support/hdfs.py"}
+    wanted = {"jobs/state/replay.py", "kalman/__init__.py", "jobs/upgrade.py", "tests/support/gateways.py"}
     assert wanted <= found
     assert "jobs/state/plan.py" not in found
 

@@ -106,10 +106,10 @@ def committed_files(spark: SparkSession, work: Work, path: Path) -> Callable[[Da
     import kalman
     from jobs.encoding.estimates import estimate_format
     from jobs.encoding.keys import key_kind
+    from jobs.storage.table_log import FileTable
     from jobs.streaming.operators.estimate_files import PROPERTY, Target
     from jobs.streaming.sinks.written_files import written_parts
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.file_commits import FileTable
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})

@@ -18,7 +18,7 @@ from benchmarks.contenders.contenders import PARTITIONS, limit
 from benchmarks.workloads.data import batch
 from benchmarks.workloads.work import Work
 from jobs.spark.conf import set_codegen_for
-from jobs.warehouse.file_commits import FILES, JAVA, WRITER
+from jobs.storage.table_log import FILES, JAVA, WRITER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

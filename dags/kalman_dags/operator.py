@@ -22,7 +22,7 @@ from jobs.core.report import REPORT_FILE
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.stores import store_jars
-from jobs.stores.settings import spark_store_conf
+from jobs.storage.settings import spark_store_conf
 from kalman_dags.asset_events import tell
 from kalman_dags.dag_defaults import LONGEST
 from kalman_dags.outcome import Outcome, read_outcome

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from jobs.core.errors import UserError
 
-STORES = ("hdfs", "abfs", "abfss", "gs")
+STORES = ("abfs", "abfss", "gs")
 """Schemes of the stores in which one of two commits of the same version of a table fails."""
 S3 = "s3a"
 """The scheme of S3, where one of two commits fails by the log store of our own (docs/deploy.md)."""
@@ -27,7 +27,7 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     scheme, rest = _split(text)
     if scheme is None:
         path = Path(text).expanduser()
-        return str((path if base is None else base / path).absolute())
+        return _taken_as_written(str((path if base is None else base / path).absolute()))
     if scheme in _OTHER_S3:
         raise UserError(f"a warehouse in S3 is written {S3}://bucket/folder, and this one is {text}")
     if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest):
@@ -40,7 +40,12 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
             raise UserError(
                 f"the warehouse {text} is not understood: write a folder as a path, or as file:///folder"
             )
-        return str(local)
+        return _taken_as_written(str(local))
+    if scheme == "hdfs":
+        raise UserError(
+            f"a warehouse cannot be at {text}: the library that commits to tables may wait for ever for HDFS when it "
+            "opens a table (docs/deploy.md); use a folder that all machines share, or an object store"
+        )
     if scheme not in (S3, *STORES) or not rest.startswith("/"):
         stores = ", ".join(f"{store}://" for store in (S3, *STORES))
         raise UserError(
@@ -48,6 +53,20 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
             f"or a store, as one of {stores}"
         )
     return f"{scheme}:{rest if rest.startswith('//') else f'//{rest}'}".rstrip("/")
+
+
+def _taken_as_written(folder: str) -> str:
+    """Return a folder's path, unless the library that commits to tables takes it for another path.
+
+    Raises:
+        UserError: it does.
+    """
+    if "\\" in folder or re.search("%[0-9A-Fa-f]{2}", folder):
+        raise UserError(
+            f"a warehouse cannot be at {folder}: a backslash, and a percent sign before two hexadecimal digits, name "
+            "another folder to the library that commits to its tables; move the folder to a path without them"
+        )
+    return folder
 
 
 def local_path(root: str) -> Path | None:
@@ -68,5 +87,5 @@ def _split(text: str) -> tuple[str | None, str]:
         return None, text
     scheme, rest = found[1].lower(), found[2]
     # A folder may have a colon in its name.
-    known = rest.startswith("/") or scheme in ("file", S3, *_OTHER_S3, *STORES)
+    known = rest.startswith("/") or scheme in ("file", "hdfs", S3, *_OTHER_S3, *STORES)
     return (scheme, rest) if known else (None, text)

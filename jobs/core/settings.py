@@ -18,7 +18,7 @@ class Settings:
     """The global options of one command.
 
     Attributes:
-        warehouse: root of the tables (`jobs.core.roots`): an absolute local path, or a URI such as `hdfs://name/dir`.
+        warehouse: root of the tables (`jobs.core.roots`): an absolute local path, or a URI such as `s3a://bucket/dir`.
         models: folder of the model specs.
         master: Spark's master URL.
         jars: folder of Spark's jars, which `make setup` fills.

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.files import Files
+from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import Files, hadoop_files
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import alerts, forecast_skill, rule_states, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
@@ -107,7 +107,7 @@ def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Sta
     A new checkpoint counts micro-batches from 0, and under an old name Delta would skip them. A new checkpoint also
     removes the rows of its definition, which a deleted checkpoint has left.
     """
-    notes = hadoop_files(warehouse, APPLICATIONS)
+    notes = warehouse.files(APPLICATIONS)
     if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
         remove_results(warehouse, query)
         application = f"{query.name}-{uuid.uuid4().hex[:8]}"
@@ -128,11 +128,11 @@ def application_of(warehouse: Warehouse, query: Query) -> str:
 
 def remove_results(warehouse: Warehouse, query: Query) -> int:
     """Remove a query's rows and files other than its checkpoint; return how many rows. Idempotent."""
-    kept = hadoop_files(warehouse, f"_monitor/{query.model}")
+    kept = warehouse.files(f"_monitor/{query.model}")
     for name in kept.names("") if query.verb == MONITOR else ():
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
             kept.remove(name)
-    hadoop_files(warehouse, APPLICATIONS).remove(f"{query.name}.json")
+    warehouse.files(APPLICATIONS).remove(f"{query.name}.json")
     for source in range(SOURCES):
         view_file(warehouse, query, source).remove()
     mine = F.col("definition") == query.definition
@@ -162,12 +162,12 @@ class KeptFile(NamedTuple):
 
 def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
     """Return the file with what a source of a query counts (`jobs.downstream.views`)."""
-    return KeptFile(hadoop_files(warehouse, APPLICATIONS), f"{query.name}-view-{source}.json")
+    return KeptFile(warehouse.files(APPLICATIONS), f"{query.name}-view-{source}.json")
 
 
 def adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
     """Return the file that names the export of states with which a query of rules begins."""
-    return KeptFile(hadoop_files(warehouse, f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
+    return KeptFile(warehouse.files(f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
 
 
 def export_file(query: str, batch: int) -> str:
@@ -179,7 +179,7 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
     """Remove the exports of a query's states. Idempotent."""
     if query.part != "rules":
         return
-    files = hadoop_files(warehouse, f"_monitor/{query.model}")
+    files = warehouse.files(f"_monitor/{query.model}")
     for name in files.names(""):
         if name.startswith(f"export-{query.name}-"):
             files.remove(name)

@@ -29,10 +29,10 @@ from jobs.downstream.queries import (
 from jobs.observability.lag import table_lag
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.files import Folder
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import Folder, hadoop_files
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates, forecast_skill, forecasts, windows
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
 
     Also queries that an earlier run has started to remove.
     """
-    folders = hadoop_files(warehouse, CHECKPOINTS).names("")
+    folders = warehouse.files(CHECKPOINTS).names("")
     renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
     defined = {query.name for verb in VERBS for query in queries_of(spec, verb)}
     running = {name for verb in VERBS for name in _running(warehouse, verb, spec.name)}

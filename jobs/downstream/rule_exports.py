@@ -43,7 +43,6 @@ from jobs.specs.monitor import Monitor, Rule
 from jobs.streaming.state_reader import state_of
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import rule_states
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def _detail(warehouse: Warehouse, model: str, identity: str) -> dict[str, Any]:
 
 
 def _files(warehouse: Warehouse, model: str) -> Any:
-    return hadoop_files(warehouse, f"_monitor/{model}")
+    return warehouse.files(f"_monitor/{model}")
 
 
 def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
@@ -180,7 +179,7 @@ def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule
             assert spec.monitor is not None
             return query, spec.monitor.rules
     found = []
-    for folder in hadoop_files(warehouse, CHECKPOINTS).names(""):
+    for folder in warehouse.files(CHECKPOINTS).names(""):
         query = query_of(spec.name, folder)
         if query is None or query.part != "rules":
             continue

@@ -42,7 +42,6 @@ from jobs.specs.monitor import Monitor, Rule, field_type
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import alerts
 from kalman.models.named import Named
 
@@ -62,7 +61,7 @@ def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 
     The rules are kept beside it: they alone tell what the states in the query's checkpoint mean.
     """
-    files = hadoop_files(warehouse, f"_monitor/{spec.name}")
+    files = warehouse.files(f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
     assert spec.monitor is not None
     note = {} if kept is None else json.loads(kept)

@@ -27,10 +27,9 @@ from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.local_tables import local_tables
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates
 
 if TYPE_CHECKING:
@@ -59,9 +58,7 @@ def exclusive_run(
     """
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
-        before_spark = local_tables(settings.warehouse)
-        if before_spark is not None:
-            need_live_estimates(before_spark, spec.name)
+        need_live_estimates(Tables(settings.warehouse), spec.name)
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
         with (
             registered_driver(warehouse, spec, verb, stop),

@@ -36,7 +36,6 @@ from jobs.specs.monitor import Monitor
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
 from jobs.warehouse.delta import Warehouse, of_transaction
-from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.tables import windows, windows_open
 
 if TYPE_CHECKING:
@@ -275,7 +274,7 @@ class Windows:
 
     @property
     def _files(self) -> Any:
-        return hadoop_files(self.warehouse, f"_monitor/{self.spec.name}")
+        return self.warehouse.files(f"_monitor/{self.spec.name}")
 
     @property
     def _file(self) -> str:

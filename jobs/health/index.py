@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jobs.core.html_page import heading, linked_table, page, paragraph, section
 from jobs.core.report import plural
 from jobs.health import reading
-from jobs.warehouse.files import files_of
+from jobs.storage.files import files_of
 
 FOLDER = "reports"
 HEALTH, INDEX = "health.html", "index.html"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from jobs.lineage.chain import lineage_of
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.files import files_of
-from jobs.warehouse.without_spark import column_types, parts_of, read_table
+from jobs.storage.files import files_of
+from jobs.storage.table_rows import column_types, parts_of, read_table
 
 
 class Generation(NamedTuple):

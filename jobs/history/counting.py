@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from jobs.core.roots import local_path
 from jobs.history.source import Interval
-from jobs.warehouse.file_commits import files_at
+from jobs.storage.table_log import files_at
 from jobs.warehouse.positions import to_micros
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.encoding.key_texts import has_columns
 from jobs.encoding.table_rows import table_batch
 from jobs.history.bucket import Plan, estimator
-from jobs.warehouse.part_files import PartFile, attempt_name, remove_of, write_parts
+from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from jobs.warehouse.file_commits import FileTable
+    from jobs.storage.table_log import FileTable
 
 OUTPUT = "file binary"
 

@@ -16,15 +16,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.source import Interval
+from jobs.storage.table_log import FileTable, create_table, takes_files
 from jobs.warehouse.delta import Warehouse, commented
-from jobs.warehouse.file_commits import FileTable, create_table, takes_files
-from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import to_datetime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.warehouse.part_files import PartFile
+    from jobs.storage.part_files import PartFile
 
 STATISTICS = "generation,batch_id,event_time,key"
 """Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
@@ -175,7 +174,7 @@ class HistoryTable(NamedTuple):
 
     def _written(self) -> int:
         """Return how many rows the newest commit has written."""
-        files = hadoop_files(self.warehouse, f"{self.name}/_delta_log")
+        files = self.warehouse.files(f"{self.name}/_delta_log")
         line = files.first_line(f"{self.warehouse.latest_version(self.name):020d}.json")
         metrics = json.loads(line or "{}").get("commitInfo", {}).get("operationMetrics", {})
         copied = int(metrics.get("numCopiedRows", 0))

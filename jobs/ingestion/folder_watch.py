@@ -50,8 +50,8 @@ from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.session import spark_session
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.files import Files
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, rejected_rows
 
@@ -261,7 +261,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     title = f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
         warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
-        notes = Notes(hadoop_files(warehouse, f"_folders/{spec.name}"))
+        notes = Notes(warehouse.files(f"_folders/{spec.name}"))
         landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
         with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():

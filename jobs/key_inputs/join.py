@@ -21,8 +21,8 @@ from jobs.encoding.keys import KeyKind, identity_arrays, match
 from jobs.encoding.packet_kinds import MISSING_INPUTS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import INPUT_IDENTITY, Packer, RowFormat, records_of
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import in_s3
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.settings import in_s3
 
 PROPERTY = "kalman.inputs"
 """The local property of a job that names the file."""
@@ -132,7 +132,7 @@ def copied(path: str, layout: Layout) -> Records:
         UserError: the store does not give it.
     """
     folder, _, name = path.rpartition("/")
-    content = S3Files(folder).read(name)
+    content = ObjectFiles(folder).read(name)
     if content is None:
         raise RuntimeError(f"{path}: the table of inputs that was pinned for this micro-batch is gone")
     with tempfile.TemporaryFile() as file:

@@ -19,10 +19,10 @@ from jobs.key_inputs.join import PROPERTY, Join
 from jobs.key_inputs.table import InputsTable, Version
 from jobs.lineage.generations import Generation
 from jobs.specs.model_spec import ModelSpec
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import in_s3
+from jobs.storage.files import LocalFiles
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.settings import in_s3
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import LocalFiles
 
 KEPT = 100
 """Number of micro-batches whose pins are kept: as many as Spark keeps the state of."""
@@ -116,11 +116,11 @@ def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict
     return None if kept is None else json.loads(kept)
 
 
-def _files(warehouse: Warehouse, generation: Generation) -> LocalFiles | S3Files | None:
+def _files(warehouse: Warehouse, generation: Generation) -> LocalFiles | ObjectFiles | None:
     """Return the folder of a generation's pins, within its checkpoint; None where no file can be created once."""
     root = warehouse.path(f"{generation.checkpoint}/{FOLDER}")
     folder = local_path(root)
-    return LocalFiles(folder) if folder is not None else S3Files(root) if in_s3(root) else None
+    return LocalFiles(folder) if folder is not None else ObjectFiles(root) if in_s3(root) else None
 
 
 def _prefix(version: Version) -> str:

@@ -18,7 +18,6 @@ from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
 from jobs.specs.model_spec import ModelSpec
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import hadoop_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,7 +63,7 @@ class InputsTable:
         folder, name = local_path(self._home.path(self._table)), f"{number:020d}.json"
         if folder is not None:
             return (folder / "_delta_log" / name).stat().st_mtime_ns
-        at = hadoop_files(self._home, f"{self._table}/_delta_log").modified_at(name)
+        at = self._home.files(f"{self._table}/_delta_log").modified_at(name)
         return round(at.timestamp() * 1e9)
 
     def load(self, kind: KeyKind, version: int) -> Records:

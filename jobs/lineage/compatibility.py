@@ -29,8 +29,8 @@ from jobs.warehouse.tables import measurements
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
+    from jobs.storage.warehouse import Tables
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.reading import Tables
 
 ALLOWED, MIGRATION, HAND_OVER, REFUSED = "allowed", "migration", "hand-over", "refused"
 STORE = "spark.sql.streaming.stateStore."
@@ -228,7 +228,7 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
 
 
 def refuse_half_written(
-    warehouse: Warehouse, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
+    warehouse: Tables, generation: Generation, before: Mapping[str, Any] | None, now: Mapping[str, Any]
 ) -> None:
     """Refuse to finish a half-written micro-batch if the `row_rules` have changed since it began.
 
@@ -306,7 +306,6 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
-    table = measurements(spec.name)
     settings: dict[str, str] = {}
     for name in stored:
         if name.startswith(STORE):
@@ -314,17 +313,19 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
                 settings[name] = str(warehouse.spark.conf.get(name))
             except PySparkException:  # unknown to this version of Spark
                 continue
-    return Deployed(
-        spec,
-        warehouse.table_id(table),
-        warehouse.latest_version(table),
-        settings,
-        partial(commit_id, warehouse, table),
-        None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic),
-    )
+    topic = None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic)
+    return _deployed(warehouse, spec, settings, topic)
 
 
-def refuse_other_measurements(warehouse: Warehouse, generation: Generation, manifest: Manifest) -> None:
+def _deployed(
+    warehouse: Tables, spec: ModelSpec, settings: Mapping[str, str], topic: str | None = None
+) -> Deployed:
+    table = measurements(spec.name)
+    id_, latest = warehouse.table_id(table), warehouse.latest_version(table)
+    return Deployed(spec, id_, latest, settings, partial(commit_id, warehouse, table), topic)
+
+
+def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
     """Refuse a generation, begun from a snapshot, whose rows are not those of the measurements table any more.
 
     Raises:
@@ -334,12 +335,12 @@ def refuse_other_measurements(warehouse: Warehouse, generation: Generation, mani
         return
     spec = manifest.model_spec()
     built_with = generation_built_with(warehouse, generation, manifest, None)
-    for finding in _table(built_with, deployment(warehouse, spec)):
+    for finding in _table(built_with, _deployed(warehouse, spec, {})):
         raise UserError(f"{spec.name}: {finding.text}")
 
 
 def position_with_commit(
-    warehouse: Warehouse, generation: Generation, position: dict[str, Any]
+    warehouse: Tables, generation: Generation, position: dict[str, Any]
 ) -> dict[str, Any]:
     """Return a position that a generation has reached with the id of its commit, as far as that is known.
 

@@ -6,18 +6,16 @@ checkpoint is examined before the query starts, and a damaged one is refused; no
 
 from __future__ import annotations
 
-from pyspark.sql import functions as F
-
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.quarantine import TABLE
 from jobs.warehouse.tables import estimates
 
 
-def find_damage(warehouse: Warehouse, generation: Generation) -> str | None:
+def find_damage(warehouse: Tables, generation: Generation) -> str | None:
     """Return what is wrong with a generation's checkpoint, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = checkpoint.damage()
@@ -33,7 +31,7 @@ def find_damage(warehouse: Warehouse, generation: Generation) -> str | None:
     return found
 
 
-def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
+def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
     """Refuse a damaged checkpoint.
 
     Raises:
@@ -47,7 +45,7 @@ def refuse_damaged(warehouse: Warehouse, generation: Generation) -> None:
         )
 
 
-def recovery_hint(warehouse: Warehouse, generation: Generation) -> str:
+def recovery_hint(warehouse: Tables, generation: Generation) -> str:
     """Return how to recover a stream without its generation's checkpoint.
 
     The hint names the generation's latest export, or else the snapshot that it began from: only for these is it known
@@ -66,7 +64,7 @@ def recovery_hint(warehouse: Warehouse, generation: Generation) -> str:
     )
 
 
-def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
+def half_written(warehouse: Tables, generation: Generation) -> int | None:
     """Return the micro-batch of which a killed driver wrote rows without committing it, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     planned = checkpoint.last_planned()
@@ -75,12 +73,9 @@ def half_written(warehouse: Warehouse, generation: Generation) -> int | None:
     return planned if _wrote(warehouse, generation, planned) else None
 
 
-def _wrote(warehouse: Warehouse, generation: Generation, batch: int | None = None) -> bool:
+def _wrote(warehouse: Tables, generation: Generation, batch: int | None = None) -> bool:
     for table in (estimates(generation.model), TABLE):
-        if warehouse.exists(table):
-            mine = F.col("generation") == generation.generation
-            if batch is not None:
-                mine = mine & (F.col("batch_id") == batch)
-            if not warehouse.read(table).filter(mine).isEmpty():
-                return True
+        wanted = {"generation": generation.generation} | ({} if batch is None else {"batch_id": batch})
+        if warehouse.has_rows(table, wanted):
+            return True
     return False

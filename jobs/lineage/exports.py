@@ -8,7 +8,7 @@ from jobs.lineage import generations
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
-from jobs.warehouse.reading import Tables
+from jobs.storage.warehouse import Tables
 
 
 def snapshot_id(generation: Generation, batch: int, version: int) -> str:

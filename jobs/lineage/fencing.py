@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from jobs.warehouse.file_commits import FileTable
-    from jobs.warehouse.part_files import PartFile
+    from jobs.storage.part_files import PartFile
+    from jobs.storage.table_log import FileTable
 
 _BATCHES = 2**32
 """How many micro-batches an epoch has numbers for."""

@@ -9,19 +9,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
+from jobs.storage.table_log import Conflict
+from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import LIVE
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import CONFLICTS, Warehouse
 from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
 from jobs.warehouse.positions import KAFKA, rank, reached
-from jobs.warehouse.reading import Tables
-from jobs.warehouse.row_changes import NOW, Rows, create_small_table, put_rows, small_table, update_rows
 from jobs.warehouse.tables import GENERATIONS
 from kalman.filters.numerics import NUMERICS
 
@@ -33,8 +30,8 @@ if TYPE_CHECKING:
 RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
 
-_BEGIN, _KEEP = "begin", "keep"
-"""What a commit does with a generation, where it does not give it another status."""
+KEYS = ("model", "generation")
+"""Columns that name a row of the table."""
 _CHANGED = "another command has just changed its generations"
 
 
@@ -149,7 +146,7 @@ def position_of(warehouse: Tables, generation: Generation) -> dict[str, Any]:
 
 
 def begin(
-    warehouse: Warehouse,
+    warehouse: Tables,
     manifest: Manifest,
     partitions: int,
     blocks: int,
@@ -175,7 +172,7 @@ def begin(
     Raises:
         UserError: another command has changed the model's generations meanwhile.
     """
-    create_small_table(warehouse, "generations", GENERATIONS)
+    warehouse.create_small("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
     if [one.generation for one in known if one.status == LIVE] != [
         one.generation for one in (beside,) if one
@@ -202,7 +199,7 @@ def begin(
     return made
 
 
-def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Generation]) -> Generation:
+def switch(warehouse: Tables, model: str, to: Generation, last_seen: list[Generation]) -> Generation:
     """Make a generation live and retire the former live one, in one commit, so that readers always see exactly one.
 
     Args:
@@ -219,7 +216,7 @@ def switch(warehouse: Warehouse, model: str, to: Generation, last_seen: list[Gen
     return named(warehouse, model)
 
 
-def retire(warehouse: Warehouse, one: Generation, last_seen: list[Generation]) -> None:
+def retire(warehouse: Tables, one: Generation, last_seen: list[Generation]) -> None:
     """Retire a generation, in one commit; its driver loses the lease.
 
     Raises:
@@ -228,7 +225,7 @@ def retire(warehouse: Warehouse, one: Generation, last_seen: list[Generation]) -
     _commit(warehouse, last_seen, begun=[], statuses={one.generation: RETIRED})
 
 
-def remove(warehouse: Warehouse, names: list[str], last_seen: list[Generation]) -> None:
+def remove(warehouse: Tables, names: list[str], last_seen: list[Generation]) -> None:
     """Mark retired generations as removed, in one commit: they can no longer be rolled back to.
 
     Raises:
@@ -239,17 +236,13 @@ def remove(warehouse: Warehouse, names: list[str], last_seen: list[Generation]) 
 
 
 def _commit(
-    warehouse: Warehouse, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
+    warehouse: Tables, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
 ) -> None:
     """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
 
     A retired generation loses its lease, so that its driver stops at its next heartbeat.
     """
     model = (begun or known)[0].model
-    files = small_table(warehouse, "generations")
-    if files is None:
-        _commit_by_java(warehouse, model, known, begun, statuses)
-        return
 
     def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
         now = {row["generation"]: _generation(row) for row in there if row["model"] == model}
@@ -257,7 +250,8 @@ def _commit(
         rows = [{**row_of(now[name]), **_with_status(status)} for name, status in statuses.items()]
         return [*rows, *({**row_of(one), "created_at": NOW} for one in begun)]
 
-    put_rows(files, ("model", "generation"), changed)
+    with conflict_as_taken(model):
+        put_rows(warehouse, "generations", KEYS, changed)
 
 
 def _with_status(status: str) -> dict[str, Any]:
@@ -272,61 +266,6 @@ def _check_unchanged(model: str, now: Iterable[Generation], known: Iterable[Gene
         raise stream_taken_error(model, _CHANGED)
 
 
-def _commit_by_java(
-    warehouse: Warehouse,
-    model: str,
-    known: list[Generation],
-    begun: list[Generation],
-    statuses: dict[str, str],
-) -> None:
-    """Do what `_commit` says with Delta in Java.
-
-    The commit itself compares every status with the one that was seen: where nothing is locked, another command may
-    commit between a comparison and the beginning of the transaction, and Delta finds conflicts only from there on.
-    """
-    rows = [{**row_of(one), "action": _BEGIN} for one in begun]
-    rows += [{**row_of(one), "action": statuses.get(one.generation, _KEEP)} for one in known]
-    schema = warehouse.read("generations").schema.add("action", "string")
-    source = warehouse.spark.createDataFrame(rows, schema).coalesce(1)
-    columns = {name: F.col(f"s.{name}") for name in rows[0] if name != "action"}
-
-    def merge(table: DeltaTable) -> None:
-        _check_unchanged(model, all_of(warehouse, model), known)
-        # On the model, too, so that any concurrent change of the model's generations is a conflict.
-        by = "t.model = s.model AND t.generation = s.generation"
-        (
-            table.alias("t")
-            .merge(source.alias("s"), by)
-            .whenMatchedUpdate(
-                f"s.action = '{_BEGIN}' OR t.status <> s.status",
-                {"status": F.raise_error(F.lit(_CHANGED)).cast("string")},
-            )
-            .whenMatchedUpdate(
-                f"s.action = '{RETIRED}'",
-                {
-                    "status": F.lit(RETIRED),
-                    "retired_at": F.current_timestamp(),
-                    "owner": F.lit(None).cast("string"),
-                },
-            )
-            .whenMatchedUpdate(
-                f"s.action = '{LIVE}'",
-                {"status": F.lit(LIVE), "retired_at": F.lit(None).cast("timestamp")},
-            )
-            .whenMatchedUpdate(f"s.action = '{REMOVED}'", {"status": F.lit(REMOVED)})
-            .whenNotMatchedInsert(f"s.action = '{_BEGIN}'", {**columns, "created_at": F.current_timestamp()})
-            .execute()
-        )
-
-    try:
-        with conflict_as_taken(model):
-            warehouse.commit("generations", merge)
-    except (PySparkException, Py4JJavaError) as error:  # the latter for an error in a task
-        if _CHANGED in str(error):
-            raise stream_taken_error(model, _CHANGED) from error
-        raise
-
-
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
     """Return the error of a driver that came second; what: stream, monitor or skill; who: a clause about the first."""
     return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
@@ -337,16 +276,16 @@ def conflict_as_taken(model: str) -> Iterator[None]:
     """Turn a conflict of two commits into the `stream_taken_error` of the later one."""
     try:
         yield
-    except CONFLICTS as error:
+    except Conflict as error:
         raise stream_taken_error(model, "another driver has just changed its generations") from error
 
 
-def update(warehouse: Warehouse, rows: Rows, values: Mapping[str, Any]) -> None:
+def update(warehouse: Tables, rows: Rows, values: Mapping[str, Any]) -> None:
     """Set columns of the generations that these are, in one commit (`row_changes.update_rows`)."""
-    update_rows(warehouse, "generations", rows, values)
+    update_rows(warehouse, "generations", KEYS, rows, values)
 
 
-def adopt_topic_id(warehouse: Warehouse, one: Generation, topic_id: str) -> Generation:
+def adopt_topic_id(warehouse: Tables, one: Generation, topic_id: str) -> Generation:
     """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
     update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})

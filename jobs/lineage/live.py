@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from jobs.lineage import generations
 from jobs.lineage.chain import LineageSegment, lineage_of
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import estimates, latest
 
 if TYPE_CHECKING:

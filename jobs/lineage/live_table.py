@@ -10,23 +10,23 @@ the next start of a driver, `promote`, `rollback`, `retire`, `upgrade` or `maint
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import write_deltalake
-from pyspark.sql import functions as F
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
-from jobs.core.roots import local_path
 from jobs.lineage import generations
 from jobs.lineage.chain import lineage_of
 from jobs.snapshots import manifests
+from jobs.storage.table_log import NO_HOOKS, Conflict, FileTable
+from jobs.storage.table_rows import read_table
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.tables import LIVE_ESTIMATES
-from jobs.warehouse.without_spark import read_table
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.delta import CONFLICTS, Warehouse
 
 TABLE = "live"
 NO_END = (1 << 63) - 1
@@ -45,25 +45,31 @@ _SCHEMA = pa.schema(
 )
 
 
-def refresh(warehouse: Warehouse, model: str) -> bool:
+def refresh(warehouse: Tables, model: str) -> bool:
     """Write a model's rows of the table, in one commit, unless they are there; tell if they have changed."""
     rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
     if not rows and not warehouse.exists(TABLE):
         return False
-    warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
+    warehouse.create_small(TABLE, LIVE_ESTIMATES, ("model",))
     if _present(warehouse, model) == rows:
         return False
-    if local_path(warehouse.root) is None:
-        _replace_by_spark(warehouse, model, rows)
-    else:
-        with warehouse.lock(TABLE):
-            write_deltalake(
-                warehouse.path(TABLE),
-                pa.Table.from_pylist(rows, _SCHEMA),
-                mode="overwrite",
-                predicate=f"model = '{model}'",
-            )
+    try:
+        FileTable(warehouse, TABLE).change(partial(_replace, model, rows))
+    except Conflict:
+        pass  # other commands write the same at this moment, and what they know is as new
     return True
+
+
+def _replace(model: str, rows: list[dict[str, Any]], log: DeltaTable, properties: CommitProperties) -> None:
+    """Replace a model's rows."""
+    write_deltalake(
+        log,
+        pa.Table.from_pylist(rows, _SCHEMA),
+        mode="overwrite",
+        predicate=f"model = '{model}'",
+        commit_properties=properties,
+        post_commithook_properties=NO_HOOKS,
+    )
 
 
 def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
@@ -85,23 +91,9 @@ def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str
     ]
 
 
-def _present(warehouse: Warehouse, model: str) -> list[dict[str, Any]]:
+def _present(warehouse: Tables, model: str) -> list[dict[str, Any]]:
     """Return the rows that the table has of a model, in order of place."""
-    if local_path(warehouse.root) is None:
-        frame = warehouse.read(TABLE).filter(F.col("model") == model)
-        rows = [row.asDict() for row in frame.select(*_SCHEMA.names).collect()]
-    else:
-        names = [name for name in _SCHEMA.names if name != "model"]
-        found = read_table(warehouse.root, TABLE, names, partition={"model": model})
-        rows = [] if found is None else [{"model": model, **row} for row in found.to_pylist()]
+    names = [name for name in _SCHEMA.names if name != "model"]
+    found = read_table(warehouse.root, TABLE, names, partition={"model": model})
+    rows = [] if found is None else [{"model": model, **row} for row in found.to_pylist()]
     return sorted(rows, key=lambda row: row["place"])
-
-
-def _replace_by_spark(warehouse: Warehouse, model: str, rows: list[dict[str, Any]]) -> None:
-    schema = warehouse.read(TABLE).schema
-    frame = warehouse.spark.createDataFrame(rows, schema).coalesce(1)  # type: ignore[arg-type]
-    writer = frame.write.format("delta").mode("overwrite").option("replaceWhere", f"model = '{model}'")
-    try:
-        writer.save(warehouse.path(TABLE))
-    except CONFLICTS:
-        pass  # another command writes the same at this moment, and what it knows is as new

@@ -8,10 +8,9 @@ from jobs.lineage.compatibility import refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, position_of
 from jobs.lineage.start_point import origin
+from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
-from jobs.warehouse.reading import Tables
 
 
 class ShadowLags(UserError):
@@ -19,7 +18,7 @@ class ShadowLags(UserError):
 
 
 def promote(
-    warehouse: Warehouse, model: str, name: str | None = None, allow_lag: bool = False
+    warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
     """Make a shadow the live generation; return it and the generation that it replaced. Idempotent.
 
@@ -72,7 +71,7 @@ def _promotable(
     return found, live, known
 
 
-def _refuse_other_measurements(warehouse: Warehouse, found: Generation) -> None:
+def _refuse_other_measurements(warehouse: Tables, found: Generation) -> None:
     if found.topic is None:  # what it has read of a topic is compared at its next start
         refuse_other_measurements(warehouse, found, origin(warehouse, found))
 
@@ -87,9 +86,7 @@ def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, a
         )
 
 
-def roll_back(
-    warehouse: Warehouse, model: str, name: str | None = None
-) -> tuple[Generation, Generation | None]:
+def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, Generation | None]:
     """Make a retired generation the live one again; return it and the generation that it replaced. Idempotent.
 
     It resumes from its own checkpoint, after the last row that it has read itself.
@@ -150,7 +147,7 @@ def to_retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
     return found, known
 
 
-def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[Generation, bool]:
+def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, bool]:
     """Retire a shadow; return it, and whether this call did so.
 
     Its driver, if one runs, loses the lease by that commit, and a request in the log of drivers asks it to stop after
@@ -167,7 +164,7 @@ def retire(warehouse: Warehouse, model: str, name: str | None = None) -> tuple[G
     return generations.named(warehouse, model, found.generation), True
 
 
-def _ask_to_end(warehouse: Warehouse, generation: Generation) -> None:
+def _ask_to_end(warehouse: Tables, generation: Generation) -> None:
     """Request in the log that the driver of a generation stop, unless it has ended."""
     log = DriverLog.of(warehouse, generation.model)
     for drive in log.drivers():

@@ -11,10 +11,10 @@ from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import describe
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import need_columns
 
 

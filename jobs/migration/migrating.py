@@ -26,10 +26,10 @@ from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.spark.user_functions import ship, ship_named
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.quarantine import keep, rejected_rows
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from jobs.migration.apply import measurer, summed
 from jobs.migration.migrating import plan_of, refuse_bad_states, refuse_waiting
 from jobs.snapshots.manifests import find
 from jobs.snapshots.state_rows import extras_widths, with_extras
-from jobs.warehouse.local_tables import LocalTables
-from jobs.warehouse.without_spark import parts_of
+from jobs.storage.table_rows import parts_of
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from jobs.migration.state_map import Migration
@@ -25,7 +25,7 @@ BATCH = 10_000
 
 
 def preview(
-    tables: LocalTables, source: Manifest, steps: list[Step]
+    tables: Tables, source: Manifest, steps: list[Step]
 ) -> tuple[Manifest | None, dict[str, Any]] | None:
     """Return the snapshot that an earlier run has made, if it has, and how the states would change.
 
@@ -57,7 +57,7 @@ def preview(
     return None, change
 
 
-def _states(tables: LocalTables, source: Manifest, migration: Migration) -> Iterator[pa.RecordBatch]:
+def _states(tables: Tables, source: Manifest, migration: Migration) -> Iterator[pa.RecordBatch]:
     """Yield a snapshot's state rows, in the columns that a migration reads."""
     columns = ["key", "mean", "covariance", "extras"]
     names = list(extras_widths(migration.source))

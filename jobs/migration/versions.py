@@ -13,7 +13,7 @@ from jobs.snapshots.manifests import Manifest, all_of
 from jobs.specs.migration import Migrate, Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.state.kernel import load_checked_spec
-from jobs.warehouse.reading import Tables
+from jobs.storage.warehouse import Tables
 
 
 class Step(NamedTuple):

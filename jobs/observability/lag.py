@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jobs.observability.progress import Lag, offsets_behind
-from jobs.warehouse.files import hadoop_files
-from jobs.warehouse.reading import Tables
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.tables import measurements
 
 MOST_VERSIONS = 1000
@@ -73,7 +72,7 @@ def lag_of(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
 
 
 def _reader(warehouse: Tables, table: str) -> Reader:
-    log = hadoop_files(warehouse, f"{table}/_delta_log")
+    log = warehouse.files(f"{table}/_delta_log")
 
     def read(version: int) -> str | None:
         content = log.read(f"{version:020d}.json")

@@ -19,9 +19,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from jobs.observability.progress import COLUMNS, SCHEMA
+from jobs.storage.files import Files, LocalFiles
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import Files, LocalFiles, hadoop_files
-from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +45,7 @@ class ProgressLog:
     def __init__(self, warehouse: Warehouse, model: str) -> None:
         self.warehouse, self.model = warehouse, model
         self.path = warehouse.path(f"_progress/{model}")
-        self.files = hadoop_files(warehouse, f"_progress/{model}")
+        self.files = warehouse.files(f"_progress/{model}")
 
     def names(self) -> list[str]:
         """Return the names of the files and of unfinished folds, sorted."""
@@ -87,7 +87,7 @@ class ProgressLog:
 
 def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
     """Return the newest record of a generation, None if there is none."""
-    files = hadoop_files(warehouse, f"_progress/{model}")
+    files = warehouse.files(f"_progress/{model}")
     for name in reversed([one for one in files.names("") if _generation_of(one) == generation]):
         records = _records(files, name)
         if records:

@@ -24,9 +24,9 @@ from jobs.lineage.live import live_lineage
 from jobs.offline.input_rows import read_rows
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.local_tables import LocalTables
+from jobs.storage.table_rows import read_table
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.tables import measurements
-from jobs.warehouse.without_spark import read_table
 
 Floats = NDArray[np.float64]
 Frame = Any
@@ -104,7 +104,7 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
     Raises:
         UserError: there are no such estimates or keys, or the warehouse cannot be read without Spark.
     """
-    tables = LocalTables(root)
+    tables = Tables(root)
     name = need_estimates(tables, spec.name, which)
     have = tables.column_names(name)
     more = [one for one in (*_MARKS, f"{SMOOTHED}mean", f"{SMOOTHED}covariance") if one in have]
@@ -222,7 +222,7 @@ def _covariances(values: Any, n: int) -> Floats:
     return matrices
 
 
-def _is_live(tables: LocalTables, model: str, frame: Frame) -> Any:
+def _is_live(tables: Tables, model: str, frame: Frame) -> Any:
     """Return which rows are live, those that a later micro-batch has corrected left out."""
     live: Any = pd.Series(False, frame.index)
     for generation, last in live_lineage(tables, model):
@@ -236,7 +236,7 @@ def _is_live(tables: LocalTables, model: str, frame: Frame) -> Any:
     return live
 
 
-def _landed(tables: LocalTables, spec: ModelSpec, keys: Sequence[str]) -> Frame:
+def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> Frame:
     """Return the measured values of keys that have landed."""
     name = measurements(spec.name)
     columns = [*spec.key, spec.time, *spec.measurement]

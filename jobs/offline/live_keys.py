@@ -21,7 +21,7 @@ from jobs.offline.snapshot_keys import SnapshotKeys, key_columns, key_inputs, ty
 from jobs.snapshots.learned import Learned, learned_parameters
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
-from jobs.warehouse.without_spark import column_types, read_table, written_at
+from jobs.storage.table_rows import column_types, read_table, written_at
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
 from kalman.filters.state_layout import innermost, places
 from kalman.filters.state_output import OUTPUT, follows_from_moments

@@ -21,7 +21,7 @@ from jobs.offline.future import Future, Horizon
 from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
 from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.without_spark import column_types, read_table
+from jobs.storage.table_rows import column_types, read_table
 from kalman.types import Filter
 
 _INTEGERS = ("byte", "short", "integer", "long")

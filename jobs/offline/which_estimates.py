@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jobs.core.errors import UserError
-from jobs.warehouse.local_tables import LocalTables
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.tables import estimates, estimates_history
 
 LIVE, HISTORY = "live", "history"
 
 
-def need_estimates(tables: LocalTables, model: str, which: str) -> str:
+def need_estimates(tables: Tables, model: str, which: str) -> str:
     """Return the table of a model's live estimates, or of those of its history.
 
     Raises:
@@ -34,7 +34,7 @@ def need_estimates(tables: LocalTables, model: str, which: str) -> str:
     )
 
 
-def _has_stream(tables: LocalTables, model: str) -> bool:
+def _has_stream(tables: Tables, model: str) -> bool:
     if not tables.exists("generations"):
         return False
     return any(row["status"] == "live" for row in tables.rows("generations", {"model": model}))

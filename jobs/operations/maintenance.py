@@ -27,11 +27,11 @@ from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.dictionary import estimate_comments
+from jobs.storage.files import Folder
 from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import CONFLICTS, Warehouse
-from jobs.warehouse.dictionary import estimate_comments
-from jobs.warehouse.files import Folder
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.warehouse.tables import estimates, estimates_history, latest
 

@@ -23,16 +23,15 @@ from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.files import Folder
+from jobs.storage.table_rows import file_sizes, parts_of
+from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.files import Folder
-from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.positions import to_micros
 from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import archive, estimates, forecasts, history_tables
-from jobs.warehouse.without_spark import file_sizes, parts_of
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -42,7 +41,7 @@ SHARED = ("manifests", "quarantine", "late_copies")
 OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids", "learned")
 
 
-def preview(tables: LocalTables, spec: ModelSpec, with_estimates: bool) -> dict[str, Any]:
+def preview(tables: Tables, spec: ModelSpec, with_estimates: bool) -> dict[str, Any]:
     """Return what maintenance would do for one model: what a dry run of `Maintenance` has as its result."""
     known = generations.all_of(tables, spec.name)
     planned = plan(
@@ -143,7 +142,7 @@ def result_lines(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
 class _Counts:
     """Counts of the rows that maintenance would delete, file by file."""
 
-    tables: LocalTables
+    tables: Tables
     spec: ModelSpec
 
     def cut(self, kept: str) -> int:
@@ -210,18 +209,18 @@ def _times_of(column: Any) -> Any:
     return pc.fill_null(micros, np.iinfo(np.int64).max).to_numpy()
 
 
-def _has_report(tables: LocalTables, model: str, generation: str) -> bool:
+def _has_report(tables: Tables, model: str, generation: str) -> bool:
     files, names = report_files(tables, model, generation)
     return bool(set(names) & set(files.names("")))
 
 
-def _to_compact(tables: LocalTables, table: str) -> dict[str, Any] | None:
+def _to_compact(tables: Tables, table: str) -> dict[str, Any] | None:
     found = file_sizes(tables.root, table)
     files = 0 if found is None else found[0]
     return {"table": table, "files": files, "files_after": None} if files > 1 else None
 
 
-def _unneeded_files(tables: LocalTables, table: str, spec: ModelSpec) -> int:
+def _unneeded_files(tables: Tables, table: str, spec: ModelSpec) -> int:
     """Return the number of files that a table has not needed for `retention.files`.
 
     Raises:

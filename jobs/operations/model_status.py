@@ -10,10 +10,10 @@ from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
 from jobs.observability.progress_log import newest_record
+from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.verification.runs import last_outcome
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from datetime import datetime
 from typing import Any
 
 from jobs.rejected_rows.rows import COLUMNS
-from jobs.warehouse.local_tables import LocalTables
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 
 
-def count_by_reason(tables: LocalTables, model: str, choice: Choice) -> list[dict[str, Any]]:
+def count_by_reason(tables: Tables, model: str, choice: Choice) -> list[dict[str, Any]]:
     """Return for each reason how many rows have each status, and when the first and the last was quarantined."""
     found: dict[str, dict[str, Any]] = {}
     for row in _chosen(tables, model, choice, ("id", "reason", "status", "quarantined_at")):
@@ -30,7 +30,7 @@ def count_by_reason(tables: LocalTables, model: str, choice: Choice) -> list[dic
     return sorted(found.values(), key=lambda one: (-one[HELD], one["reason"]))
 
 
-def held_rows(tables: LocalTables, model: str, choice: Choice, limit: int) -> list[dict[str, Any]] | None:
+def held_rows(tables: Tables, model: str, choice: Choice, limit: int) -> list[dict[str, Any]] | None:
     """Return the oldest held rows; None if the table has rows of an earlier release, without an id."""
     rows = [row for row in _chosen(tables, model, choice, (*COLUMNS, "status")) if row["status"] is None]
     if any(row["id"] is None for row in rows):
@@ -39,9 +39,7 @@ def held_rows(tables: LocalTables, model: str, choice: Choice, limit: int) -> li
     return [{name: row[name] for name in COLUMNS} for row in rows[:limit]]
 
 
-def _chosen(
-    tables: LocalTables, model: str, choice: Choice, columns: tuple[str, ...]
-) -> list[dict[str, Any]]:
+def _chosen(tables: Tables, model: str, choice: Choice, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     since = choice.earliest()
     return [
         row

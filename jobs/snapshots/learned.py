@@ -17,8 +17,8 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.table_rows import read_table
 from jobs.warehouse.numerics import without_numerics
-from jobs.warehouse.without_spark import is_readable, read_table
 
 NONE = "none"
 """In place of a snapshot's name: the values in the spec."""
@@ -81,13 +81,6 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
     """
     if wanted == NONE:
         return Learned(None, {}, "as --snapshot none asks")
-    if not is_readable(root):
-        if wanted is None:
-            return Learned(None, {}, f"the warehouse {root} is remote, and this command starts no Spark")
-        raise UserError(
-            f"--snapshot {wanted}: the warehouse {root} is remote, and this command starts no Spark: copy its tables "
-            f"`manifests` and `snapshots` to a local folder, or leave the option out for the spec's values"
-        )
     try:
         found = _manifests(root, spec.name)
     except UserError as error:

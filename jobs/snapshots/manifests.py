@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.commit_ids import in_table
 from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
 from jobs.warehouse.positions import DELTA, rank
-from jobs.warehouse.reading import Tables
 
-if TYPE_CHECKING:
-    pass
-
+KEYS = ("snapshot_id",)
+"""Columns that name a row of the table."""
 GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
 WITHOUT_STATE = "-empty"

@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import TABLE, Make, StateRows
-from jobs.warehouse.file_commits import FileTable, takes_files
-from jobs.warehouse.part_files import PartFile, attempt_name, remove, remove_of, write_parts
+from jobs.storage.part_files import PartFile, attempt_name, remove, remove_of, write_parts
+from jobs.storage.table_log import FileTable, takes_files
 from jobs.warehouse.tables import SNAPSHOTS
 
 if TYPE_CHECKING:

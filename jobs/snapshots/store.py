@@ -6,17 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
-from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.snapshots import learned_rows, waiting_rows
-from jobs.snapshots.manifests import GOOD, REMOVED, Manifest, all_of, find, record, row_of
+from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
 from jobs.snapshots.row_sums import Measured
 from jobs.snapshots.state_files import NO_STATISTICS, PARTITION, Written, write_files
@@ -24,8 +20,8 @@ from jobs.snapshots.state_rows import TABLE, StateRows, measure, read_rows
 from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
+from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import append_rows
 from jobs.warehouse.tables import MANIFESTS, SNAPSHOTS
 
 if TYPE_CHECKING:
@@ -97,61 +93,27 @@ def _replace_states(warehouse: Warehouse, manifest: Manifest, states: StateRows 
 
 
 def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
-    """Commit the manifest of a snapshot whose rows are written, and return it as its table has it."""
-    warehouse.create("manifests", MANIFESTS)
-    row = row_of(manifest)
-    before = record(warehouse, manifest.snapshot_id)
-    if before is not None and before.status != REMOVED:
-        _point_to_new_rows(warehouse, row)
-    elif before is None:
-        _append(warehouse, row)
-    else:
-        _restore(warehouse, _frame(warehouse, row))
+    """Commit the manifest of a snapshot whose rows are written, and return it as its table has it.
+
+    A new manifest, and that of a snapshot that was removed, are put as a whole. One that is there is pointed to its
+    rows, which were written again.
+    """
+    warehouse.create_small("manifests", MANIFESTS)
+    add_columns(warehouse, "manifests", MANIFESTS)  # those that a table of an earlier release lacks
+    row = {**row_of(manifest), "committed_at": NOW}
+    names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
+    names += [name for name in ("waiting", "learned") if row[name] is not None]
+
+    def changed(there: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        before = next((one for one in there if one["snapshot_id"] == manifest.snapshot_id), None)
+        if before is None or before["status"] == REMOVED:
+            return [row]
+        return [{**before, **{name: row[name] for name in names}}]
+
+    put_rows(warehouse, "manifests", KEYS, changed)
     written = find(warehouse, manifest.snapshot_id)
     assert written is not None
     return written
-
-
-def _append(warehouse: Warehouse, row: dict[str, Any]) -> None:
-    """Append the manifest of a snapshot that never was."""
-    transaction = (str(row["snapshot_id"]), 1)
-    schema = to_arrow_schema(_fields(), timezone="UTC")
-    if not append_rows(warehouse, "manifests", schema, [{**row, "committed_at": clock.now()}], transaction):
-        # A table of an earlier release lacks some of the columns.
-        warehouse.append(_frame(warehouse, row), "manifests", transaction, {"mergeSchema": "true"})
-
-
-def _frame(warehouse: Warehouse, row: dict[str, Any]) -> DataFrame:
-    """Return a manifest as a table of one row."""
-    frame = warehouse.spark.createDataFrame([row], _fields())
-    return frame.withColumn("committed_at", F.current_timestamp()).coalesce(1)
-
-
-def _fields() -> StructType:
-    schema = StructType.fromDDL(MANIFESTS)
-    assert isinstance(schema, StructType)
-    return schema
-
-
-def _restore(warehouse: Warehouse, row: DataFrame) -> None:
-    """Replace the manifest of a removed snapshot; a snapshot that exists is left unchanged."""
-
-    def restore(table: DeltaTable) -> None:
-        merge = table.alias("t").merge(row.alias("s"), "t.snapshot_id = s.snapshot_id")
-        merge.withSchemaEvolution().whenMatchedUpdateAll(f"t.status = '{REMOVED}'").execute()
-
-    warehouse.commit("manifests", restore)
-
-
-def _point_to_new_rows(warehouse: Warehouse, row: dict[str, Any]) -> None:
-    """Point the manifest of a snapshot to its rows, which were written again, in one commit."""
-    names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
-    names += [name for name in ("waiting", "learned") if row[name] is not None]
-    if "learned" in names and "learned" not in warehouse.read("manifests").columns:  # of an earlier release
-        warehouse.spark.sql(f"ALTER TABLE delta.`{warehouse.path('manifests')}` ADD COLUMNS (learned string)")
-    mine = F.col("snapshot_id") == row["snapshot_id"]
-    values: dict[str, Any] = {name: F.lit(row[name]) for name in names}
-    warehouse.commit("manifests", lambda table: table.update(mine, values))
 
 
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
@@ -162,9 +124,8 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
     if not warehouse.exists("manifests"):
         return
     if names:
-        chosen = (F.col("model") == model) & F.col("snapshot_id").isin(names)
-        marked: dict[str, Any] = {"status": F.lit(REMOVED)}
-        warehouse.commit("manifests", lambda table: table.update(chosen, marked))
+        chosen = {"model": model, "snapshot_id": tuple(names)}
+        update_rows(warehouse, "manifests", KEYS, chosen, {"status": REMOVED})
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
     mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
     for table in (TABLE, WAITING, IDS, learned_rows.TABLE):

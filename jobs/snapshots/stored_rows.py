@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from jobs.core.errors import UserError
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import STATE_COLUMNS, TABLE, StateRows, measure, read_rows
-from jobs.warehouse.without_spark import files_of
+from jobs.storage.table_rows import files_of
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest

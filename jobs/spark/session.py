@@ -21,8 +21,8 @@ from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.java_output import filtered
 from jobs.spark.job_labels import label
 from jobs.spark.stores import store_jars
-from jobs.stores.probe import ready
-from jobs.stores.settings import spark_store_conf
+from jobs.storage.probe import ready
+from jobs.storage.settings import spark_store_conf
 
 
 def spark_session(

@@ -13,7 +13,7 @@ _CLIENTS = {
     "abfss": _AZURE,
     "gs": ("google", "Google's store"),
 }
-"""The set of jars and the name of a store, by its scheme. Spark itself brings the client of HDFS."""
+"""The set of jars and the name of a store, by its scheme."""
 
 
 def store_jars(root: str) -> list[str]:

@@ -26,6 +26,7 @@ from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.dictionary import estimate_comments
 from jobs.streaming.former_states import hand_over
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
@@ -35,7 +36,6 @@ from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.dictionary import estimate_comments
 from jobs.warehouse.positions import describe, rank
 from jobs.warehouse.tables import estimates, measurements
 

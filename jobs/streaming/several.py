@@ -25,10 +25,10 @@ from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf, with_local_paths
 from jobs.spark.session import spark_session
 from jobs.state.kernel import load_checked_spec
+from jobs.storage.warehouse import Tables
 from jobs.streaming.driver import Driver
 from jobs.streaming.profiler import profiling
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.local_tables import local_tables
 from jobs.warehouse.tables import need_measurements
 
 POLL_SECONDS = 0.2
@@ -72,15 +72,11 @@ def run(
         held = [locks.enter_context(ExitStack()) for _ in names]
         for name, lock in zip(names, held, strict=True):
             lock.enter_context(stream_lock(settings.warehouse, name))
-        before_spark = local_tables(settings.warehouse)
-        if before_spark is not None:
-            for name in names:
-                need_measurements(before_spark, name)
+        for name in names:
+            need_measurements(Tables(settings.warehouse), name)
         kafka = any(spec.speaks_to_kafka for spec in specs)
         conf = {**stream_conf(kafka), "spark.scheduler.mode": "FAIR"}
         spark = spark_session(settings, f"streams {', '.join(names)}", conf, kafka)
-        for name in names:
-            need_measurements(Warehouse(spark, settings.warehouse), name)
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
             # Each stream sets SQL settings for its query, so it needs a session of its own.

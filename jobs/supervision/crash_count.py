@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from jobs.storage.files import files_of
 from jobs.supervision.driver_log import Crashes, DriverLog
 from jobs.supervision.driver_status import LIVE, DriverStatus
-from jobs.warehouse.files import files_of
 
 SOUND = timedelta(hours=1)
 """A driver that lived this long did not crash at its start, even if no row came for it to commit."""

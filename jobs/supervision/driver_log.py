@@ -21,11 +21,11 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from jobs.core import clock
+from jobs.storage.files import Files, files_of
 from jobs.supervision.driver_identity import DriverIdentity
-from jobs.warehouse.files import Files, files_of, hadoop_files
 
 if TYPE_CHECKING:
-    from jobs.warehouse.reading import Tables
+    from jobs.storage.warehouse import Tables
 
 FOLDER = "_leases"
 LAUNCHES = "launches"
@@ -173,7 +173,7 @@ class DriverLog:
     @classmethod
     def of(cls, warehouse: Tables, model: str) -> Self:
         """Open the log of a model through Spark's file system."""
-        return cls(hadoop_files(warehouse, f"{FOLDER}/{model}"), model)
+        return cls(warehouse.files(f"{FOLDER}/{model}"), model)
 
     def drivers(self) -> list[DriverRecord]:
         """Return the latest driver of each generation, in the order in which they began."""

@@ -22,13 +22,13 @@ from jobs.upgrades.replace import retrain_preview, stateless_preview
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.local_tables import LocalTables
+    from jobs.storage.warehouse import Tables
 
 _PREVIEWS = {RETRAIN: retrain_preview, STATELESS: stateless_preview}
 
 
 def told_before_spark(
-    tables: LocalTables, spec: ModelSpec, live: Generation, mode: str, dry_run: bool
+    tables: Tables, spec: ModelSpec, live: Generation, mode: str, dry_run: bool
 ) -> Outcome | None:
     """Return the outcome of a dry run that needs no Spark; None: go on with Spark.
 

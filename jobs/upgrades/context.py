@@ -16,10 +16,10 @@ from jobs.migration.migrating import migrate
 from jobs.migration.report import change_lines
 from jobs.migration.versions import known_versions, path_between
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
 from jobs.sources.one_topic import land_present
+from jobs.storage.warehouse import Tables
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
 from jobs.upgrades.context import (
@@ -35,7 +36,6 @@ from jobs.upgrades.context import (
     refuse_other_source,
 )
 from jobs.warehouse.positions import Cut, describe, rank
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from jobs.warehouse.delta import Warehouse
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.reading import Tables
+    from jobs.storage.warehouse import Tables
 
 
 class ReversedMigration(NamedTuple):

@@ -19,7 +19,6 @@ from jobs.verification.chain import Segment, is_topic
 from jobs.verification.recomputing import Kind
 from jobs.warehouse import measurements_table
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import hadoop_files
 from jobs.warehouse.positions import landed_position, offsets_of
 from jobs.warehouse.quarantine import TABLE as QUARANTINE
 from jobs.warehouse.tables import estimates, measurements
@@ -115,7 +114,7 @@ def _of_versions(sources: Sources) -> DataFrame:
     if last < first:
         return rows.withColumn("_place", F.lit(0).cast("bigint")).limit(0)
     log = f"{table}/_delta_log"
-    have = set(hadoop_files(warehouse, log).names(""))
+    have = set(warehouse.files(log).names(""))
     names = [f"{number:020d}.json" for number in range(first, last + 1)]
     gone = [name for name in names if name not in have]
     if gone:

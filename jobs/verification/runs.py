@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.storage.warehouse import Tables
 from jobs.verification.findings import Findings, added
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import VERIFICATIONS
 
 TABLE = "verifications"

@@ -11,9 +11,9 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.places import Place, of_offset
 from jobs.warehouse.positions import delta_position, offsets_of, topic_position
-from jobs.warehouse.reading import Tables
 
 _SCHEMAS = "state/0/_stateSchema/default"
 """Where Spark keeps the types of the state variables."""

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs.warehouse.files import hadoop_files
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.positions import DELTA
-from jobs.warehouse.reading import Tables
 
 
 class CommitMark(NamedTuple):
@@ -27,7 +26,7 @@ class CommitMark(NamedTuple):
 
 def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
     """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
-    files, name = hadoop_files(warehouse, f"{table}/_delta_log"), f"{version:020d}.json"
+    files, name = warehouse.files(f"{table}/_delta_log"), f"{version:020d}.json"
     line = files.first_line(name)
     if line is None:
         return None

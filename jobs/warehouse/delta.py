@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -24,19 +23,12 @@ from delta.exceptions import (
     ProtocolChangedException,
 )
 from delta.tables import DeltaTable
-from deltalake.exceptions import DeltaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from jobs.core.errors import UserError
-from jobs.core.roots import local_path
 from jobs.spark.conf import with_local_paths
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import in_s3
-from jobs.warehouse.dictionary import comments
-from jobs.warehouse.files import HadoopFiles, WarehouseFiles, hadoop_files, open_lock
-from jobs.warehouse.local_tables import local_tables
+from jobs.storage.dictionary import comments
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,29 +50,15 @@ _TRIES, _PAUSE_SECONDS = 8, (0.1, 1.0)
 """A commit to a table of several models that meets another one is tried so often, after a random pause."""
 
 
-@dataclass(frozen=True, slots=True)
-class Warehouse:
-    """The tables below one root: a local folder, or the URI of one that Spark can access."""
+@dataclass(frozen=True, init=False)
+class Warehouse(Tables):
+    """The tables below one root, a local folder or the URI of one that Spark can access, with a session of Spark."""
 
     spark: SparkSession
-    root: str
 
-    def path(self, table: str) -> str:
-        """Return the location of a table or folder such as `measurements/nile`."""
-        return f"{self.root}/{table}"
-
-    def exists(self, table: str) -> bool:
-        """Tell if a table exists."""
-        local = local_tables(self.root)
-        if local is not None:
-            return local.exists(table)
-        if DeltaTable.isDeltaTable(self.spark, self.path(table)):
-            return True
-        if not self._versions(table):
-            return False
-        # Delta caches that the table did not exist, and another process has made it since. Reading it refreshes Delta.
-        self.read(table)
-        return True
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        object.__setattr__(self, "spark", spark)
+        object.__setattr__(self, "root", root)
 
     def create(
         self,
@@ -145,58 +123,6 @@ class Warehouse:
         if version is not None:
             reader = reader.option("versionAsOf", version)
         return reader.load(self.path(table))
-
-    def column_names(self, table: str) -> list[str]:
-        """Return the names of a table's columns."""
-        return self.read(table).columns
-
-    def rows(self, table: str, where: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Return the rows of a small table, those whose columns have the values of `where`, with times in UTC.
-
-        Of a local warehouse they are read without Spark, whose jobs take a hundred times as long.
-        """
-        local = local_tables(self.root)
-        if local is not None:
-            with suppress(UserError):  # what needs Spark, such as a table with deletion vectors
-                return local.rows(table, where)
-        frame = self.read(table)
-        for name, value in (where or {}).items():
-            frame = frame.filter(F.col(name) == value)
-        return [utc(row.asDict()) for row in frame.collect()]
-
-    def row_count(self, table: str) -> int:
-        """Return the number of rows of a table."""
-        return self.read(table).count()
-
-    def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
-        """Return how many rows (`count`) have each combination of values of some columns; null without a column."""
-        frame = self.read(table)
-        absent = {name: F.lit(None).cast("string") for name in by if name not in frame.columns}
-        return [row.asDict() for row in frame.withColumns(absent).groupBy(*by).count().collect()]
-
-    def spark_files(self, folder: str) -> WarehouseFiles:
-        """Return the files of a folder that Spark writes, whose checksums Hadoop verifies on reading."""
-        path = self.path(folder)
-        return S3Files(path) if in_s3(path) else HadoopFiles(self, folder)
-
-    def latest_version(self, table: str) -> int:
-        """Return the latest version of a table, from its log, which has one file per version."""
-        return max(self._versions(table))
-
-    def _versions(self, table: str) -> list[int]:
-        """Return the versions that the log still has, in any order; an empty list without a log."""
-        names = hadoop_files(self, f"{table}/_delta_log").names("")
-        return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
-
-    def table_id(self, table: str) -> str:
-        """Return the id that Delta gave a table when it was made."""
-        local = local_tables(self.root)
-        if local is not None:
-            with suppress(DeltaError):
-                return local.table_id(table)
-        row = DeltaTable.forPath(self.spark, self.path(table)).detail().select("id").first()
-        assert row is not None
-        return str(row["id"])
 
     def append(
         self,
@@ -273,28 +199,6 @@ class Warehouse:
                 if left == 0:
                     raise
                 time.sleep(random.uniform(*_PAUSE_SECONDS))
-
-    @contextmanager
-    def lock(self, name: str) -> Iterator[None]:
-        """Let one process of this machine at a time commit to a local table.
-
-        A local file system cannot refuse the second of two commits of one version that come at the very same moment;
-        object stores and HDFS can, so there nothing is locked. The lock dies with its holder.
-        """
-        root = local_path(self.root)
-        if root is None:
-            yield
-            return
-        folder = root / "_locks"
-        folder.mkdir(parents=True, exist_ok=True)
-        with open_lock(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock")) as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-
-    @property
-    def local(self) -> bool:
-        """Tell if the warehouse is a local folder."""
-        return local_path(self.root) is not None
 
 
 def commented(table: str, columns: str) -> StructType:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import HadoopFiles
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.measurements_table import is_history_commit
 from jobs.warehouse.places import FILES, VERSION
 
 
 def rows_between(
-    warehouse: Warehouse,
+    warehouse: Tables,
     table: str,
     start: Mapping[str, int],
     end: Mapping[str, int],
@@ -24,7 +23,7 @@ def rows_between(
     """
     if VERSION not in end:
         return sum(max(0, offset - start.get(number, 0)) for number, offset in end.items())
-    log = HadoopFiles(warehouse, f"{table}/_delta_log")
+    log = warehouse.files(f"{table}/_delta_log")
     total = 0
     for version in range(start[VERSION] + 1, end[VERSION] + (2 if end.get(FILES) else 1)):
         content = log.read(f"{version:020d}.json")

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
 from jobs.spark.kafka import same_if_known
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.reading import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

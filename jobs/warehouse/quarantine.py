@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.times import duration_us
 from jobs.specs.row_order import QuarantineLimit
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
-from jobs.warehouse.reading import Tables
 from jobs.warehouse.tables import QUARANTINE
 from jobs.warehouse.transactions import append_for_all
 

@@ -11,10 +11,9 @@ import json
 from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.commit_ids import commit_id
-from jobs.warehouse.files import hadoop_files
-from jobs.warehouse.reading import Tables
 
 FOLDER = "reached"
 KEPT = 2
@@ -35,7 +34,7 @@ class ReachedCommits:
         """Open the notes beside a checkpoint, which is given by its path below the warehouse's root."""
         self._warehouse, self._table = warehouse, table
         self._checkpoint = Checkpoint(warehouse, checkpoint)
-        self._files = hadoop_files(warehouse, f"{checkpoint}/{FOLDER}")
+        self._files = warehouse.files(f"{checkpoint}/{FOLDER}")
         self._last: Reached | None = None
 
     def newest(self) -> Reached | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobs.core.errors import UserError
-from jobs.warehouse.reading import Tables
+from jobs.storage.warehouse import Tables
 
 QUARANTINE = """
     model string, payload string, reason string, source string, position string, batch_id bigint, generation string,

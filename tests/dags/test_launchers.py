@@ -29,12 +29,12 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     connect(monkeypatch, host="yarn", extra=json.dumps({"deploy-mode": "cluster"}))
     chosen = launcher()
     assert isinstance(chosen, ClusterLauncher)
-    plain = chosen.hook("hdfs://tables/kalman", Work("nile", 10.0), "token")
+    plain = chosen.hook("/tables/kalman", Work("nile", 10.0), "token")
     words = plain._build_spark_submit_command(application("stream"))
     jars = words[words.index("--jars") + 1].split(",")
     assert "delta" in {Path(jar).name.partition("-")[0] for jar in jars}
     monkeypatch.setattr("kalman_dags.supervision.launchers.optional_jars", lambda name: [f"/jars/{name}.jar"])
-    hook = chosen.hook("hdfs://tables/kalman", Work("nile", 10.0, kafka=True), "token")
+    hook = chosen.hook("/tables/kalman", Work("nile", 10.0, kafka=True), "token")
     words = hook._build_spark_submit_command(application("stream"))
     assert words[words.index("--jars") + 1].split(",") == [*jars, "/jars/kafka.jar"]
     assert words[words.index("--master") + 1] == "yarn"
@@ -43,7 +43,7 @@ def test_a_driver_in_a_cluster_is_submitted_with_all_that_it_needs(monkeypatch: 
     assert "spark.yarn.submit.waitAppCompletion=false" in settings
     assert f"spark.yarn.appMasterEnv.{LAUNCH_VARIABLE}=token" in settings
     after = words[words.index(application("stream")) + 1 :]
-    assert after == ["--warehouse=hdfs://tables/kalman", "--quiet", "--model=nile", "--trigger=10"]
+    assert after == ["--warehouse=/tables/kalman", "--quiet", "--model=nile", "--trigger=10"]
 
 
 def test_a_driver_in_a_cluster_gets_the_client_and_the_address_of_its_store_and_no_secret(

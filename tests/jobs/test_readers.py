@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 from jobs import estimate, export, maintain, monitor, skill, verify
 from jobs.lineage.live import live_estimates
 from jobs.lineage.live_table import NO_END
-from jobs.warehouse.dictionary import TYPES
-from jobs.warehouse.without_spark import UTC_MICROSECONDS, read_table
+from jobs.storage.dictionary import TYPES
+from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
 from scripts import reference
 from tests.fixtures.make_release import FOLDER
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -166,13 +167,34 @@ def _put(path: str, base: Commit, change: Change) -> int:
     return made.version
 
 
-def _store(path: str, made: Commit) -> None:
+def put_change(path: str, last: Commit, change: Change, metadata: Mapping[str, Any]) -> Commit:
+    """Put the version after the last one, as delta-rs does; only within `do` of a write."""
+    thread = world.current().thread
+    gone = {id(row) for row in change.removed}
+    made = replace(
+        last,
+        version=last.version + 1,
+        operation=change.operation,
+        rows=(*(row for row in last.rows if id(row) not in gone), *change.added),
+        schema=change.schema or last.schema,
+        added=change.added,
+        removed=change.removed,
+        application=None,
+        metadata=None,
+        by="" if thread is None else thread.process.name,
+    )
+    _store(path, made, metadata)
+    return made
+
+
+def _store(path: str, made: Commit, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     here = world.current()
-    info = {
+    info: dict[str, Any] = {
         "timestamp": int(here.clock.now().timestamp() * 1000),
         "operation": made.operation,
         "userMetadata": made.metadata,
         "txnId": f"{_short(path)}/{made.version}/{made.by}",
+        **more,
     }
     lines: list[dict[str, Any]] = [{"commitInfo": info}]
     if made.version == 0:
@@ -253,8 +275,9 @@ def create(
     rows: Rows = (),
     transaction: tuple[str, int] | None = None,
     metadata: str | None = None,
+    if_absent: bool = False,
 ) -> None:
-    """Write the first version of a table.
+    """Write the first version of a table; with `if_absent`, one that another process has just made is kept.
 
     Raises:
         MetadataChangedException: another process has just made it.
@@ -275,6 +298,8 @@ def create(
 
     def put() -> int:
         if latest(path) is not None:
+            if if_absent:
+                return 0
             raise MetadataChangedException(f"{path} has just been made")
         _store(path, made)
         return 0

@@ -1,4 +1,4 @@
-"""Stand-in for `jobs.warehouse.files.HadoopFiles`: a folder of the simulated store.
+"""Stand-in for `jobs.storage.object_files.ObjectFiles`: a folder of the simulated store.
 
 A file is replaced as a whole, and `create` lets one of several callers through. Each call is one step of its process.
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from jobs.storage.object_files import Seen
 from tests.protocol import world
 
 
 class MemoryFiles:
-    """A folder, given by the warehouse and its name or, as for `LocalFiles`, by its path."""
+    """A folder, given by its path."""
 
-    def __init__(self, warehouse: Any, folder: str | None = None) -> None:
-        self.root = str(warehouse if folder is None else warehouse.path(folder)).rstrip("/")
+    def __init__(self, root: Any) -> None:
+        self.root = str(root).rstrip("/")
 
     def _path(self, name: str) -> str:
         return f"{self.root}/{name}".rstrip("/")
@@ -59,6 +60,11 @@ class MemoryFiles:
         return world.current().read(
             path, f"look for {self._short(path)}", lambda: bool(_below(path, True)), lambda found: found
         )
+
+    def seen(self, name: str) -> Seen | None:
+        """Return what is seen of a file; no step, as only files of logs are asked for, which never change."""
+        found = world.current().files.get(self._path(name))
+        return None if found is None else Seen(str(hash(found.content)), len(found.content))
 
     def modified_at(self, name: str) -> datetime:
         return world.current().files[self._path(name)].written_at

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import pkgutil
+import random
 import sys
 import threading
 import time
@@ -31,6 +32,10 @@ from jobs.snapshots import seeds, state_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.planned import planned_once
+from jobs.storage import probe, table_rows
+from jobs.storage.files import LocalFiles
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.warehouse import Tables
 from jobs.streaming import query, state_reader
 from jobs.streaming.driver import Driver
 from jobs.streaming.recorder import recording
@@ -39,9 +44,8 @@ from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.files import HadoopFiles, LocalFiles
 from jobs.warehouse.transactions import transactions
-from tests.protocol import data_path, memory_columns, memory_delta, world
+from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
 from tests.protocol.memory_state import FORMER
@@ -52,6 +56,7 @@ LOADED = (
     "lineage",
     "operations",
     "snapshots",
+    "storage",
     "streaming",
     "training",
     "upgrades",
@@ -147,13 +152,18 @@ def _replacements() -> list[tuple[Any, Any]]:
         time=lambda: world.current().clock.monotonic(),
         sleep=_sleep,
     )
+    chance = SimpleNamespace(uniform=lambda least, most: most)
     ids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.current().new_id()))
     return [
         (functions, memory_columns),
         (DeltaTable, memory_delta.DeltaTable),
-        (HadoopFiles, MemoryFiles),
+        (ObjectFiles, MemoryFiles),
+        (probe.ready, lambda root: None),
+        (table_rows.open_log, memory_log.open_log),
+        (table_rows.read_small, memory_log.read_small),
         (threading, SimpleNamespace(Event=Event, Thread=Thread)),
         (time, now),
+        (random, chance),
         (uuid, ids),
         (driver_identity.machine, _machine),
         (driver_identity.started_at, _started_at),
@@ -206,6 +216,8 @@ def simulated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(DriverIdentity, "this_process", _this_process))
         stack.enter_context(mock.patch.object(StructType, "fromDDL", parse_schema))
         stack.enter_context(mock.patch.object(Checkpoint, "has_states_of_format_1", _has_states_of_format_1))
+        stack.enter_context(mock.patch.object(Tables, "rows", memory_log.rows))
+        stack.enter_context(mock.patch.object(Tables, "create_small", memory_log.create_small))
         # What is kept for other tools' readers alone, and repeats what the generations say.
         for name in ("_tell_readers", "_comment_estimates"):
             stack.enter_context(mock.patch.object(Driver, name, lambda driver: None))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ROOT = "hdfs://simulated/warehouse"
+ROOT = "s3a://simulated/warehouse"
 """A store that refuses the second of two commits of one version; there nothing is locked."""
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -3,7 +3,7 @@
     python -m tests.support.in_store FOLDER PART ...
 
 PART is `streams`, `commits`, `verbs`, `queries` or `drivers`, on S3: the store and a proxy before it run in this
-process. `hdfs` runs streams and drivers on a cluster of HDFS. What was found is printed as a line of JSON a step.
+process. What was found is printed as a line of JSON a step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_latest
 from jobs.supervision.driver_log import DriverLog
-from jobs.warehouse.files import hadoop_files
 from tests.conftest import ROOT as HERE
 from tests.jobs.key_inputs.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.lineage.test_frozen_drivers import FREEZES
@@ -53,7 +52,6 @@ from tests.jobs.support.pipeline import (
     since,
 )
 from tests.jobs.support.processes import Driver
-from tests.support.hdfs import HdfsCluster
 from tests.support.object_store import BUCKET, Asked, ObjectStore, Proxy, environment
 
 S3 = f"s3a://{BUCKET}"
@@ -67,13 +65,6 @@ STREAM = ("stream", "--model", "walk")
 def main(folder: Path, parts: list[str]) -> None:
     """Run the parts."""
     processes.PATIENCE = SECONDS
-    if parts == ["hdfs"]:
-        with HdfsCluster(folder / "hdfs") as cluster:
-            os.environ.update(cluster.environment())
-            store = Store(cluster.address, None)
-            streams(folder / "streams", store)
-            drivers(folder / "drivers", store)
-        return
     with ObjectStore(folder / "objects") as objects, Proxy(objects.address).running() as proxy:
         os.environ.update(environment(proxy.address))
         store = Store(S3, proxy)
@@ -405,7 +396,7 @@ def started(pipeline: Pipeline, *more: str, **given: str) -> Driver:
 
 def batches(pipeline: Pipeline, folder: str) -> list[int]:
     """Return the micro-batches that have a file in a folder of the stream's checkpoint, read by Spark's file system."""
-    files = hadoop_files(pipeline.warehouse, "checkpoints/walk-g0001")
+    files = pipeline.warehouse.files("checkpoints/walk-g0001")
     return [int(name) for name in files.names(folder) if name.isdigit()]
 
 

@@ -17,7 +17,7 @@ from jobs.core.errors import RUN_FAILED
 from jobs.spark.conf import spark_conf
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.stores import store_jars
-from jobs.stores.settings import spark_store_conf, store_variables
+from jobs.storage.settings import spark_store_conf, store_variables
 from jobs.supervision.driver_log import DriverLog, LaunchRecord
 from jobs.supervision.driver_status import log_name
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach, new_token

@@ -26,8 +26,8 @@ from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
 from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.table_rows import table_batch
+from jobs.storage.part_files import PartFile, PartWriter, attempt_name, remove
 from jobs.streaming.operators.wrappers import DelegatingProcessor
-from jobs.warehouse.part_files import PartFile, PartWriter, attempt_name, remove
 
 PROPERTY = "kalman.estimates"
 """Name of the property of a micro-batch's job that says where its estimates go."""

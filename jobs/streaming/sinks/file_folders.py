@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
+from jobs.spark.hadoop_files import HadoopFiles
+from jobs.storage.files import WarehouseFiles, files_of
+from jobs.storage.settings import in_s3
 from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import WarehouseFiles, hadoop_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +27,11 @@ _DONE = "_SUCCESS"
 _ATTEMPT = re.compile(r"_attempt-(\d+)")
 _WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.*)")
 """The name that Spark gives a file: its number, a random id of the write, and the rest."""
+
+
+def _files(spark: SparkSession, path: str) -> WarehouseFiles:
+    """Return the files of a folder in any store that Spark reaches."""
+    return files_of(path) if local_path(path) is not None or in_s3(path) else HadoopFiles(spark, path)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class FileSink:
         Raises:
             UserError: a file cannot be moved to its place.
         """
-        files = hadoop_files(Warehouse(self.spark, self.path.rstrip("/")), "")
+        files = _files(self.spark, self.path.rstrip("/"))
         place = f"generation={batch.generation}/batch_id={batch.batch_id}"
         attempt = f"{place}/_attempt-{batch.epoch}"
         # A task's files may appear in this folder at once: nobody reads it.

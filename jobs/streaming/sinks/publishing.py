@@ -25,11 +25,11 @@ from jobs.spark.kafka import read_topic, spark_options
 from jobs.spark.queries import cause_of
 from jobs.spark.user_functions import files_of
 from jobs.specs.sinks import Sinks
+from jobs.storage.files import Files
 from jobs.streaming.sinks.file_folders import FileSink
 from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, numbered
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import Files, hadoop_files
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
 
@@ -127,7 +127,7 @@ class Publisher:
 
     @property
     def _files(self) -> Files:
-        return hadoop_files(self.warehouse, f"{FOLDER}/{self.lease.generation.generation}")
+        return self.warehouse.files(f"{FOLDER}/{self.lease.generation.generation}")
 
     def begin(self, committed: int | None) -> None:
         """Resume after the last committed micro-batch; a new sink gets only later micro-batches.

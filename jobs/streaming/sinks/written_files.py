@@ -21,6 +21,8 @@ from jobs.core.errors import UserError
 from jobs.encoding.key_texts import has_columns
 from jobs.encoding.packet_kinds import OUTPUT_PACKETS, OutputPacket
 from jobs.lineage.source_ranges import RangeWriter
+from jobs.storage.part_files import PartFile, partition_of, remove_of
+from jobs.storage.table_log import FileTable, takes_files
 from jobs.streaming.operators.estimate_files import (
     FILES,
     PROPERTY,
@@ -32,8 +34,6 @@ from jobs.streaming.operators.estimate_files import (
     unchanged,
 )
 from jobs.streaming.sinks.estimated import PacketEstimates
-from jobs.warehouse.file_commits import FileTable, takes_files
-from jobs.warehouse.part_files import PartFile, partition_of, remove_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.warehouse.files import hadoop_files
-from jobs.warehouse.reading import Tables
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from jobs.warehouse.files import Files
+    from jobs.storage.files import Files
 
 FOLDER = "reports"
 
 
 def report_files(warehouse: Tables, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
     """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
-    return hadoop_files(warehouse, f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")
+    return warehouse.files(f"{FOLDER}/{model}"), (f"{generation}.json", f"{generation}.html")

@@ -328,10 +328,10 @@ def test_settings_come_from_flags_then_environment_then_defaults(monkeypatch: py
     own = Settings.load()
     assert (own.warehouse, own.models) == (str(Path.cwd() / "warehouse"), Path.cwd() / "models")
     assert own.master == DEFAULT_MASTER == "local[*,4]" and not own.json
-    monkeypatch.setenv("KALMAN_WAREHOUSE", "hdfs://name/dir/")
+    monkeypatch.setenv("KALMAN_WAREHOUSE", "gs://bucket/dir/")
     monkeypatch.setenv("KALMAN_MODELS", "/m")
     monkeypatch.setenv("KALMAN_JARS", "/jars")
-    assert Settings.load().warehouse == "hdfs://name/dir" and Settings.load().models == Path("/m")
+    assert Settings.load().warehouse == "gs://bucket/dir" and Settings.load().models == Path("/m")
     assert Settings.load(models="/n").models == Path("/n") and Settings.load().jars == Path("/jars")
 
 

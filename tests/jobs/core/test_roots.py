@@ -42,6 +42,13 @@ def test_every_spelling_of_a_folder_is_one_root(folder: Path) -> None:
         assert Settings.load(warehouse=text).warehouse == str(folder), text
 
 
+@pytest.mark.parametrize("name", ["a%20b", "a\\b", "a%2fb"])
+def test_a_folder_that_a_library_takes_for_another_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="a warehouse cannot be at .*: a backslash, and a percent sign"):
+        Settings.load(warehouse=str(tmp_path / name))
+    assert Settings.load(warehouse=str(tmp_path / "100%")).warehouse.endswith("100%")
+
+
 def test_every_spelling_of_a_folder_has_the_same_locks(folder: Path) -> None:
     with stream_lock(Settings.load(warehouse=str(folder)).warehouse, "m"):
         for text in [*spellings(folder), f"file://{folder.parent}/ware%20house"]:
@@ -65,9 +72,8 @@ def test_every_spelling_of_a_folder_has_the_same_log_of_drivers(folder: Path) ->
 @pytest.mark.parametrize(
     ("text", "root"),
     [
-        ("hdfs://name/dir/", "hdfs://name/dir"),
-        ("hdfs:/dir", "hdfs:///dir"),
-        ("HDFS:///dir", "hdfs:///dir"),
+        ("gs://bucket/dir/", "gs://bucket/dir"),
+        ("GS://bucket/dir", "gs://bucket/dir"),
         ("abfss://container@account.dfs.core.windows.net/dir", None),
         ("gs://bucket/dir", None),
     ],
@@ -77,10 +83,16 @@ def test_a_store_is_allowed_by_name(text: str, root: str | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["http://host/dir", "memory://dir", "dbfs:/dir", "wasbs://c@a/dir", "hdfs:dir", "C:/dir"]
+    "text", ["http://host/dir", "memory://dir", "dbfs:/dir", "wasbs://c@a/dir", "C:/dir"]
 )
 def test_any_other_store_is_refused_with_those_that_are_allowed(text: str) -> None:
-    with pytest.raises(UserError, match=f"a warehouse cannot be at {text}: use a folder .* hdfs://, abfs://"):
+    with pytest.raises(UserError, match=f"a warehouse cannot be at {text}: use a folder .* s3a://, abfs://"):
+        Settings.load(warehouse=text)
+
+
+@pytest.mark.parametrize("text", ["hdfs://name/dir", "hdfs:/dir", "HDFS:///dir", "hdfs:dir"])
+def test_hdfs_is_refused_with_the_reason(text: str) -> None:
+    with pytest.raises(UserError, match=f"a warehouse cannot be at {text}: the library .* may wait for ever"):
         Settings.load(warehouse=text)
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from jobs import forecast, maintain, monitor, skill, status
 from jobs.downstream.queries import queries_of, query_of
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.files import Folder
+from jobs.storage.files import Folder
 from jobs.warehouse.tables import estimates
 from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
 from tests.jobs.specs.test_spec import refused

@@ -17,9 +17,9 @@ from jobs.core.errors import UserError
 from jobs.history.bucket import estimator
 from jobs.history.source import Interval
 from jobs.history.table import HistoryTable, Part, Slices
+from jobs.storage.part_files import write_parts
+from jobs.storage.table_log import WRITER, FileTable
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER, FileTable
-from jobs.warehouse.part_files import write_parts
 from jobs.warehouse.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 

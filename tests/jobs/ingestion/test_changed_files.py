@@ -15,8 +15,8 @@ from jobs.core.report import Report
 from jobs.ingestion import folder_watch, landing
 from jobs.ingestion.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.ingestion.landed_files import LandedFiles, path_number
+from jobs.storage.files import LocalFiles
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import LocalFiles
 from jobs.warehouse.tables import measurements
 from jobs.warehouse.transactions import transactions
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec

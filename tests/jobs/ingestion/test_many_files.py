@@ -18,7 +18,7 @@ from jobs.ingestion import small_files
 from jobs.ingestion.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes
 from jobs.ingestion.landed_files import LandedFiles
 from jobs.ingestion.landing import file_state
-from jobs.warehouse.files import LocalFiles
+from jobs.storage.files import LocalFiles
 from jobs.warehouse.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 

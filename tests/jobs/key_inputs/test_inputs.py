@@ -377,7 +377,7 @@ def test_a_table_that_cannot_be_used_is_refused(ids: Any, noise: Any, said: str)
 
 
 def test_a_pin_is_made_once(tmp_path: Path) -> None:
-    from jobs.warehouse.files import LocalFiles
+    from jobs.storage.files import LocalFiles
 
     kept = LocalFiles(tmp_path)
     assert kept.create("pins/1.json", b"one") and not kept.create("pins/1.json", b"two")

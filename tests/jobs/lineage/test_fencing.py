@@ -21,12 +21,12 @@ from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.lineage.leases import Lease
+from jobs.storage.part_files import PartFile, write_parts
+from jobs.storage.table_log import WRITER as CHOICE
+from jobs.storage.table_log import FileTable
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER as CHOICE
-from jobs.warehouse.file_commits import FileTable
-from jobs.warehouse.part_files import PartFile, write_parts
 from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files

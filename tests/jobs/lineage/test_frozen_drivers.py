@@ -19,10 +19,10 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
+from jobs.storage.table_log import WRITER
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER
 from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -243,7 +243,7 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
 
     from jobs.lineage import leases
     from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.file_commits import FileTable
+    from jobs.storage.table_log import FileTable
 
     from tests.support.stand_ins import stand_in
 

@@ -32,7 +32,7 @@ from jobs.observability.batch_profile import (
 )
 from jobs.observability.job_times import Job, JobTimes
 from jobs.observability.progress_log import progress_of
-from jobs.warehouse.file_commits import WRITER
+from jobs.storage.table_log import WRITER
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark

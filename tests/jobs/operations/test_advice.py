@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.operations.advice import Files, Measured, advise, measured
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.without_spark import file_sizes
+from jobs.storage.table_rows import file_sizes
 from tests.jobs.support.pipeline import random_walk_spec
 
 NOW = datetime(2024, 5, 1, tzinfo=UTC)

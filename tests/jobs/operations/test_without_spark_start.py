@@ -29,8 +29,8 @@ from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows import without_spark
 from jobs.rejected_rows.rows import count_by_reason, sorted_rows
 from jobs.specs.loading import load_spec
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse, utc
-from jobs.warehouse.local_tables import LocalTables
 from jobs.warehouse.quarantine import TABLE, Choice
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
@@ -101,7 +101,7 @@ def where(settings: Settings) -> list[str]:
 
 @pytest.mark.spark
 def test_status_is_the_same_with_and_without_spark(released: Settings, spark: SparkSession):
-    both = (LocalTables(released.warehouse), Warehouse(spark, released.warehouse))
+    both = (Tables(released.warehouse), Warehouse(spark, released.warehouse))
     without, beside = (plain(status._report(released, one, "walk", None).data) for one in both)
     (model,) = without["models"]
     assert model["measurements"] == {"version": 4, "rows": 160, "quarantined": 3}
@@ -120,7 +120,7 @@ def test_status_is_the_same_with_and_without_spark(released: Settings, spark: Sp
 def test_quarantine_is_the_same_with_and_without_spark(
     released: Settings, spark: SparkSession, choice: Choice
 ):
-    tables, warehouse = LocalTables(released.warehouse), Warehouse(spark, released.warehouse)
+    tables, warehouse = Tables(released.warehouse), Warehouse(spark, released.warehouse)
     frame = warehouse.read(TABLE).filter(choice.condition())
     assert without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
     held = sorted_rows(frame.filter("status IS NULL")).collect()
@@ -147,7 +147,7 @@ def upgraded(released: Settings, tmp_path: Path) -> Settings:
 
 @pytest.mark.spark
 def test_dry_runs_are_the_same_with_and_without_spark(upgraded: Settings, spark: SparkSession):
-    tables, warehouse = LocalTables(upgraded.warehouse), Warehouse(spark, upgraded.warehouse)
+    tables, warehouse = Tables(upgraded.warehouse), Warehouse(spark, upgraded.warehouse)
     spec = load_spec("walk", upgraded.models)
     with_spark = Maintenance(warehouse, spec, dry=True, with_estimates=True)
     with_spark.run()
@@ -175,7 +175,7 @@ def test_dry_runs_need_no_java(upgraded: Settings, run_cli: RunCli):
 
 def test_a_snapshot_that_lost_keys_is_told_without_spark(upgraded: Settings, tmp_path: Path):
     shutil.copytree(upgraded.warehouse, tmp_path / "warehouse")
-    tables = LocalTables(str(tmp_path / "warehouse"))
+    tables = Tables(str(tmp_path / "warehouse"))
     source = source_snapshot(tables, "walk", None, 2)
     DeltaTable(tables.path("snapshots")).delete(f"snapshot_id = '{source.snapshot_id}' AND key <> 'never'")
     settings = Settings.load(warehouse=tables.root, models=upgraded.models, quiet=True)
@@ -202,7 +202,7 @@ def test_a_damaged_checkpoint_is_told_without_spark(released: Settings, tmp_path
     shutil.copytree(released.warehouse, tmp_path / "warehouse")
     offsets = tmp_path / "warehouse" / "checkpoints" / "walk-g0001" / "offsets" / "0"
     offsets.write_bytes(offsets.read_bytes().replace(b"reservoirVersion", b"reservoirversion"))
-    data = status._report(released, LocalTables(str(tmp_path / "warehouse")), "walk", None).data
+    data = status._report(released, Tables(str(tmp_path / "warehouse")), "walk", None).data
     error = data["models"][0]["generations"][0]["last_error"]
     assert error == "the checkpoint is damaged: offsets/0 cannot be read (ChecksumException)"
 

@@ -17,7 +17,7 @@ from jobs.core.report import Report
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
-from jobs.warehouse.file_commits import WRITER
+from jobs.storage.table_log import WRITER
 from jobs.warehouse.quarantine import Choice
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since

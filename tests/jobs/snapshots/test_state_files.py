@@ -17,8 +17,8 @@ from jobs.encoding.arrow import lists
 from jobs.snapshots import manifests, state_files, store
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, measure, read_rows
+from jobs.storage.table_log import WRITER, FileTable
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER, FileTable
 
 pytestmark = pytest.mark.spark
 

@@ -14,8 +14,8 @@ from jobs.core.errors import UserError
 from jobs.snapshots import store
 from jobs.snapshots.state_rows import measure, read_rows
 from jobs.snapshots.stored_rows import measure_rows, stored_rows
+from jobs.storage.table_log import WRITER
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER
 from tests.jobs.snapshots.test_state_files import KEYS, made, manifest
 
 pytestmark = pytest.mark.spark

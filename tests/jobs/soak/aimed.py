@@ -33,9 +33,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.cli import main
 from jobs.spark import session as spark_sessions
+from jobs.storage.files import LocalFiles
+from jobs.storage.table_log import FileTable
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
-from jobs.warehouse.file_commits import FileTable
-from jobs.warehouse.files import LocalFiles
 
 VARIABLE = "KALMAN_AIM"
 STATE_FORMAT = "KALMAN_STATE_FORMAT"

@@ -13,7 +13,9 @@ from jobs.spark import jars
 from jobs.spark.jars import OPTIONAL, fetch
 from jobs.spark.session import spark_session
 from jobs.spark.stores import store_jars
-from jobs.stores import s3_files
+from jobs.storage import object_files
+from jobs.storage.files import files_of
+from jobs.storage.object_files import ObjectFiles
 
 HERE = Path(__file__).resolve().parents[3]
 CASES = [
@@ -67,8 +69,8 @@ def test_a_store_whose_client_cannot_be_had_is_one_sentence_before_spark_starts(
     assert "no connection to the Maven repository" in said
 
 
-@pytest.mark.parametrize("root", ["/folder", "hdfs://name/dir"])
-def test_a_folder_and_hdfs_need_no_client_besides_spark(without_network: Path, root: str):
+@pytest.mark.parametrize("root", ["/folder", "file:///folder"])
+def test_a_folder_needs_no_client_besides_spark(without_network: Path, root: str):
     assert store_jars(root) == []
 
 
@@ -84,7 +86,7 @@ def test_s3_without_its_package_is_one_sentence_before_spark_starts(monkeypatch:
     monkeypatch.setattr("jobs.spark.session.store_jars", lambda root: [])
     monkeypatch.setattr("jobs.spark.session.SparkSession", None)
     monkeypatch.setitem(sys.modules, "obstore.store", None)  # as if it were not installed
-    s3_files._client.cache_clear()
+    object_files._client.cache_clear()
     with pytest.raises(
         UserError, match=r"needs the package obstore: pip install 'kalman-pipeline\[s3\]'"
     ) as it:
@@ -93,14 +95,19 @@ def test_s3_without_its_package_is_one_sentence_before_spark_starts(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("root", "package"), [("gs://bucket/dir", "gcsfs"), ("abfss://box@account.x/dir", "adlfs")]
+    "root", ["gs://bucket/dir", "abfss://box@account.dfs.core.windows.net/dir", "s3a://bucket/dir"]
 )
-def test_a_process_without_spark_names_the_package_that_it_needs(
-    monkeypatch: pytest.MonkeyPatch, root: str, package: str
-):
-    from jobs.warehouse.files import files_of
-
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=f"needs the package {package}: pip install {package}") as caught:
+def test_a_process_without_spark_names_the_package_that_it_needs(monkeypatch: pytest.MonkeyPatch, root: str):
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    object_files._client.cache_clear()
+    with pytest.raises(UserError, match="needs the package obstore: pip install") as caught:
         files_of(f"{root}/_drivers/walk")
-    assert caught.value.exit_code == INPUT_ERROR and "docs/deploy.md" in caught.value.message
+    assert caught.value.exit_code == INPUT_ERROR
+
+
+@pytest.mark.parametrize("root", ["gs://bucket/dir", "abfss://box@account.dfs.core.windows.net/dir"])
+def test_each_store_has_a_client_for_small_files(root: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    object_files._client.cache_clear()
+    files = files_of(f"{root}/_drivers/walk")
+    assert isinstance(files, ObjectFiles) and files._path("a.json") == "dir/_drivers/walk/a.json"

@@ -19,6 +19,8 @@ from jobs.encoding.key_texts import has_columns, key_columns
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.packets import Records
+from jobs.storage.part_files import partition_of, remove_of
+from jobs.storage.table_log import WRITER
 from jobs.streaming.operators.estimate_files import (
     PROPERTY,
     EstimateRows,
@@ -29,8 +31,6 @@ from jobs.streaming.operators.estimate_files import (
     unchanged,
 )
 from jobs.streaming.sinks.written_files import EstimateFiles, written_parts
-from jobs.warehouse.file_commits import WRITER
-from jobs.warehouse.part_files import partition_of, remove_of
 
 LIST = pa.list_(pa.float64())
 SCHEMA = pa.schema(
@@ -148,7 +148,7 @@ def test_an_attempt_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytes
         raise OSError("no space left on device")
 
     monkeypatch.setattr(Packets, "handleInputRows", failing)
-    monkeypatch.setattr("jobs.warehouse.part_files._GROUP_ROWS", 1)
+    monkeypatch.setattr("jobs.storage.part_files._GROUP_ROWS", 1)
     with pytest.raises(OSError, match="no space left"):
         put_out(monkeypatch, Target(str(tmp_path), "a1", 1, {"batch_id": 5, "generation": "g1"}).encode())
     assert list(tmp_path.iterdir()) == []

@@ -12,9 +12,9 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from jobs.spark.hadoop_files import HadoopFiles
 from jobs.streaming.sinks.file_folders import FileSink
 from jobs.streaming.sinks.published_batch import MicroBatch
-from jobs.warehouse.files import HadoopFiles
 
 pytestmark = pytest.mark.spark
 
@@ -137,7 +137,7 @@ def test_what_an_earlier_release_left_and_what_a_backup_undid_is_replaced(
 def test_files_through_the_file_system_of_hadoop(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.streaming.sinks.file_folders.hadoop_files", HadoopFiles)
+    monkeypatch.setattr("jobs.streaming.sinks.file_folders._files", HadoopFiles)
     folder = tmp_path / "handed"
     for epoch in (1, 2):
         publish(folder, rows_of(spark), epoch)

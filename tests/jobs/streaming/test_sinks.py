@@ -24,10 +24,10 @@ from jobs.encoding.packets import Records
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
+from jobs.storage.table_log import WRITER
 from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import (
     Pipeline,

@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs import maintain
-from jobs.warehouse.file_commits import WRITER
+from jobs.storage.table_log import WRITER
+from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.warehouse.tables import estimates
-from jobs.warehouse.without_spark import UTC_MICROSECONDS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.stored_types import several_types
 

@@ -19,11 +19,11 @@ from jobs import resume, stop
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.settings import Settings
 from jobs.lineage import pausing
+from jobs.storage.files import Files, LocalFiles
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog, DriverRecord, Hold, LaunchRecord
 from jobs.supervision.driver_status import ENDED, NONE, RUNNING, SILENT, STARTING, driver_status
 from jobs.supervision.launcher import LAUNCH_VARIABLE, detach  # noqa: F401 - SCRIPT uses it
-from jobs.warehouse.files import Files, FsspecFiles, LocalFiles
 
 ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime.now(UTC)
@@ -49,9 +49,8 @@ def wait_for(what: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", [LocalFiles, FsspecFiles])
-def test_small_files(tmp_path: Path, kind: type) -> None:
-    files: Files = kind(tmp_path if kind is LocalFiles else f"file://{tmp_path}")
+def test_small_files(tmp_path: Path) -> None:
+    files: Files = LocalFiles(tmp_path)
     assert files.read("a/b.json") is None and files.names("a") == []
     files.remove("a/b.json")
     files.write("a/b.json", b"1")
@@ -60,13 +59,6 @@ def test_small_files(tmp_path: Path, kind: type) -> None:
     assert files.read("a/b.json") == b"2" and files.names("a") == ["a.json", "b.json"]
     files.remove("a/b.json")
     assert files.names("a") == ["a.json"] and files.names("") == ["a"]
-
-
-def test_a_store_without_its_package_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match="reads gs://bucket/w/_leases/tiny needs the package gcsfs: pip install gcsfs"
-    ):
-        DriverLog.at("gs://bucket/w", "tiny")
 
 
 def test_records_are_read_as_they_were_written(log: DriverLog) -> None:

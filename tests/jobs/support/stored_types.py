@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.warehouse.without_spark import UTC_MICROSECONDS
+from jobs.storage.table_rows import UTC_MICROSECONDS
 
 
 def tables_of(root: str | Path) -> list[Path]:

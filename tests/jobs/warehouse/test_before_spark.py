@@ -21,4 +21,3 @@ def test_few_measurements_need_no_optimising_compiler(tmp_path: Path, monkeypatc
     assert "TieredStopAtLevel=1" in java_conf(root, "walk")["spark.driver.extraJavaOptions"]
     monkeypatch.setattr(before_spark, "QUICK_BYTES", 100)
     assert java_conf(root, "walk") == {}
-    assert java_conf("hdfs://name/folder", "walk") == {}

@@ -9,9 +9,9 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from jobs.storage.table_log import FileTable
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import FileTable
-from tests.jobs.warehouse.test_file_commits import add
+from tests.jobs.storage.test_table_log import add
 
 pytestmark = pytest.mark.spark
 

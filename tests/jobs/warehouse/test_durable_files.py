@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.warehouse.files import LocalFiles
+from jobs.storage.files import LocalFiles
 
 Calls = list[tuple[str, str]]
 

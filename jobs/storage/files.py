@@ -1,10 +1,8 @@
-"""Small files and folders of the warehouse: the only module that calls Hadoop's file system.
+"""Small files and folders of the warehouse.
 
 A file is written as a whole or not at all, and outlives a loss of power once `write` returns: first its content is on
 the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read
-and written through the operating system. In any other warehouse, a Spark driver goes through Hadoop's file system
-(`hadoop_files`), and a process without Spark through fsspec (`files_of`), which needs the package of that store (gcsfs,
-adlfs). S3 is reached by one client in both (`jobs.stores.s3_files`).
+and written through the operating system, one in an object store by one client (`jobs.storage.object_files`).
 """
 
 from __future__ import annotations
@@ -19,25 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
-
-import fsspec
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import in_s3
+from jobs.storage.object_files import ObjectFiles, Seen
 
 if TYPE_CHECKING:
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.reading import Tables
-
-_FSSPEC_NAMES = {"abfss": "abfs"}
-"""fsspec's name of a store by Hadoop's."""
-_FSSPEC_PACKAGES = {"abfs": "adlfs", "abfss": "adlfs", "gs": "gcsfs"}
-"""The package with which fsspec reaches a store."""
-_BLOCK = 16_384
-"""How many bytes are read at a time to find the end of a line."""
+    from jobs.storage.warehouse import Tables
 
 
 class Files(Protocol):
@@ -75,6 +62,10 @@ class WarehouseFiles(Files, Protocol):
         """Tell if a file or folder exists."""
         ...
 
+    def seen(self, name: str) -> Seen | None:
+        """Return what is seen of a file without reading it, or None if the file does not exist."""
+        ...
+
     def rename(self, name: str, to: str) -> bool:
         """Rename a file or folder, and tell if that succeeded; missing parent folders of `to` are made."""
         ...
@@ -100,22 +91,14 @@ def open_lock(path: Path) -> TextIO:
         ) from error
 
 
-def files_of(root: str) -> Files:
-    """Return the files of a folder, given by path or URI, without Spark.
+def files_of(root: str) -> WarehouseFiles:
+    """Return the files of a folder, given by path or URI.
 
     Raises:
-        UserError: the URI needs a package that is not installed.
+        UserError: the package of the store's client is not installed.
     """
     local = local_path(root)
-    if in_s3(root):
-        return S3Files(root)
-    return LocalFiles(local) if local is not None else FsspecFiles(root)
-
-
-def hadoop_files(warehouse: Tables, folder: str) -> WarehouseFiles:
-    """Return the files of a folder of the warehouse, through Hadoop's file system unless the folder is local."""
-    local = local_path(warehouse.path(folder))
-    return LocalFiles(local) if local is not None else warehouse.spark_files(folder)
+    return LocalFiles(local) if local is not None else ObjectFiles(root)
 
 
 @contextmanager
@@ -207,6 +190,13 @@ class LocalFiles:
     def exists(self, name: str) -> bool:
         return (self.root / name).exists()
 
+    def seen(self, name: str) -> Seen | None:
+        try:
+            found = (self.root / name).stat()
+        except FileNotFoundError:
+            return None
+        return Seen(f"{found.st_ino} {found.st_mtime_ns}", found.st_size)
+
     def modified_at(self, name: str) -> datetime:
         return datetime.fromtimestamp((self.root / name).stat().st_mtime_ns // 1_000_000 / 1000, UTC)
 
@@ -255,137 +245,11 @@ class ChecksummedFiles(LocalFiles):
         return content
 
 
-class FsspecFiles:
-    """A folder read through fsspec. Object stores write a file as a whole; elsewhere a reader may see half of it."""
-
-    def __init__(self, root: str) -> None:
-        scheme, rest = root.split("://", 1)
-        try:
-            self._files: Any = fsspec.filesystem(_FSSPEC_NAMES.get(scheme, scheme), use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            package = _FSSPEC_PACKAGES.get(scheme)
-            if package is None:
-                raise UserError(f"cannot reach {root} without Spark: {error}") from error
-            raise UserError(
-                f"a process without Spark that reads {root} needs the package {package}: pip install {package} "
-                "(docs/deploy.md)"
-            ) from error
-        self._root = self._files._strip_protocol(f"{_FSSPEC_NAMES.get(scheme, scheme)}://{rest}")
-
-    def read(self, name: str) -> bytes | None:
-        try:
-            return self._files.cat_file(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return None
-
-    def write(self, name: str, content: bytes) -> None:
-        path = f"{self._root}/{name}"
-        self._files.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        self._files.pipe_file(path, content)
-
-    def remove(self, name: str) -> None:
-        try:
-            self._files.rm_file(f"{self._root}/{name}")
-        except FileNotFoundError:
-            return
-
-    def modified_at(self, name: str) -> datetime:
-        return self._files.modified(f"{self._root}/{name}")
-
-    def names(self, folder: str) -> list[str]:
-        self._files.invalidate_cache()
-        try:
-            found = self._files.ls(f"{self._root}/{folder}", detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        names = (str(path).rstrip("/").rsplit("/", 1)[-1] for path in found)
-        return sorted(name for name in names if not name.startswith("."))
-
-
-class HadoopFiles:
-    """A folder of the warehouse, read and written by the JVM through the file system that Spark uses for it.
-
-    For a local folder, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
-    """
-
-    def __init__(self, warehouse: Warehouse, folder: str) -> None:
-        self._jvm: Any = warehouse.spark._jvm
-        self._root = warehouse.path(folder).rstrip("/")
-        session: Any = warehouse.spark._jsparkSession
-        self._files: Any = self._path("").getFileSystem(session.sessionState().newHadoopConf())
-
-    def read(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        stream = self._files.open(path)
-        try:
-            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-        finally:
-            stream.close()
-
-    def first_line(self, name: str) -> bytes | None:
-        path = self._path(name)
-        if not self._files.exists(path):
-            return None
-        stream, line = self._files.open(path), b""
-        try:
-            while b"\n" not in line and (more := bytes(stream.readNBytes(_BLOCK))):
-                line += more
-        finally:
-            stream.close()
-        return line.split(b"\n", 1)[0]
-
-    def write(self, name: str, content: bytes) -> None:
-        path = self._path(name)
-        draft = self._path(f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}")
-        stream = self._files.create(draft, True)
-        try:
-            stream.write(bytearray(content))
-            if stream.hasCapability("hsync"):
-                stream.hsync()
-        finally:
-            stream.close()
-        if not self._files.rename(draft, path):  # HDFS does not rename onto a file
-            self._files.delete(path, False)
-            self._files.rename(draft, path)
-
-    def remove(self, name: str) -> None:
-        self._files.delete(self._path(name), False)
-
-    def exists(self, name: str) -> bool:
-        return bool(self._files.exists(self._path(name)))
-
-    def modified_at(self, name: str) -> datetime:
-        """Return when a file was last modified."""
-        status = self._files.getFileStatus(self._path(name))
-        return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
-
-    def rename(self, name: str, to: str) -> bool:
-        target = self._path(to)
-        self._files.mkdirs(target.getParent())
-        return bool(self._files.rename(self._path(name), target))
-
-    def remove_tree(self, name: str) -> bool:
-        path = self._path(name)
-        return bool(self._files.delete(path, True)) or not self._files.exists(path)
-
-    def names(self, folder: str) -> list[str]:
-        path = self._path(folder)
-        if not self._files.exists(path):
-            return []
-        names = (str(status.getPath().getName()) for status in self._files.listStatus(path))
-        return sorted(name for name in names if not name.startswith("."))
-
-    def _path(self, name: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))
-
-
 class Folder:
     """A folder of the warehouse that `maintain` removes. It need not exist."""
 
     def __init__(self, warehouse: Tables, name: str) -> None:
-        self._files, self._name, self._path = hadoop_files(warehouse, ""), name, warehouse.path(name)
+        self._files, self._name, self._path = warehouse.files(""), name, warehouse.path(name)
 
     def exists(self) -> bool:
         """Tell if the folder exists."""

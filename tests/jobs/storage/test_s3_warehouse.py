@@ -21,7 +21,7 @@ EACH = 4
 
 def found_in(folder: Path, part: str) -> dict[str, Any]:
     """Run a part in a process of its own, and return what each of its steps has found."""
-    if part != "hdfs" and (missing := object_store.missing(java=True)) is not None:
+    if (missing := object_store.missing(java=True)) is not None:
         pytest.skip(missing)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.in_store", str(folder), part],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs.stores import probe, s3_files
+from jobs.storage import object_files, probe
 from tests.support import object_store
 from tests.support.object_store import ObjectStore, Proxy, environment
 
@@ -25,8 +25,8 @@ def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
     with Proxy(store.address).running() as proxy:
         for name, value in environment(proxy.address).items():
             monkeypatch.setenv(name, value)
-        s3_files._client.cache_clear()
+        object_files._client.cache_clear()
         probe._ready.cache_clear()
         yield proxy
-    s3_files._client.cache_clear()
+    object_files._client.cache_clear()
     probe._ready.cache_clear()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.warehouse.part_files import PartFile, partition_of, write_parts
+from jobs.storage.part_files import PartFile, partition_of, write_parts
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -121,7 +121,7 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np, pyarrow as pa
-from jobs.warehouse.part_files import write_parts
+from jobs.storage.part_files import write_parts
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.core.errors import UserError, is_full
+from jobs.storage.part_files import write_parts
+from jobs.storage.table_log import FileTable
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER, FileTable, append_rows
-from jobs.warehouse.part_files import write_parts
 from tests.jobs.test_disk_full import Ballast, disk
 from tests.support.stand_ins import stand_in
 
@@ -132,8 +131,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 import pyarrow as pa
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.file_commits import WRITER, FileTable, append_rows
-from jobs.warehouse.part_files import write_parts
+from jobs.storage.table_log import WRITER, FileTable
+from jobs.storage.part_files import write_parts
 
 root, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 Warehouse.lock = lambda *_: nullcontext()  # as if the processes ran on machines that share no lock
@@ -305,17 +304,6 @@ def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
         assert table(tmp_path).takes(SCHEMA) == taken, asked
 
 
-@pytest.mark.parametrize(("name", "taken"), [("a%20b", "a b"), ("a\\b", "a/b")])
-def test_a_path_that_the_library_takes_for_another_is_left_to_java(
-    tmp_path: Path, name: str, taken: str
-) -> None:
-    made(tmp_path / taken)
-    shutil.copytree(tmp_path / taken / "t", tmp_path / name / "t")
-    assert not table(tmp_path / name).takes(SCHEMA)
-    add(table(tmp_path / taken), 1, 1)
-    assert rows(tmp_path / taken) == [1]
-
-
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:
     one = made(tmp_path)
     add(one, 1, 1)
@@ -368,26 +356,6 @@ def test_a_commit_reads_as_one_that_delta_in_java_makes(tmp_path: Path) -> None:
     assert found["txn"] == {"appId": "app", "version": 7} and 0 <= time.time() * 1000 - now < 600_000
     assert found["add"]["dataChange"] is True and found["add"]["partitionValues"] == {}
     assert set(found) == {"commitInfo", "txn", "add"}
-
-
-def test_a_few_rows_are_appended_once_to_a_table_that_takes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made(tmp_path)
-    spark: Any = None
-    warehouse = Warehouse(spark, str(tmp_path))
-    row = {"x": 1, "values": [2.0], "at": datetime(2020, 1, 1, tzinfo=UTC)}
-    narrow = pa.schema([SCHEMA.field("x"), SCHEMA.field("at")])
-    assert append_rows(warehouse, "t", SCHEMA, [row, {**row, "x": 2}], ("a", 1))
-    assert append_rows(warehouse, "t", SCHEMA, [row], ("a", 1))  # a retry
-    assert append_rows(warehouse, "t", narrow, [{"x": 3, "at": None}], ("b", 1))
-    assert rows(tmp_path) == [1, 2, 3]
-    wider = SCHEMA.append(pa.field("more", pa.string()))
-    assert not append_rows(warehouse, "t", wider, [{**row, "more": "m"}], ("c", 1))
-    assert not append_rows(warehouse, "none", SCHEMA, [row], ("c", 1))
-    monkeypatch.setenv(WRITER, "java")
-    assert not append_rows(warehouse, "t", SCHEMA, [row], ("c", 1))
-    assert rows(tmp_path) == [1, 2, 3]
 
 
 def test_a_partitioned_table_takes_files_of_its_own_partition_alone(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.key_inputs.join import copied, inputs_layout, mapped
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import delta_options
-from jobs.warehouse.without_spark import column_types, file_sizes, read_table, written_at
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.settings import delta_options
+from jobs.storage.table_rows import column_types, file_sizes, read_table, written_at
 from tests.support.object_store import BUCKET, ObjectStore, Proxy
 
 ROOT = f"s3a://{BUCKET}/tables"
@@ -61,7 +61,7 @@ def test_a_worker_copies_the_inputs_that_a_folder_lets_it_map(proxy: Proxy, tmp_
     values = {"route": np.sort(route_of(keys)), "u": np.arange(400.0).reshape(2, 200)}
     packet = layout.encode(Records({name: values[name] for name in ("route", "u")}, None))
     (tmp_path / "p.packet").write_bytes(packet)
-    S3Files(f"{ROOT}/checkpoints/g/inputs").write("p.packet", packet)
+    ObjectFiles(f"{ROOT}/checkpoints/g/inputs").write("p.packet", packet)
     here = mapped(tmp_path / "p.packet", layout)
     there = copied(f"{ROOT}/checkpoints/g/inputs/p.packet", layout)
     assert {name: values.tolist() for name, values in there.arrays.items()} == {

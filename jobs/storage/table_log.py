@@ -1,21 +1,28 @@
-"""Commit Parquet files that are written already to a Delta table, without Spark (delta-rs).
+"""The log of a Delta table, and commits to it, without Spark (delta-rs), in a folder or in S3.
 
-Such a commit takes milliseconds where Delta in Java takes hundreds. Both kinds of commit agree on one table: each has
-its transaction (application, number) in the log, skips one whose number the table has, and refuses one whose name
-another process has used since the table was read. What delta-rs cannot write, or would write differently, is left to
-Java: tables of other stores, with further features, partitions or columns (`FileTable.takes`).
+Each commit is one file of the log, which the store creates only if it is absent. A commit here is made for the version
+right after the one that was read, never for a later one: if another commit came first, the table is read again, and
+what is to be committed is decided anew. Each commit carries an identity of its own: where the store's answer was lost,
+the file of that version tells whether the commit was made.
+
+Delta in Java commits to the same tables. Both keep transactions (application, number) in the log, and skip one whose
+number the table has. What delta-rs cannot write, or would write differently, is left to Java: tables with further
+features, partitions or columns (`FileTable.takes`).
 """
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -24,8 +31,11 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.part_files import TARGET_BYTES, PartFile, write_parts
+from jobs.storage import probe
+from jobs.storage.object_files import Seen
+from jobs.storage.part_files import TARGET_BYTES, PartFile
+from jobs.storage.table_rows import open_log, to_arrow
+from jobs.storage.warehouse import Tables
 
 WRITER = "KALMAN_DELTA_WRITER"
 """Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
@@ -53,7 +63,17 @@ _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Of each commit: checkpoints are written here, where their failure is not the commit's."""
-_TRIES = 5
+_TRIES, _PAUSE_SECONDS, _LOCAL_SECONDS = 8, (0.1, 1.0), (0.0, 0.1)
+"""A commit that another one came before is tried so often, each time after a random pause; in a folder after a short
+one, as there a lock orders the commits of our own commands."""
+_LOOKS, _LOOK_SECONDS = 5, 0.3
+"""How often a commit is looked for whose answer was lost."""
+_COMMIT = "kalmanCommit"
+"""Field of a commit that identifies it."""
+
+
+class Conflict(UserError):
+    """Other commits came before this one, each time that it was tried."""
 
 
 def wanted_writer() -> str:
@@ -68,7 +88,7 @@ def wanted_writer() -> str:
     return found
 
 
-def takes_files(warehouse: Warehouse) -> bool:
+def takes_files(warehouse: Tables) -> bool:
     """Tell if tables of a warehouse are to be written without Java where that can be.
 
     Raises:
@@ -77,15 +97,7 @@ def takes_files(warehouse: Warehouse) -> bool:
     return wanted_writer() == FILES and warehouse.local
 
 
-class _Seen(NamedTuple):
-    """A commit's file when it was read: a table that was put back from a backup has another."""
-
-    inode: int
-    modified: int
-    size: int
-
-
-def create_table(warehouse: Warehouse, table: str, fields: str, settings: Mapping[str, str]) -> bool:
+def create_table(warehouse: Tables, table: str, fields: str, settings: Mapping[str, str]) -> bool:
     """Make an empty table of a local warehouse without Java, unless there is something in its place; tell if it did.
 
     Args:
@@ -108,7 +120,7 @@ def create_table(warehouse: Warehouse, table: str, fields: str, settings: Mappin
     return False
 
 
-def files_at(warehouse: Warehouse, table: str, version: int) -> pa.Table | None:
+def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     """Return the files of a version of a local table, as `DeltaTable.get_add_actions` flattens them.
 
     None if the table is not a local one, cannot be read here, or has features by which rows of a file may not count or
@@ -127,37 +139,6 @@ def files_at(warehouse: Warehouse, table: str, version: int) -> pa.Table | None:
     return _bounds(log)
 
 
-def append_rows(
-    warehouse: Warehouse,
-    table: str,
-    schema: pa.Schema,
-    rows: Sequence[Mapping[str, Any]],
-    transaction: tuple[str, int],
-) -> bool:
-    """Append a few rows to a table in one commit without Spark; tell if it was done, else Java has to.
-
-    Killed before the commit, the file of the rows is no part of the table, and VACUUM removes it.
-
-    Args:
-        warehouse: of the table.
-        table: its name.
-        schema: columns of the rows, which the table may not have (`FileTable.takes`).
-        rows: their values by column.
-        transaction: application and number, by which retries append the rows once.
-
-    Raises:
-        UserError: as `FileTable.commit` does.
-    """
-    if not takes_files(warehouse):
-        return False
-    files = FileTable(warehouse, table)
-    if not files.takes(schema):
-        return False
-    batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema)
-    files.commit(write_parts(files.folder, f"part-{uuid.uuid4().hex}", [batch]), transaction)
-    return True
-
-
 class FileTable:
     """A table of a local warehouse that takes files by name.
 
@@ -172,18 +153,17 @@ class FileTable:
 
     def __init__(
         self,
-        warehouse: Warehouse,
+        warehouse: Tables,
         table: str,
         settings: Set[str] = frozenset(),
         partition: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._warehouse, self.name = warehouse, table
         self._settings, self._partition = settings, partition
-        root = local_path(warehouse.root)
-        assert root is not None, "the files of a remote warehouse are not within reach"
-        self.folder = root / table
+        self.path = warehouse.path(table)
+        self._files = warehouse.files(table)
         self._log: DeltaTable | None = None
-        self._seen: _Seen | None = None
+        self._seen: Seen | None = None
         self._asked: pa.Schema | None = None
         self.tried = False
         """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
@@ -191,10 +171,15 @@ class FileTable:
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
         self._asked = schema
-        if "%" in str(self.folder) or "\\" in str(self.folder):
-            return False  # the library would decode the path, or take another folder's table
         log = self._fresh()
         return log is not None and self._still_takes(log, schema)
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of a table of a local warehouse, in which its files are written."""
+        found = local_path(self.path)
+        assert found is not None, "the files of a remote warehouse are not within reach"
+        return found
 
     @property
     def file_bytes(self) -> int:
@@ -256,18 +241,19 @@ class FileTable:
 
         return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
-    def change(self, make: Callable[[DeltaTable], object]) -> None:
+    def change(self, make: Callable[[DeltaTable, CommitProperties], object]) -> None:
         """Let the library change the table's rows in one commit, again on what others have written if one came between.
 
         Args:
-            make: commits by the log that it is given.
+            make: commits by the log and with the properties that it is given, once at most.
 
         Raises:
-            UserError: other commits came in between again and again, or the log cannot be read or written.
+            Conflict: other commits came in between again and again.
+            UserError: the log cannot be read or written.
         """
 
-        def write(log: DeltaTable) -> int:
-            make(log)
+        def write(log: DeltaTable, identity: str) -> int:
+            make(log, _properties(identity, {}))
             return log.version()
 
         self._tried(write)
@@ -280,36 +266,68 @@ class FileTable:
     ) -> int | None:
         """Commit files under the transaction that is due of the newest log, if one is; return the version made."""
 
-        def write(log: DeltaTable) -> int | None:
+        def write(log: DeltaTable, identity: str) -> int | None:
             transaction = due(log)
             if transaction is None:
                 return None
             self._check(log, parts)
             self.tried = True
-            return self._write(log, parts, transaction, metadata)
+            return self._write(
+                log, parts, _properties(identity, {**_metrics(parts), **metadata}, transaction)
+            )
 
         return self._tried(write)
 
-    def _tried(self, write: Callable[[DeltaTable], int | None]) -> int | None:
-        """Return the version that a commit to the newest log has made, None if it made none; try it some times."""
+    def _tried(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
+        """Return the version that a commit right after the newest one has made, None if it made none."""
+        probe.ready(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
-                log = self._fresh()
+                log, identity = self._fresh(), uuid.uuid4().hex
+                if log is None:
+                    raise self._problem("the table is gone")
+                before = log.version()
                 try:
-                    if log is None:
-                        raise TableNotFoundError("the table is gone")
-                    before = log.version()
-                    version = write(log)
-                    if version is not None and version > before and version % _checkpoint_every(log) == 0:
-                        self._checkpoint()
-                    return version
+                    version = write(log, identity)
                 except CommitFailedError as error:
                     self._log = None
-                    if left == 0:
-                        raise self._problem(error) from error
+                    if self._made(before + 1, identity):
+                        version = before + 1
+                    elif left == 0:
+                        raise Conflict(f"{self.path}: {_reason(error)}", RUN_FAILED) from error
+                    else:
+                        time.sleep(
+                            random.uniform(*(_PAUSE_SECONDS if not self._warehouse.local else _LOCAL_SECONDS))
+                        )
+                        continue
                 except (DeltaError, OSError) as error:
                     self._log = None
-                    raise self._problem(error) from error
+                    if not self._arrived(before + 1, identity):
+                        raise self._problem(_reason(error)) from error
+                    version = before + 1
+                if version is not None and version > before and version % self._checkpoint_every() == 0:
+                    self._checkpoint()
+                return version
+
+    def _made(self, version: int, identity: str) -> bool:
+        """Tell if a version of the table is the commit of this identity."""
+        line = self._files.first_line(_commit_name(version))
+        if line is None:
+            return False
+        try:
+            info = json.loads(line).get("commitInfo") or {}
+        except ValueError:
+            return False
+        return info.get(_COMMIT) == identity
+
+    def _arrived(self, version: int, identity: str) -> bool:
+        """Tell if a commit without an answer was made: in a store it may still be on its way, and is looked for."""
+        for look in range(1 if self._warehouse.local else _LOOKS):
+            time.sleep(_LOOK_SECONDS if look else 0.0)
+            with suppress(UserError):
+                if self._files.seen(_commit_name(version)) is not None:
+                    return self._made(version, identity)
+        return False
 
     def _still_takes(self, log: DeltaTable, schema: pa.Schema) -> bool:
         return _plain(log, self._settings, list(self._partition)) and _fits(schema, log)
@@ -319,16 +337,13 @@ class FileTable:
         again = "run the command again, which writes its rows again"
         if self._asked is not None and not self._still_takes(log, self._asked):
             raise UserError(
-                f"{self.folder}: the table was changed while its files were written; {again}", RUN_FAILED
+                f"{self.path}: the table was changed while its files were written; {again}", RUN_FAILED
             )
         for part in parts:
-            try:
-                whole = os.stat(self.folder / part.path).st_size == part.size
-            except FileNotFoundError:
-                whole = False
-            if not whole:
+            found = self._files.seen(part.path)
+            if found is None or found.size != part.size:
                 raise UserError(
-                    f"{self.folder / part.path}: the file was changed or removed before it was committed; {again}",
+                    f"{self.path}/{part.path}: the file was changed or removed before it was committed; {again}",
                     RUN_FAILED,
                 )
 
@@ -336,26 +351,26 @@ class FileTable:
         self,
         log: DeltaTable,
         parts: Sequence[PartFile],
-        transaction: Transaction,
-        metadata: Mapping[str, Any],
+        properties: CommitProperties,
     ) -> int:
         values: Any = dict(self._partition)
         adds: list[Any] = [
             AddAction(one.path, one.size, values, one.modified, True, one.stats) for one in parts
         ]
-        rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
-        metrics = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
         log.create_write_transaction(
             adds,
             "append",
             log.schema(),
             list(self._partition) or None,
-            commit_properties=CommitProperties(
-                {"operationMetrics": metrics, **metadata}, app_transactions=[transaction]
-            ),
+            commit_properties=properties,
             post_commithook_properties=NO_HOOKS,
         )
         return log.version() + 1
+
+    def _checkpoint_every(self) -> int:
+        log = self._fresh()
+        asked = "" if log is None else log.metadata().configuration.get("delta.checkpointInterval", "")
+        return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
     def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
@@ -378,25 +393,39 @@ class FileTable:
         log, self._log = self._log, None
         try:
             if log is None or self._at(log.version()) != self._seen:
-                log = DeltaTable(str(self.folder))
+                log = open_log(self._warehouse.root, self.name)
             elif self._at(log.version() + 1) is not None:
                 log.update_incremental()
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
-            raise self._problem(error) from error
+            raise self._problem(_reason(error)) from error
         self._log, self._seen = log, self._at(log.version())
         return log
 
-    def _at(self, version: int) -> _Seen | None:
-        try:
-            found = os.stat(self.folder / "_delta_log" / f"{version:020d}.json")
-        except FileNotFoundError:
-            return None
-        return _Seen(found.st_ino, found.st_mtime_ns, found.st_size)
+    def _at(self, version: int) -> Seen | None:
+        return self._files.seen(_commit_name(version))
 
-    def _problem(self, error: Exception) -> UserError:
-        return UserError(f"{self.folder}: the commit failed: {_reason(error)}", RUN_FAILED)
+    def _problem(self, why: str) -> UserError:
+        return UserError(f"{self.path}: the commit failed: {why}", RUN_FAILED)
+
+
+def _commit_name(version: int) -> str:
+    return f"_delta_log/{version:020d}.json"
+
+
+def _properties(
+    identity: str, metadata: Mapping[str, Any], transaction: Transaction | None = None
+) -> CommitProperties:
+    """Return the properties of one commit: it is not made for a later version if another came before it."""
+    found = {**metadata, _COMMIT: identity}
+    return CommitProperties(found, 0, [] if transaction is None else [transaction])
+
+
+def _metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
+    rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
+    found = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
+    return {"operationMetrics": found}
 
 
 def _reason(error: Exception) -> str:
@@ -412,7 +441,7 @@ def _transaction(application: str, number: int) -> Transaction:
 
 
 def _bounds(log: DeltaTable) -> pa.Table:
-    return pa.table(log.get_add_actions(flatten=True))
+    return to_arrow(log.get_add_actions(flatten=True))
 
 
 def _plain(log: DeltaTable, settings: Set[str], partition_by: list[str]) -> bool:
@@ -448,11 +477,6 @@ def _bare(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         return pa.string()
     return kind
-
-
-def _checkpoint_every(log: DeltaTable) -> int:
-    asked = log.metadata().configuration.get("delta.checkpointInterval", "")
-    return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
 
 def _bytes_of(text: str | None) -> int | None:

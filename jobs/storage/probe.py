@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import in_s3, store
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.settings import in_s3, store
 
 FOLDER = "_store"
 NOTE = f"{FOLDER}/probed.json"
@@ -50,7 +50,7 @@ def ready(root: str) -> Outcome | None:
 
 @lru_cache(maxsize=8)
 def _ready(root: str, address: str | None) -> Outcome | None:
-    files = S3Files(root)
+    files = ObjectFiles(root)
     kept = files.read(NOTE)
     try:
         if kept is not None and json.loads(kept)["address"] == address:
@@ -66,7 +66,7 @@ def probe(root: str) -> Outcome:
     Raises:
         UserError: the store is not safe, or cannot be reached.
     """
-    files = S3Files(root)
+    files = ObjectFiles(root)
     found = exactly_one_wins(files, root)
     note = {"address": store().address, "at": clock.now().isoformat(), **found._asdict()}
     files.write(NOTE, json.dumps(note).encode())

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from jobs.core.errors import UserError
-from jobs.warehouse.without_spark import UTC_MICROSECONDS, read_table
+from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
 
 
 def wrote(root: Path) -> str:
@@ -56,10 +56,6 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
     next(tmp_path.glob("states/model=b/*.parquet")).unlink()
     with pytest.raises(UserError, match="states: cannot be read without Spark: "):
         read_table(root, "states", ["key"])
-    with pytest.raises(
-        UserError, match="gs://b/w: the tables of a warehouse in this store cannot be read without Spark"
-    ):
-        read_table("gs://b/w", "states", ["key"])
 
 
 def test_times_are_microseconds_in_utc_also_those_that_nanoseconds_cannot_hold(tmp_path: Path) -> None:

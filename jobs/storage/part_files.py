@@ -1,6 +1,6 @@
 """Write Parquet files of a Delta table by Arrow, with the statistics by which readers skip files. No Spark.
 
-A file that is written is no part of the table yet: a commit names it (`jobs.warehouse.file_commits`), and VACUUM
+A file that is written is no part of the table yet: a commit names it (`jobs.storage.table_log`), and VACUUM
 removes one that no commit has named once it is older than the retention of files. Each name is used once, so attempts
 of the same task never touch each other's files.
 """

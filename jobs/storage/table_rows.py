@@ -1,4 +1,4 @@
-"""Read the rows of Delta tables into Arrow without Spark, in a folder or in S3: versions, partitions, files in turn.
+"""Read the rows of Delta tables into Arrow without Spark: versions, partitions, one file after the other.
 
 `deltalake` reads the table's log and says which Parquet files a version consists of; Arrow reads these files. Only
 tables that this project writes are read: without deletion vectors and without renamed columns.
@@ -7,7 +7,7 @@ tables that this project writes are read: without deletion vectors and without r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,9 +19,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path
-from jobs.stores.s3_files import S3Files
-from jobs.stores.settings import delta_options, in_s3
+from jobs.storage.object_files import ObjectFiles
+from jobs.storage.settings import delta_options, in_s3
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
 """The type in which all tables are read, and all files written, that have times."""
 
@@ -48,7 +49,7 @@ def read_table(
         among: a text column and the values of which a row must have one; None: all rows.
 
     Raises:
-        UserError: the warehouse is in another store, or the table or version cannot be read without Spark.
+        UserError: the table or version cannot be read without Spark.
     """
     parts = list(parts_of(root, table, columns, partition, version, among))
     return pa.concat_tables(parts, promote_options="default") if parts else None
@@ -65,10 +66,8 @@ def parts_of(
     """Yield the rows of a table file by file, for tables that are larger than the memory; as `read_table`.
 
     Raises:
-        UserError: the warehouse is in another store, or the table or version cannot be read without Spark.
+        UserError: the table or version cannot be read without Spark.
     """
-    if not is_readable(root):
-        raise UserError(f"{root}: the tables of a warehouse in this store cannot be read without Spark")
     path = f"{root}/{table}"
     try:
         for uri in _uris(root, table, partition or {}, version):
@@ -81,7 +80,15 @@ def parts_of(
 
 def _uris(root: str, table: str, partition: Mapping[str, str], version: int | None) -> list[str]:
     """Return the files of a table, or of one of its partitions, as its log names them, sorted."""
-    log = _log(root, table, version)
+    return uris_of(root, table, open_log(root, table, version), partition)
+
+
+def uris_of(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
+    """Return the files of a table, or of one of its partitions, as its log names them, sorted.
+
+    Raises:
+        UserError: the table has a feature by which its files alone do not tell its rows.
+    """
     features = set(log.protocol().reader_features or ()) & _UNREADABLE
     if features:
         raise UserError(f"{root}/{table}: cannot be read without Spark: it has {', '.join(sorted(features))}")
@@ -106,28 +113,36 @@ def files_of(root: str, table: str, partition: Mapping[str, str], version: int |
         raise _unreadable(path, error) from error
 
 
-def is_readable(root: str) -> bool:
-    """Tell if the tables of a warehouse can be read without Spark: those in a folder or in S3."""
-    return local_path(root) is not None or in_s3(root)
-
-
-def _log(root: str, table: str, version: int | None = None) -> DeltaTable:
-    """Open a table's log."""
+def place_of(root: str, table: str) -> dict[str, Any]:
+    """Return where delta-rs finds a table: its URI, and the options of its store."""
     if in_s3(root):
-        return DeltaTable(f"{_uri(root)}/{table}", version=version, storage_options=delta_options())
-    return DeltaTable(f"{local_path(root)}/{table}", version=version)
+        return {"table_uri": f"{_uri(root)}/{table}", "storage_options": delta_options()}
+    return {"table_uri": f"{_uri(root)}/{table}"}
+
+
+def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
+    """Open a table's log, at a version or the newest.
+
+    Raises:
+        TableNotFoundError: there is no such table.
+        DeltaError: the log, or the version, cannot be read.
+    """
+    return DeltaTable(**place_of(root, table), version=version)
 
 
 def _uri(root: str) -> str:
-    """Return the root of a warehouse in S3 as delta-rs spells it."""
-    return f"s3://{root.partition('://')[2]}"
+    """Return the root of a warehouse as delta-rs spells it."""
+    local = local_path(root)
+    if local is not None:
+        return str(local)
+    return f"s3://{root.partition('://')[2]}" if in_s3(root) else root
 
 
 def _content(root: str, uri: str) -> str | pa.BufferReader:
-    """Return the path of one of a table's files, or its content if it is in S3."""
-    if not in_s3(root):
+    """Return the path of one of a table's files, or its content if it is in an object store."""
+    if local_path(root) is not None:
         return unquote(uri)
-    content = S3Files(root).read(unquote(uri).removeprefix(f"{_uri(root)}/"))
+    content = ObjectFiles(root).read(unquote(uri).removeprefix(f"{_uri(root)}/"))
     if content is None:
         raise FileNotFoundError(f"{uri} is gone")
     return pa.BufferReader(content)
@@ -135,10 +150,8 @@ def _content(root: str, uri: str) -> str | pa.BufferReader:
 
 def _existing(root: str, table: str) -> DeltaTable | None:
     """Open a table's log; None if there is no such table that can be read."""
-    if not is_readable(root):
-        return None
     try:
-        return _log(root, table)  # `is_deltatable` would hold up all threads until the store has answered
+        return open_log(root, table)  # `is_deltatable` would hold up all threads until the store has answered
     except TableNotFoundError:
         return None
 
@@ -155,20 +168,86 @@ def file_sizes(root: str, table: str) -> tuple[int, int] | None:
     log = _existing(root, table)
     if log is None:
         return None
-    # `pa.table` would import pandas, which takes longer than all else here.
-    found: Any = log.get_add_actions(flatten=True)
-    actions = pa.RecordBatchReader.from_stream(found).read_all()
+    actions = to_arrow(log.get_add_actions(flatten=True))
     return actions.num_rows, sum(actions["size_bytes"].to_pylist())
 
 
 def written_at(root: str, table: str) -> datetime | None:
     """Return when rows of a table were last written; None if its log does not tell."""
-    if not is_readable(root):
-        return None
-    for commit in _log(root, table).history(20):
+    for commit in open_log(root, table).history(20):
         if commit.get("operation") in ("MERGE", "WRITE"):
             return datetime.fromtimestamp(int(commit["timestamp"]) / 1e3, UTC)
     return None
+
+
+def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | None = None) -> pa.Table:
+    """Return columns of a small table at the version of a log, by default all; times are in UTC.
+
+    A column that the table lacks is null.
+
+    Raises:
+        UserError: the table cannot be read without Spark.
+    """
+    schema: Any = log.schema().to_arrow()
+    fields = {field.name: field.type for field in pa.schema(schema)}
+    wanted = list(fields if names is None else names)
+    try:
+        uris = uris_of(root, table, log, {})
+        parts = [_read(_content(root, uri), wanted or list(fields)[:1], None) for uri in uris]
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise _unreadable(f"{root}/{table}", error) from error
+    if not parts:
+        return pa.table({name: pa.nulls(0, fields.get(name, pa.string())) for name in wanted})
+    found = pa.concat_tables(parts, promote_options="default")
+    if not wanted:
+        return found
+    columns = [
+        as_in_delta(found[name], fields[name])
+        if name in found.column_names
+        else pa.nulls(found.num_rows, fields.get(name, pa.string()))
+        for name in wanted
+    ]
+    return pa.Table.from_arrays(columns, wanted)
+
+
+def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
+    """Tell if a table has a row with these values: only files whose statistics allow it are read.
+
+    Args:
+        root: of the warehouse.
+        table: its name.
+        where: texts or whole numbers, by column.
+
+    Raises:
+        UserError: the table cannot be read without Spark.
+    """
+    try:
+        log = open_log(root, table)
+        known = set(uris_of(root, table, log, {}))
+        files = to_arrow(log.get_add_actions(flatten=True))
+        for path in files.filter(_may_have(files, where))["path"].to_pylist():
+            uri = next(one for one in known if one.endswith(path))
+            found = _read(_content(root, uri), list(where), None)
+            if set(found.column_names) == set(where):
+                for name, value in where.items():
+                    found = found.filter(pc.field(name) == value)
+                if found.num_rows:
+                    return True
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise _unreadable(f"{root}/{table}", error) from error
+    return False
+
+
+def _may_have(files: pa.Table, where: Mapping[str, Any]) -> pa.ChunkedArray:
+    """Return of which files the statistics do not say that no row has these values."""
+    compute: Any = pc
+    may: Any = pa.chunked_array([pa.repeat(True, files.num_rows)])
+    for name, value in where.items():
+        for bound, beyond in (("min", "greater"), ("max", "less")):
+            if f"{bound}.{name}" in files.column_names:
+                outside = compute.fill_null(getattr(compute, beyond)(files[f"{bound}.{name}"], value), False)
+                may = compute.and_(may, compute.invert(outside))
+    return may
 
 
 def _read(
@@ -188,6 +267,30 @@ def _read(
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
     # Writers differ in Arrow's type of text, and releases in that of times.
     return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
+
+
+def to_arrow(batches: Any) -> pa.Table:
+    """Return what delta-rs returns, in another implementation of Arrow, as a table. (`pa.table` imports pandas.)"""
+    return pa.RecordBatchReader.from_stream(batches).read_all()
+
+
+def as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Return a column in the type that Delta's schema says; Parquet files differ in how they keep texts and times."""
+    return column.cast(UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind)
+
+
+def to_rows(found: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a small table as values by column, with times in UTC."""
+    # Arrow imports pandas for its times, which takes longer than all else here.
+    lists = [_values(column) for column in found.columns]
+    return [dict(zip(found.column_names, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    if not pa.types.is_timestamp(column.type):
+        return column.to_pylist()
+    micros = column.cast(UTC_MICROSECONDS).cast(pa.int64()).to_pylist()
+    return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

@@ -18,8 +18,8 @@ from jobs.core.errors import UserError
 from jobs.core.roots import warehouse_root
 from jobs.core.settings import Settings
 from jobs.doctor import run as doctor
-from jobs.stores import probe, s3_files
-from jobs.stores.s3_files import S3Files
+from jobs.storage import object_files, probe
+from jobs.storage.object_files import ObjectFiles
 from tests.support import object_store
 from tests.support.object_store import BUCKET, Proxy, environment
 
@@ -37,7 +37,7 @@ def test_a_store_that_honours_the_condition_passes_and_keeps_a_note(proxy: Proxy
     proxy.seen.clear()
     assert probe.ready(f"{ROOT}/fine") is None
     assert [asked[0] for asked, _ in proxy.seen] == ["GET"]  # the note is read, and nothing else is done
-    assert S3Files(f"{ROOT}/fine").names("_store") == ["probed.json"]
+    assert ObjectFiles(f"{ROOT}/fine").names("_store") == ["probed.json"]
     assert probe.ready(str(tmp_path)) is None  # a folder has no store
 
 
@@ -46,13 +46,13 @@ def test_a_store_without_the_condition_is_refused(proxy: Proxy):
     with pytest.raises(UserError, match=r"8 of 8 writers created the same object .*If-None-Match") as refused:
         probe.ready(f"{ROOT}/broken")
     assert "kalman-pipeline doctor --warehouse" in refused.value.message
-    assert S3Files(f"{ROOT}/broken").names("_store") == []  # neither a note nor what the probe wrote
+    assert ObjectFiles(f"{ROOT}/broken").names("_store") == []  # neither a note nor what the probe wrote
     with pytest.raises(UserError, match="8 of 8 writers"):
         doctor(Settings.load(warehouse=f"{ROOT}/broken"))
 
 
 def test_a_file_is_created_by_one_of_many(proxy: Proxy):
-    files = S3Files(f"{ROOT}/race")
+    files = ObjectFiles(f"{ROOT}/race")
     won: list[int] = []
 
     def create(number: int) -> None:
@@ -69,7 +69,7 @@ def test_a_file_is_created_by_one_of_many(proxy: Proxy):
 
 
 def test_a_creation_whose_answer_is_lost_is_resolved_once(proxy: Proxy):
-    files = S3Files(f"{ROOT}/lost")
+    files = ObjectFiles(f"{ROOT}/lost")
     proxy.lose = lambda asked: asked[0] == "PUT" and asked[1].endswith("mine.json")
     assert files.create("mine.json", b"mine")  # each answer is lost, the first of them that it was created
     assert files.read("mine.json") == b"mine"
@@ -85,16 +85,16 @@ def test_a_creation_whose_answer_is_lost_is_resolved_once(proxy: Proxy):
 def test_an_outcome_that_nobody_knows_is_said_and_not_tried_again(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(s3_files, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(object_files, "_PAUSE_SECONDS", 0.01)
     proxy.refuse = lambda asked: True
     with pytest.raises(UserError, match="nobody can tell whether the store has created it"):
-        S3Files(f"{ROOT}/unknown").create("a.json", b"a")
+        ObjectFiles(f"{ROOT}/unknown").create("a.json", b"a")
     proxy.refuse = lambda asked: False
-    assert S3Files(f"{ROOT}/unknown").names("") == []
+    assert ObjectFiles(f"{ROOT}/unknown").names("") == []
 
 
 def test_files_behave_as_those_of_a_folder(proxy: Proxy):
-    files = S3Files(f"{ROOT}/folder")
+    files = ObjectFiles(f"{ROOT}/folder")
     assert files.read("a") is None and files.first_line("a") is None and not files.exists("a")
     assert files.names("") == [] and files.remove_tree("nothing")
     files.write("one/a.json", b"1\n2")
@@ -113,7 +113,7 @@ def test_files_behave_as_those_of_a_folder(proxy: Proxy):
 
 
 def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
-    files = S3Files(f"{ROOT}/marks")
+    files = ObjectFiles(f"{ROOT}/marks")
     for folder in ("a", "a/b", "a/empty"):
         object_store.mark_folder(proxy.address, f"warehouse/marks/{folder}")
     assert not files.exists("a/empty") and files.names("a/empty") == []
@@ -127,9 +127,9 @@ def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
 
 def test_secrets_are_in_no_message(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another-secret-than-the-stores")
-    s3_files._client.cache_clear()
+    object_files._client.cache_clear()
     with pytest.raises(UserError, match="the store did not do it") as refused:
-        S3Files(ROOT).read("a")
+        ObjectFiles(ROOT).read("a")
     assert "another-secret" not in refused.value.message and object_store.KEY not in refused.value.message
 
 
@@ -173,12 +173,12 @@ def test_the_store_of_the_compose_file_passes(tmp_path: Path, monkeypatch: pytes
         assert answer(health) == 200
         for name, value in environment(f"http://{HOST}:{port}").items():
             monkeypatch.setenv(name, value)
-        s3_files._client.cache_clear()
+        object_files._client.cache_clear()
         assert probe.probe(f"{ROOT}/compose") == (probe.ROUNDS, probe.WRITERS)
     finally:
         process.kill()
         process.wait()
-        s3_files._client.cache_clear()
+        object_files._client.cache_clear()
 
 
 def answer(address: str) -> int:

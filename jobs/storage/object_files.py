@@ -1,4 +1,4 @@
-"""Small files in S3, with and without Spark: written as a whole, and created by one process only.
+"""Small files in an object store, with and without Spark: written as a whole, and created by one process only.
 
 An object that must not be there is created on the condition that it is not (If-None-Match). Each creation has an
 identity in the object's metadata, so one whose answer was lost is told from another's by reading the object back. Where
@@ -16,33 +16,44 @@ import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import S3
-from jobs.stores.settings import credentials_of_file, in_s3, store
+from jobs.storage.settings import credentials_of_file, in_s3, store
 
 _IDENTITY = "kalman-write"
 """Metadata of an object: which creation made it. The same in Java (ConditionalFile)."""
+_SETTINGS = {
+    S3: "AWS_ENDPOINT_URL, AWS_REGION and the credentials (environment, ~/.aws/credentials or the machine's role)"
+}
+_OTHERS = "the variables AZURE_STORAGE_* or GOOGLE_* of the environment"
+"""What to check where a store refuses, by scheme."""
 _READS, _PAUSE_SECONDS = 5, 0.3
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError")
 """Failures of the client after which nothing was created."""
 HOW_TO_GET = "pip install 'kalman-pipeline[s3]'"
 
 
-class S3Files:
-    """A folder in S3. Names are paths relative to it; names that begin with a dot are hidden."""
+class Seen(NamedTuple):
+    """A file without its content: a mark that changes when the file is replaced, and its bytes."""
+
+    mark: str
+    size: int
+
+
+class ObjectFiles:
+    """A folder of an object store. Names are paths relative to it; names that begin with a dot are hidden."""
 
     def __init__(self, root: str) -> None:
-        """Open a folder, given as `s3a://bucket/folder`.
+        """Open a folder, given as `s3a://bucket/folder`, or likewise in Azure's or Google's store.
 
         Raises:
             UserError: the package of the client is not installed.
         """
-        assert in_s3(root)
-        bucket, _, folder = root.removeprefix(f"{S3}://").partition("/")
+        place, _, folder = root.partition("://")[2].partition("/")
         self.root = root.rstrip("/")
-        self._store, self._prefix = _client(bucket), folder.strip("/")
+        self._store, self._prefix = _client(f"{root.partition('://')[0]}://{place}"), folder.strip("/")
 
     def read(self, name: str) -> bytes | None:
         """Return a file's content, or None if the file does not exist."""
@@ -99,6 +110,16 @@ class S3Files:
         except Exception as error:
             raise self._refused(name, error) from error
         return True
+
+    def seen(self, name: str) -> Seen | None:
+        """Return what is seen of a file without reading it, or None if the file does not exist."""
+        try:
+            found = self._store.head(self._path(name))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            raise self._refused(name, error) from error
+        return Seen(str(found["e_tag"]), int(found["size"]))
 
     def modified_at(self, name: str) -> datetime:
         """Return when a file was last modified."""
@@ -187,9 +208,9 @@ class S3Files:
         return "/".join(part for part in (self._prefix, name.strip("/")) if part)
 
     def _refused(self, name: str, error: Exception) -> UserError:
+        scheme = self.root.partition("://")[0]
         return UserError(
-            f"{self.root}/{name}: the store did not do it: {_said(error)}; check AWS_ENDPOINT_URL, AWS_REGION and the "
-            "credentials (environment, ~/.aws/credentials or the machine's role)",
+            f"{self.root}/{name}: the store did not do it: {_said(error)}; check {_SETTINGS.get(scheme, _OTHERS)}",
             RUN_FAILED,
         )
 
@@ -202,17 +223,21 @@ def _parents(path: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=8)
-def _client(bucket: str) -> Any:
-    """Return the client of a bucket, one for a process; its calls may be made by several threads."""
+def _client(place: str) -> Any:
+    """Return the client of a bucket or container, one for a process; its calls may be made by several threads."""
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
-        raise UserError(f"a warehouse in S3 needs the package obstore: {HOW_TO_GET}") from error
+        raise UserError(f"a warehouse at {place} needs the package obstore: {HOW_TO_GET}") from error
+    patience = {"timeout": "60s", "connect_timeout": "10s"}
+    if not in_s3(place):  # its credentials and settings are those of the environment
+        return stores.from_url(place, client_options=patience, retry_config={"max_retries": 4})
     where = store()
     config = {"region": where.region, **credentials_of_file()}
     if where.address is not None:
         config["endpoint"] = where.address
-    options = {"allow_http": not where.encrypted, "timeout": "60s", "connect_timeout": "10s"}
+    options = {"allow_http": not where.encrypted, **patience}
+    bucket = place.partition("://")[2]
     return stores.S3Store(bucket, config=config, client_options=options, retry_config={"max_retries": 4})
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.files import HadoopFiles, LocalFiles, WarehouseFiles
+from jobs.spark.hadoop_files import HadoopFiles
+from jobs.storage.files import LocalFiles, WarehouseFiles
 
 pytestmark = pytest.mark.spark
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 def test_files_and_folders_are_renamed_and_removed(spark: SparkSession, tmp_path: Path, kind: type) -> None:
     local = kind is LocalFiles
     files: WarehouseFiles = (
-        LocalFiles(tmp_path / "a") if local else HadoopFiles(Warehouse(spark, f"file://{tmp_path}"), "a")
+        LocalFiles(tmp_path / "a") if local else HadoopFiles(spark, f"file://{tmp_path}/a")
     )
     assert not files.exists("x") and files.read("x/1") is None and files.names("x") == []
     files.write("x/1", b"old")

@@ -1,0 +1,100 @@
+"""Small files of a warehouse in a store that only Spark reaches: the only module that calls Hadoop's file system."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from jobs.storage.object_files import Seen
+
+_BLOCK = 16_384
+"""How many bytes are read at a time to find the end of a line."""
+
+
+class HadoopFiles:
+    """A folder of the warehouse, read and written by the JVM through the file system that Spark uses for it.
+
+    For a local folder, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
+    """
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        self._jvm: Any = spark._jvm
+        self._root = folder.rstrip("/")
+        session: Any = spark._jsparkSession
+        self._files: Any = self._path("").getFileSystem(session.sessionState().newHadoopConf())
+
+    def read(self, name: str) -> bytes | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def first_line(self, name: str) -> bytes | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        stream, line = self._files.open(path), b""
+        try:
+            while b"\n" not in line and (more := bytes(stream.readNBytes(_BLOCK))):
+                line += more
+        finally:
+            stream.close()
+        return line.split(b"\n", 1)[0]
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        draft = self._path(f"{name.rpartition('/')[0]}/.{uuid.uuid4().hex}")
+        stream = self._files.create(draft, True)
+        try:
+            stream.write(bytearray(content))
+            if stream.hasCapability("hsync"):
+                stream.hsync()
+        finally:
+            stream.close()
+        if not self._files.rename(draft, path):  # HDFS does not rename onto a file
+            self._files.delete(path, False)
+            self._files.rename(draft, path)
+
+    def remove(self, name: str) -> None:
+        self._files.delete(self._path(name), False)
+
+    def exists(self, name: str) -> bool:
+        return bool(self._files.exists(self._path(name)))
+
+    def seen(self, name: str) -> Seen | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        status = self._files.getFileStatus(path)
+        return Seen(str(status.getModificationTime()), int(status.getLen()))
+
+    def modified_at(self, name: str) -> datetime:
+        """Return when a file was last modified."""
+        status = self._files.getFileStatus(self._path(name))
+        return datetime.fromtimestamp(status.getModificationTime() / 1000, UTC)
+
+    def rename(self, name: str, to: str) -> bool:
+        target = self._path(to)
+        self._files.mkdirs(target.getParent())
+        return bool(self._files.rename(self._path(name), target))
+
+    def remove_tree(self, name: str) -> bool:
+        path = self._path(name)
+        return bool(self._files.delete(path, True)) or not self._files.exists(path)
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder)
+        if not self._files.exists(path):
+            return []
+        names = (str(status.getPath().getName()) for status in self._files.listStatus(path))
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}".rstrip("/"))

@@ -1,0 +1,112 @@
+"""Change rows of a small table that models share, in one commit, without Spark.
+
+The commit is a comparison: it is made only for the version right after the one whose rows were seen, else what is to be
+changed is decided anew on what the other commit has written. Killed before the commit, nothing has changed; files that
+no commit names are removed by VACUUM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+
+from jobs.core import clock
+from jobs.storage.columns import schema_of
+from jobs.storage.table_log import NO_HOOKS, FileTable
+from jobs.storage.table_rows import read_small, to_rows
+from jobs.storage.warehouse import Tables
+
+NOW: Final = object()
+"""A value: the time of the change."""
+
+Row = Mapping[str, Any]
+Rows = Mapping[str, Any]
+"""Row filter: column to value, or to a tuple of allowed values. An empty mapping: all rows."""
+
+
+def put_rows(
+    warehouse: Tables,
+    table: str,
+    keys: Sequence[str],
+    changed: Callable[[list[dict[str, Any]]], Sequence[Row]],
+) -> None:
+    """Add rows, and replace those that agree with one in the key columns, in one commit; no commit without rows.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        keys: the columns that name a row.
+        changed: returns all columns of these rows, given the table's rows as they are; called anew where another
+            commit came in between.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be read or written; what `changed` raises.
+    """
+    same = " AND ".join(f"t.{name} = s.{name}" for name in keys)
+
+    def merge(log: DeltaTable, properties: CommitProperties) -> None:
+        there = to_rows(read_small(warehouse.root, table, log))
+        at = clock.now()  # one time, by which rows of one commit are known
+        rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed(there)]
+        if not rows:
+            return
+        source = pa.Table.from_pylist(rows, pa.schema(log.schema().to_arrow()))
+        merger = log.merge(
+            source,
+            same,
+            source_alias="s",
+            target_alias="t",
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    FileTable(warehouse, table).change(merge)
+
+
+def update_rows(warehouse: Tables, table: str, keys: Sequence[str], rows: Rows, values: Row) -> None:
+    """Set columns of the rows to values, in one commit; no commit if there are no such rows.
+
+    Args:
+        warehouse: of the table.
+        table: its name.
+        keys: the columns that name a row.
+        rows: which are changed.
+        values: by column.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be read or written.
+    """
+    put_rows(
+        warehouse, table, keys, lambda there: [{**row, **values} for row in there if _is_one_of(row, rows)]
+    )
+
+
+def add_columns(warehouse: Tables, table: str, columns: str) -> None:
+    """Add the columns (`jobs.storage.columns`) that a table of an earlier release lacks, in one commit.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be read or written.
+    """
+    wanted = schema_of(columns).fields
+
+    def alter(log: DeltaTable, properties: CommitProperties) -> None:
+        have = {field.name for field in log.schema().fields}
+        absent = [field for field in wanted if field.name not in have]
+        if absent:
+            log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
+
+    FileTable(warehouse, table).change(alter)
+
+
+def _is_one_of(row: Row, rows: Rows) -> bool:
+    return all(
+        row[name] in wanted if isinstance(wanted, tuple) else row[name] == wanted
+        for name, wanted in rows.items()
+    )

@@ -1,0 +1,166 @@
+"""The tables and the small files below one root, in a folder or an object store. No Spark.
+
+Rows of small tables are read as a whole; large tables are read part by part (`jobs.storage.table_rows`). A session of
+Spark over the same root is `jobs.warehouse.delta.Warehouse`, which can do all of this as well.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.core.roots import local_path
+from jobs.storage import probe
+from jobs.storage.columns import schema_of
+from jobs.storage.dictionary import comments
+from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables below one root: an absolute path, or a URI."""
+
+    root: str
+
+    @property
+    def local(self) -> bool:
+        """Tell if the warehouse is a local folder."""
+        return local_path(self.root) is not None
+
+    def path(self, table: str) -> str:
+        """Return the location of a table or folder such as `measurements/nile`."""
+        return f"{self.root}/{table}"
+
+    def files(self, folder: str) -> WarehouseFiles:
+        """Return the small files of a folder of the warehouse."""
+        return files_of(self.path(folder))
+
+    def spark_files(self, folder: str) -> WarehouseFiles:
+        """Return the files of a folder that Spark writes, with the checksums that it keeps beside them in a folder."""
+        local = local_path(self.path(folder))
+        return files_of(self.path(folder)) if local is None else ChecksummedFiles(local)
+
+    def exists(self, table: str) -> bool:
+        """Tell if a table exists."""
+        return bool(self._versions(table))
+
+    def latest_version(self, table: str) -> int:
+        """Return the latest version of a table, from its log, which has one file per version."""
+        return max(self._versions(table))
+
+    def table_id(self, table: str) -> str:
+        """Return the id that Delta gave a table when it was made."""
+        return str(open_log(self.root, table).metadata().id)
+
+    def column_names(self, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        return [field.name for field in open_log(self.root, table).schema().fields]
+
+    def create_small(self, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
+        """Make a table that commands change without Spark, unless it exists.
+
+        Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
+        without a table, in which the next one makes it.
+
+        Args:
+            table: its name.
+            columns: of the table (`jobs.storage.columns`).
+            partition_by: those whose values name folders.
+
+        Raises:
+            UserError: the table cannot be made.
+        """
+        if self.exists(table):
+            return
+        probe.ready(self.root)
+        fields = schema_of(columns, comments(table))
+        try:
+            with self.lock(table):
+                place = place_of(self.root, table)
+                DeltaTable.create(
+                    **place, schema=fields, mode="ignore", partition_by=list(partition_by) or None
+                )
+        except (DeltaError, OSError) as error:
+            if not self.exists(table):
+                raise UserError(
+                    f"{self.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
+                ) from error
+
+    def rows(
+        self,
+        table: str,
+        where: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        version: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return rows of a small table, with times in UTC.
+
+        Args:
+            table: its name.
+            where: values that columns of the rows must have.
+            columns: of the rows; None: all.
+            version: of the table; None: the newest.
+        """
+        found = self.columns(table, columns, version)
+        for name, value in (where or {}).items():
+            found = found.filter(pc.field(name) == value)
+        return to_rows(found)
+
+    def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
+        """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""
+        return self.exists(table) and has_rows(self.root, table, where)
+
+    def row_count(self, table: str) -> int:
+        """Return the number of rows of a table, from its log."""
+        actions = to_arrow(open_log(self.root, table).get_add_actions(flatten=True))
+        numbers = actions["num_records"] if "num_records" in actions.column_names else None
+        if numbers is None or numbers.null_count:  # a file of another tool, without statistics
+            return self.columns(table, ()).num_rows
+        return sum(numbers.to_pylist())
+
+    def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
+        """Return how many rows (`count`) have each combination of values of some columns; null without a column."""
+        found = self.columns(table, by)
+        counts = found.group_by(list(by)).aggregate([([], "count_all")])
+        return [{**{name: one[name] for name in by}, "count": one["count_all"]} for one in counts.to_pylist()]
+
+    def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
+        """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
+        try:
+            log = open_log(self.root, table, version)
+        except (DeltaError, OSError) as error:
+            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
+        return read_small(self.root, table, log, names)
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Let one process of this machine at a time commit to a local table.
+
+        A local file system cannot refuse the second of two commits of one version that come at the very same moment;
+        object stores can, so there nothing is locked. The lock dies with its holder.
+        """
+        root = local_path(self.root)
+        if root is None:
+            yield
+            return
+        folder = root / "_locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        with open_lock(folder / (re.sub(r"[^A-Za-z0-9_.-]", "-", name) + ".lock")) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def _versions(self, table: str) -> list[int]:
+        """Return the versions that the log still has, in any order; an empty list without a log."""
+        names = self.files(f"{table}/_delta_log").names("")
+        return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]

@@ -1,0 +1,135 @@
+"""Stand-in for delta-rs: the log of a table in the simulated store, as `jobs.storage` opens, reads and commits to it.
+
+The tables are those of `memory_delta`: both engines write one log. A commit is made for the version right after the one
+that the handle has read, and refused if another is there, unless its properties allow more tries: then it is made on
+top of what others have written, whatever that is, which is the worst that a library may do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from pyspark.sql.types import StructType
+
+from jobs.storage.table_rows import to_rows
+from tests.protocol import world
+from tests.protocol.memory_delta import Change, Commit, create, latest, put_change, read_latest
+from tests.protocol.memory_frame import parse_schema
+
+_ARROW = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "double": pa.float64(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "array<string>": pa.list_(pa.string()),
+}
+"""Arrow's types of the columns of tables that are changed without Spark."""
+
+
+class MemoryLog:
+    """`deltalake.DeltaTable`, as far as the modules use it."""
+
+    def __init__(self, path: str) -> None:
+        found = read_latest(path)
+        if found is None:
+            raise TableNotFoundError(path)
+        self.path, self.base = path, found
+
+    def version(self) -> int:
+        return self.base.version
+
+    def update_incremental(self) -> None:
+        found = read_latest(self.path)
+        assert found is not None
+        self.base = found
+
+    def metadata(self) -> Any:
+        return SimpleNamespace(id=self.base.table_id, configuration={})
+
+    def schema(self) -> Any:
+        fields = [SimpleNamespace(name=one.name) for one in self.base.schema.fields]
+        kinds = [(one.name, _ARROW[one.dataType.simpleString()]) for one in self.base.schema.fields]
+        return SimpleNamespace(fields=fields, to_arrow=lambda: pa.schema(kinds))
+
+    def merge(self, source: pa.Table, predicate: str, commit_properties: CommitProperties, **_: Any) -> Any:
+        keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
+        assert predicate == " AND ".join(f"t.{name} = s.{name}" for name in keys), predicate
+        step = SimpleNamespace(execute=lambda: self._put(keys, to_rows(source), commit_properties))
+        inserts = SimpleNamespace(when_not_matched_insert_all=lambda: step)
+        return SimpleNamespace(when_matched_update_all=lambda: inserts)
+
+    @property
+    def alter(self) -> Any:
+        return SimpleNamespace(add_columns=self._add_columns)
+
+    def create_checkpoint(self) -> None:
+        """What a checkpoint repeats is read from the log here."""
+
+    def cleanup_metadata(self) -> None:
+        """Nothing is old enough."""
+
+    def _put(self, keys: Sequence[str], rows: Sequence[dict[str, Any]], properties: CommitProperties) -> None:
+        def change(base: Commit) -> Change:
+            named = {tuple(row[name] for name in keys) for row in rows}
+            removed = tuple(row for row in base.rows if tuple(row[name] for name in keys) in named)
+            return Change("MERGE", removed, tuple({**row} for row in rows))
+
+        self._commit("merge", change, properties)
+
+    def _add_columns(self, fields: Sequence[Any], commit_properties: CommitProperties, **_: Any) -> None:
+        more = parse_schema(", ".join(f"{one.name} string" for one in fields))
+
+        def change(base: Commit) -> Change:
+            return Change("ADD COLUMNS", schema=StructType([*base.schema.fields, *more.fields]))
+
+        self._commit("add columns", change, commit_properties)
+
+    def _commit(self, what: str, change: Callable[[Commit], Change], properties: CommitProperties) -> None:
+        base, metadata = self.base, dict(properties.custom_metadata or {})
+
+        def put() -> Commit:
+            last = latest(self.path)
+            assert last is not None
+            if last.version != base.version and properties.max_commit_retries == 0:
+                raise CommitFailedError(f"version {base.version + 1} is there")
+            return put_change(self.path, last, change(last), metadata)
+
+        name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
+        self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def open_log(root: str, table: str, version: int | None = None) -> MemoryLog:
+    """Stand in for `jobs.storage.table_rows.open_log`."""
+    assert version is None
+    return MemoryLog(f"{root}/{table}")
+
+
+def read_small(root: str, table: str, log: MemoryLog, names: Sequence[str] | None = None) -> pa.Table:
+    """Stand in for `jobs.storage.table_rows.read_small`: the rows at the version that a log has read."""
+    return pa.Table.from_pylist(list(log.base.rows), log.schema().to_arrow())
+
+
+def rows(
+    tables: Any,
+    table: str,
+    where: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = None,
+    version: int | None = None,
+) -> list[dict[str, Any]]:
+    """Stand in for `Tables.rows`."""
+    found = MemoryLog(tables.path(table)).base.rows
+    return [dict(row) for row in found if all(row[name] == one for name, one in (where or {}).items())]
+
+
+def create_small(tables: Any, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
+    """Stand in for `Tables.create_small`: of processes that make a table at once one does."""
+    path = tables.path(table)
+    if read_latest(path) is None:
+        create(path, parse_schema(columns), tuple(partition_by), if_absent=True)
