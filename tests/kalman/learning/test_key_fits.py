@@ -15,7 +15,7 @@ from kalman.learning.key_fits import ARRIVED, Outcome, Population
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import by_rounds
 from kalman.learning.key_search import Box
-from kalman.learning.key_starts import Free
+from kalman.learning.key_starts import Free, _differences
 from kalman.learning.maximum_likelihood import STEP, maximum_likelihood
 from kalman.learning.score import score
 from kalman.learning.tangents import evaluate, learned
@@ -424,3 +424,38 @@ def test_the_evidence_of_normal_likelihoods_is_their_integral():
         np.testing.assert_allclose(found[:, k], C @ both, rtol=1e-9, atol=1e-12)
         pairs = np.linalg.eigvals(np.eye(p) - C @ np.linalg.inv(covariance)).real
         assert shares[k] == pytest.approx(pairs.mean(), rel=1e-10)
+
+
+def test_a_key_s_differences_are_its_own():
+    """By their median, by their mean square where most are zero; 102 rows, so that each difference is picked once."""
+    rng = np.random.default_rng(18)
+    walk = np.cumsum(rng.normal(size=(2, 102)), axis=1)
+    steps = np.cumsum(rng.choice([0.0, 5.0, -2.0], (2, 102), p=[0.8, 0.1, 0.1]), axis=1)
+    gaps = steps + 1e3
+    gaps[0, 40:43] = np.nan
+    series = [
+        walk,
+        1e6 * steps,
+        np.full((2, 1), 3.0),
+        gaps,
+        np.full((2, 30), 7.0),
+        np.array([[1.0, 2.0]] * 2),
+    ]
+    lengths = [one.shape[1] for one in series]
+    time = np.concatenate([(k + 1) * 500_000 * np.arange(n) for k, n in enumerate(lengths)])
+    rows = kalman.SortedRows(
+        np.repeat(np.arange(6), lengths), time, np.concatenate(series, axis=1), np.empty((0, sum(lengths)))
+    )
+    sizes, largest, step, constant = _differences(rows, UNIT)
+    assert constant.tolist() == [False, False, True, False, True, False]
+    assert step.tolist() == [0.5, 1.0, 1.0, 2.0, 2.5, 3.0]
+    for k, one in enumerate(series):
+        alone = _differences(rows.take(rows.key == k)._replace(key=np.zeros(lengths[k], np.int64)), UNIT)
+        for found, expected in zip((*sizes, largest, step, constant), (*alone[0], *alone[1:]), strict=True):
+            np.testing.assert_array_equal(found[..., k], expected[..., 0])
+        np.testing.assert_allclose(largest[:, k], (np.nanmax(one, axis=1) - np.nanmin(one, axis=1)) ** 2)
+    middle = np.sort(np.abs(np.diff(walk)), axis=1)[:, 50]
+    np.testing.assert_allclose(sizes[0][:, 0], (1.4826 * middle) ** 2, rtol=1e-14)
+    for k in (1, 3):
+        np.testing.assert_allclose(sizes[0][:, k], np.nanmean(np.diff(series[k]) ** 2, axis=1), rtol=1e-13)
+    assert not sizes[0][:, [2, 4]].any() and sizes[0][0, 5] == pytest.approx(1.4826**2)
