@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import kalman
+from kalman.models import checks
 
 GOOD = {
     "filter": "linear",
@@ -137,3 +138,20 @@ def test_default_measurements():
     drawn = {"kind": "ornstein_uhlenbeck", "rate": 1.0, "variance": 1.0}
     trend = {"kind": "random_walk", "variance": 1.0}
     assert H({"kind": "sum", "parts": [trend, drawn]}, ["level", "cycle"], ["y"]) == ((1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([2, 2, 2], "2 x 2 is needed, found 3 x 2"),
+        ([1, 2], "2 x 2 is needed, found 2 rows of different lengths, 1, 2"),
+        ([1, *[2] * 7], "2 x 2 is needed, found 8 rows of different lengths, 1, 2, 2, 2, 2, 2, 2, 2"),
+        ([1, *[2] * 8], "2 x 2 is needed, found 9 rows of different lengths, 1, 2, 2, 2, 2, 2, 2, 2, ..."),
+    ],
+)
+def test_a_matrix_of_another_size_is_told_by_its_rows(lengths, said):
+    """All lengths are said of up to eight rows; of more rows the first eight."""
+    with pytest.raises(kalman.ModelError) as error:
+        checks.matrix("process.F", [[1.0] * length for length in lengths], 2, 2)
+    assert (error.value.field, error.value.problem) == ("process.F", said)
+    assert "a list of rows, 2 x 2, such as [[1.0, 0.0], [0.0, 1.0]]" in error.value.remedy

@@ -10,6 +10,7 @@ pytest.importorskip("mutmut.mutation.file_mutation", reason="the extra `mutants`
 
 from tests.mutants import drawing, sources  # noqa: E402
 from tests.mutants.reach import Reach  # noqa: E402
+from tests.mutants.trying import wanted  # noqa: E402
 
 CODE = '''
 """A text that nobody mutates."""
@@ -116,6 +117,20 @@ def test_the_lines_of_functions_run_when_they_are_called() -> None:
     assert [text.strip() for line, text in lines if text and drawing.runs_on_import(CODE, line)] == [
         '"""A text that nobody mutates."""', "LIMIT = 3", "def f(a, b):",
     ]  # fmt: skip
+
+
+def test_a_line_that_runs_on_import_has_more_tests_than_those_that_first_imported_it() -> None:
+    reach = Reach()
+    reach.add(
+        {
+            "seconds": {"t::first": 2.0, "t::caller": 3.0, "t::fast": 1.0},
+            "lines": {"a.py": {"3": ["t::first"], "8": ["t::caller", "t::fast"]}},
+        }
+    )
+    assert CODE.splitlines()[2] == "LIMIT = 3"
+    assert wanted("a.py", 3, CODE, reach) == ["t::first", "t::fast", "t::caller"]
+    assert wanted("a.py", 8, CODE, reach) == ["t::fast", "t::caller"]
+    assert wanted("a.py", 10, CODE, reach) == []
 
 
 def test_every_mutated_file_is_there_and_needs_no_spark_to_be_tested() -> None:

@@ -45,10 +45,7 @@ def try_mutant(
     except SyntaxError:
         return Trial(mutant, "killed", 0)
     original = (ROOT / mutant.path).read_text(encoding="utf-8")
-    tests = reach.of_lines(mutant.path, statement_lines(original, mutant.line))
-    if not tests and runs_on_import(original, mutant.line):
-        tests = reach.of_file(mutant.path)
-    tests = reach.within(BUDGET, tests)
+    tests = reach.within(BUDGET, wanted(mutant.path, mutant.line, original, reach))
     if not tests:
         return Trial(mutant, "unreached", 0)
     file = tree / mutant.path
@@ -61,6 +58,17 @@ def try_mutant(
     if code == KILLED_BY_TIME:
         return Trial(mutant, "timeout", len(tests))
     return Trial(mutant, "survived" if code == pytest.ExitCode.OK else "killed", len(tests))
+
+
+def wanted(path: str, line: int, code: str, reach: Reach) -> list[str]:
+    """Return the tests that a change of a line could fail, the likely ones first.
+
+    A line that runs on import is measured in the tests alone that happen to be the first to import it.
+    """
+    tests = reach.of_lines(path, statement_lines(code, line))
+    if runs_on_import(code, line):
+        tests += [test for test in reach.of_file(path) if test not in tests]
+    return tests
 
 
 def _run(tests: list[str]) -> int:

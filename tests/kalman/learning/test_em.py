@@ -7,6 +7,7 @@ import pytest
 
 import kalman
 from kalman.learning import learners, maximum_likelihood
+from kalman.learning.em import climb
 from kalman.learning.key_fits import Outcome
 from tests.kalman.learning.test_learning import NILE, level, series
 from tests.kalman.support.models import random_definition, random_rows
@@ -268,3 +269,48 @@ def test_a_variance_that_tends_to_zero_is_at_its_bound_and_a_cut_search_says_so(
     assert (found.outcome, found.reason) == (Outcome.AT_BOUND, "variance is zero")
     cut = learn.fit(lambda theta: learn.evaluate(theta, NILE, 1, UNIT), lambda: NILE.y, 2)
     assert cut.outcome == Outcome.FAILED and "stopped after 2 steps" in str(cut.reason)
+
+
+def climbed_along(values, used, most, tolerance):
+    """Climb where step i has the log-likelihood values(i); return the fit, and how many steps were made."""
+    asked = []
+
+    def evaluate(theta):
+        asked.append(int(theta[0]))
+        return values(asked[-1]), np.zeros(0), used
+
+    return climb(evaluate, lambda theta, _: np.array([asked[-1] + 1.0]), np.zeros(1), most, tolerance), asked
+
+
+@pytest.mark.parametrize("used", [1, 1000])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-8])
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.995])
+def test_a_climb_ends_where_neither_step_nor_all_steps_to_come_gain_much(share, tolerance, used):
+    """Gains that are each the same share of the one before: what is left is known, and when both are small enough."""
+    far = 7.3 * used
+
+    def values(step):
+        return -far * share**step
+
+    found, asked = climbed_along(values, used, 10_000, tolerance)
+    expected = next(
+        i
+        for i in range(2, 10_000)
+        if far * (1.0 - share) * share ** (i - 1) <= tolerance * used and far * share**i <= 1e-6 * used
+    )
+    assert (found.outcome, found.reason, found.used) == (Outcome.CONVERGED, None, used)
+    assert found.iterations == expected and asked == list(range(expected + 1))
+    assert found.theta[0] == expected and found.log_likelihood == values(expected)
+    stopped, _ = climbed_along(values, used, expected - 1, tolerance)
+    assert stopped.outcome == Outcome.FAILED and stopped.iterations == expected - 1
+    assert str(stopped.reason).startswith(f"it stopped after {expected - 1} steps")
+
+
+def test_a_climb_that_loses_keeps_its_best():
+    """A loss ends it, and so does a gain that is rounding of a large log-likelihood."""
+    for values, steps, best in (([1.0, 5.0, 4.0], 2, 1), ([3.0, 3.0], 1, 0), ([-4.0, -9.0], 1, 0)):
+        found, asked = climbed_along(values.__getitem__, 10, 50, 1e-9)
+        assert found.converged and found.iterations == steps and len(asked) == steps + 1
+        assert (found.theta[0], found.log_likelihood) == (best, values[best])
+    ascent = [-1e12, -1e12 + 1e-2, -1e12 + 1.05e-2, 0.0]  # a gain of less than 1e-3 is rounding
+    assert climbed_along(ascent.__getitem__, 10_000, 50, 0.0)[0].iterations == 2

@@ -1,17 +1,25 @@
 """Learning by key: each key's maximum against statsmodels, how it ended, errors, few rows and the population."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
 
 import kalman
 from kalman.evaluation.diagnostics import innovations, ljung_box
+from kalman.learning import constraints, key_learning
 from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import Outcome, Population
+from kalman.learning.key_fits import ARRIVED, Outcome, Population
+from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import by_rounds
+from kalman.learning.key_search import Box
+from kalman.learning.key_starts import Free, _differences
 from kalman.learning.maximum_likelihood import STEP, maximum_likelihood
 from kalman.learning.score import score
 from kalman.learning.tangents import evaluate, learned
+from kalman.models.structure import Parameter
 from tests.kalman.learning.test_learning import LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers
 from tests.kalman.support.key_series import LEVEL, TREND, loads, made, rows_of
@@ -259,3 +267,195 @@ def test_repeated_times_do_not_make_the_noise_zero():
     found = LEVELS.fit_keys(rows, 1, UNIT, None)
     assert found.parameters[1, 0] == pytest.approx(0.5e-6, rel=0.2)
     assert found.outcome[0] == Outcome.CONVERGED
+
+
+def ends_of(theta, zero=None, covariance=None, **others) -> Any:
+    """Return the ends of searches (p, J), without fault but for what is given."""
+    p, keys = theta.shape
+    whole = {
+        "theta": theta,
+        "zero": np.zeros((p, keys), bool) if zero is None else zero,
+        "value": np.zeros(keys),
+        "information": np.zeros((p, p, keys)),
+        "covariance": np.zeros((p, p, keys)) if covariance is None else covariance,
+        "own": np.ones(keys),
+        "done": np.ones(keys, bool),
+        "lacking": np.zeros(keys),
+    }
+    return key_learning._Ends(**{**whole, **others})
+
+
+LEARNABLE = (
+    Parameter("variance", "positive", (2.0,)),
+    Parameter("R", "covariance", (4.0, 0.7, 3.0, -0.4, 0.2, 1.0)),
+    Parameter("rate", "bounded", (0.5,), (0.0, 2.0)),
+    Parameter("weights", "chances", (0.2, 0.5, 0.3)),
+    Parameter("blocks", "covariance", (1.0, 0.0, 2.0, 0.0, 0.5, 2.0)),
+)
+
+
+def test_errors_are_those_of_the_delta_method():
+    """The slopes of all entries by complex steps, which are exact, of parameters of every kind side by side."""
+    rng = np.random.default_rng(15)
+    begin = np.concatenate([constraints.start(one, one.name) for one in LEARNABLE])
+    p, keys = len(begin), 4
+    theta = begin[:, None] + 0.3 * rng.normal(size=(p, keys))
+    root = rng.normal(size=(p, p, keys))
+    covariance = np.einsum("ikj,lkj->ilj", root, root)
+    searches: Any = SimpleNamespace(keys=keys, model=SimpleNamespace(parameters=LEARNABLE))
+
+    def entries(free):
+        widths = np.cumsum([len(constraints.free_entries(one)) for one in LEARNABLE])[:-1]
+        parts = zip(LEARNABLE, np.split(free, widths), strict=True)
+        return np.array([a for one, part in parts for a in constraints.value(one, list(part))])
+
+    none = np.zeros((p, keys), bool)
+    found = key_learning._errors(searches, theta, none, ends_of(theta, none, covariance))
+    fixed = np.flatnonzero(entries(begin) == 0.0)
+    assert len(entries(begin)) == len(found) and len(fixed) == 2
+    for k in range(keys):
+        slopes = np.array([np.imag(entries(theta[:, k] + 1e-30j * row)) / 1e-30 for row in np.eye(p)]).T
+        expected = np.sqrt(np.diag(slopes @ covariance[:, :, k] @ slopes.T))
+        expected[fixed] = np.nan
+        np.testing.assert_allclose(found[:, k], expected, rtol=1e-11)
+
+
+def test_a_variance_that_is_zero_takes_no_error_from_the_others():
+    """What has no covariance spoils the errors of those entries alone that depend on it."""
+    R = Parameter("R", "covariance", (1.0, 0.0, 4.0))
+    Q = Parameter("Q", "covariance", (1.0, 0.5, 4.0))
+    theta = np.array([[0.5], [-40.0], [0.0], [0.5], [0.7]])
+    covariance = np.diag([0.01, np.nan, 0.04, 0.01, np.nan])[:, :, None]
+    covariance[[1, 4]] = covariance[:, [1, 4]] = np.nan
+    searches: Any = SimpleNamespace(keys=1, model=SimpleNamespace(parameters=(R, Q)))
+    gone = np.array([[False], [True], [False], [False], [False]])
+    found = key_learning._errors(searches, theta, gone, ends_of(theta, gone, covariance))[:, 0]
+    assert np.isnan(found).tolist() == [False, True, True, False, True, True]
+    # of exp(2 t), whose slope is twice itself
+    np.testing.assert_allclose(found[[0, 3]], [2.0 * np.exp(1.0) * 0.1, 2.0 * np.exp(0.0) * 0.2], rtol=1e-14)
+
+
+def test_each_key_is_judged_by_what_stopped_it():
+    """The first fault that there is: no variation, few rows, no maximum, a bound; each with its reason."""
+    R = Parameter("R", "covariance", (1.0, 0.0, 1.0))
+    free = [Free(R, 0, 2, True), Free(R, 2, 2, True), Free(Parameter("q", "positive", (1.0,)), 0, 1, True)]
+    cases: list[tuple[dict[str, Any], Outcome, str | None]] = [
+        ({}, Outcome.CONVERGED, None),
+        ({"measured": 15.0}, Outcome.CONVERGED, None),
+        ({"measured": 14.0}, Outcome.TOO_FEW_ROWS, "14 measured values for 3 numbers"),
+        ({"measured": 14.0, "constant": True}, Outcome.FAILED, "its measurements do not vary"),
+        ({"measured": 1.0, "constant": True}, Outcome.TOO_FEW_ROWS, "1 measured values for 3 numbers"),
+        ({"own": 0.5}, Outcome.CONVERGED, None),
+        ({"own": 0.49}, Outcome.TOO_FEW_ROWS, "99 measured values for 3 numbers"),
+        ({"done": False}, Outcome.FAILED, "the search found no maximum"),
+        ({"value": np.inf}, Outcome.FAILED, "the search found no maximum"),
+        ({"value": np.nan, "lacking": np.nan}, Outcome.FAILED, "the search found no maximum"),
+        ({"lacking": 0.9 * ARRIVED}, Outcome.CONVERGED, None),
+        ({"lacking": 0.25}, Outcome.FAILED, "0.25 of log-likelihood is still expected"),
+        ({"lacking": ARRIVED, "theta": (9.0, 0.0, 0.0)}, Outcome.FAILED, "0.01 of log-likelihood"),
+        ({"theta": (0.0, -9.0, 0.0)}, Outcome.AT_BOUND, "R[1][1] is at its lowest"),
+        ({"theta": (0.0, 9.0, 0.0)}, Outcome.AT_BOUND, "R[1][1] is at its highest"),
+        ({"theta": (9.0, 0.0, -9.0)}, Outcome.AT_BOUND, "R[0][0] is at its highest, q is at its lowest"),
+        ({"zero": (True, False, False), "theta": (-9.0, 0.0, 9.0)}, Outcome.AT_BOUND,
+         "R[0][0] is zero, q is at its highest"),
+    ]  # fmt: skip
+
+    def of(name, usual):
+        return np.array([case.get(name, usual) for case, _, _ in cases]).T
+
+    high = np.full((3, len(cases)), 9.0)
+    ends = ends_of(
+        of("theta", (0.0, 0.0, 0.0)),
+        of("zero", (False, False, False)),
+        **{name: of(name, usual) for name, usual in
+           (("value", -3.0), ("own", 1.0), ("done", True), ("lacking", 0.0))},
+    )  # fmt: skip
+    searches: Any = SimpleNamespace(
+        box=Box(-high, high, np.full(3, 1.0), np.ones(3, bool), np.array([2.0, 2.0, 1.0])),
+        keys=len(cases),
+        measured=of("measured", 99.0),
+        model=SimpleNamespace(free=free),
+        starts=SimpleNamespace(constant=of("constant", False)),
+    )
+    outcome, reason = key_learning._judged(searches, ends, None)
+    for found, text, (case, expected, said) in zip(outcome, reason, cases, strict=True):
+        assert found == expected, case
+        assert text == said or (said is not None and str(text).startswith(said)), (case, text)
+    _, reason = key_learning._judged(searches, ends, Population(np.zeros(3), np.eye(3), 9))
+    assert reason[2] == "14 measured values for 3 numbers, 100 % its own"
+    assert reason[6] == "99 measured values for 3 numbers, 49 % its own"
+
+
+def test_the_evidence_of_normal_likelihoods_is_their_integral():
+    """Where the likelihood is normal in theta Laplace's approximation is exact, with variances that are zero too."""
+    rng = np.random.default_rng(16)
+    p, keys = 3, 8
+    mean, wide = rng.normal(size=p), rng.normal(size=(p, p))
+    covariance = wide @ wide.T + 0.1 * np.eye(p)
+    share = np.array([0.3, 0.0, 0.6])
+    population = Population(mean, covariance, keys, share)
+    root = rng.normal(size=(p, p, keys))
+    J = np.einsum("ikj,lkj->ilj", root, root) + 0.1 * np.eye(p)[:, :, None]
+    own, peak = rng.normal(size=(p, keys)), rng.normal(size=keys)
+    zero = np.zeros((p, keys), bool)
+    zero[0, 3:], zero[2, 5:6], zero[1, 7] = True, True, True
+    theta, value, expected = own.copy(), peak.copy(), peak.copy()
+    for k in range(keys):
+        there = np.flatnonzero(~zero[:, k])
+        Q, C, m = J[:, :, k][np.ix_(there, there)], covariance[np.ix_(there, there)], mean[there]
+        at = np.linalg.solve(Q + np.linalg.inv(C), Q @ own[there, k] + np.linalg.solve(C, m))
+        theta[there, k] = at
+        away = at - own[there, k]
+        value[k] -= 0.5 * away @ Q @ away
+        joint = stats.multivariate_normal(m, C + np.linalg.inv(Q))
+        expected[k] += joint.logpdf(own[there, k]) + 0.5 * (
+            len(there) * np.log(2 * np.pi) - np.linalg.slogdet(Q)[1]
+        )
+        chance = np.clip(share, 1e-6, 1.0)
+        expected[k] += np.log(np.where(zero[:, k], chance, 1.0 - chance)).sum()
+    np.testing.assert_allclose(evidence(population, theta, zero, value, J), expected, rtol=1e-11)
+    # and without zeros: the posterior, and how much of it the key's own rows make
+    found, spread = posterior(population, own, J)
+    shares = own_share(population, J)
+    for k in range(keys):
+        C = np.linalg.inv(J[:, :, k] + np.linalg.inv(covariance))
+        np.testing.assert_allclose(spread[:, :, k], C, rtol=1e-9, atol=1e-12)
+        both = J[:, :, k] @ own[:, k] + np.linalg.solve(covariance, mean)
+        np.testing.assert_allclose(found[:, k], C @ both, rtol=1e-9, atol=1e-12)
+        pairs = np.linalg.eigvals(np.eye(p) - C @ np.linalg.inv(covariance)).real
+        assert shares[k] == pytest.approx(pairs.mean(), rel=1e-10)
+
+
+def test_a_key_s_differences_are_its_own():
+    """By their median, by their mean square where most are zero; 102 rows, so that each difference is picked once."""
+    rng = np.random.default_rng(18)
+    walk = np.cumsum(rng.normal(size=(2, 102)), axis=1)
+    steps = np.cumsum(rng.choice([0.0, 5.0, -2.0], (2, 102), p=[0.8, 0.1, 0.1]), axis=1)
+    gaps = steps + 1e3
+    gaps[0, 40:43] = np.nan
+    series = [
+        walk,
+        1e6 * steps,
+        np.full((2, 1), 3.0),
+        gaps,
+        np.full((2, 30), 7.0),
+        np.array([[1.0, 2.0]] * 2),
+    ]
+    lengths = [one.shape[1] for one in series]
+    time = np.concatenate([(k + 1) * 500_000 * np.arange(n) for k, n in enumerate(lengths)])
+    rows = kalman.SortedRows(
+        np.repeat(np.arange(6), lengths), time, np.concatenate(series, axis=1), np.empty((0, sum(lengths)))
+    )
+    sizes, largest, step, constant = _differences(rows, UNIT)
+    assert constant.tolist() == [False, False, True, False, True, False]
+    assert step.tolist() == [0.5, 1.0, 1.0, 2.0, 2.5, 3.0]
+    for k, one in enumerate(series):
+        alone = _differences(rows.take(rows.key == k)._replace(key=np.zeros(lengths[k], np.int64)), UNIT)
+        for found, expected in zip((*sizes, largest, step, constant), (*alone[0], *alone[1:]), strict=True):
+            np.testing.assert_array_equal(found[..., k], expected[..., 0])
+        np.testing.assert_allclose(largest[:, k], (np.nanmax(one, axis=1) - np.nanmin(one, axis=1)) ** 2)
+    middle = np.sort(np.abs(np.diff(walk)), axis=1)[:, 50]
+    np.testing.assert_allclose(sizes[0][:, 0], (1.4826 * middle) ** 2, rtol=1e-14)
+    for k in (1, 3):
+        np.testing.assert_allclose(sizes[0][:, k], np.nanmean(np.diff(series[k]) ** 2, axis=1), rtol=1e-13)
+    assert not sizes[0][:, [2, 4]].any() and sizes[0][0, 5] == pytest.approx(1.4826**2)

@@ -1,5 +1,7 @@
 """Maximum likelihood: the gradient against differences, the published optimum, all keys at once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from statsmodels.datasets import nile
@@ -236,3 +238,78 @@ def test_rows_that_break_the_filter_are_left_out_of_the_gradient():
     nothing = kalman.SortedRows(NILE.key[:0], NILE.time[:0], NILE.y[:, :0], NILE.u[:, :0])
     value, gradient, used = learn.value_and_gradient(learn.start, nothing, 0, UNIT)
     assert (value, gradient.tolist(), used) == (0.0, [0.0, 0.0], 0)
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+@pytest.mark.parametrize("refused", ["infinite", "nan", "no slope", "rows fall out"])
+def test_no_refused_point_is_better_than_a_poor_start(refused, rows):
+    """A start of any log-likelihood is better than where the filter breaks down: the maximum beside it is found."""
+    best, edge = 2.6, 2.5  # the first step is one long, from 3 to 2
+    for level in (-1e-3, -1.0, -1e3, -1e5, 1e5):
+        asked = []
+
+        def objective(theta, level=level, asked=asked):
+            away = theta[0] - best
+            value, slope, used = rows * (level - away**2), np.array([-2.0 * rows * away]), rows
+            asked.append(theta[0])
+            if theta[0] < edge:
+                value = {"infinite": -np.inf, "nan": np.nan}.get(refused, value)
+                slope = slope * (np.nan if refused == "no slope" else 1.0)
+                used -= refused == "rows fall out"
+            return value, slope, used
+
+        found = maximum_likelihood.fit(objective, np.array([3.0]))
+        assert min(asked) < edge, "it was tried"
+        assert found.theta[0] == pytest.approx(best, abs=1e-4) and found.used == rows
+        assert found.log_likelihood == pytest.approx(rows * level, rel=1e-12, abs=1e-7 * rows)
+
+
+NOISES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (
+        {"kind": "explicit", "F": [[0.9, 0.1], [0.0, 0.8]], "Q": [[2.0, 0.5], [0.5, 1.0]]},
+        {"Q": [[1.0, 0.25], [0.25, 0.5]]},
+        ["F[0][1]", "Q"],
+    ),
+    (
+        {"kind": "local_linear_trend", "level_variance": 2.0, "slope_variance": 0.5},
+        {"level_variance": 1.0, "slope_variance": 0.25},
+        ["level_variance", "slope_variance"],
+    ),
+    (
+        {"kind": "sum", "parts": [
+            {"kind": "random_walk", "variance": 3.0},
+            {"kind": "ornstein_uhlenbeck", "rate": 0.3, "variance": 2.0, "mean": 4.0},
+        ]},
+        {"parts": [
+            {"kind": "random_walk", "variance": 1.5},
+            {"kind": "ornstein_uhlenbeck", "rate": 0.3, "variance": 1.0, "mean": 4.0},
+        ]},
+        ["random_walk.variance", "ornstein_uhlenbeck.variance", "ornstein_uhlenbeck.rate"],
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("process", "halved", "names"), NOISES, ids=["explicit", "trend", "sum"])
+def test_free_numbers_follow_the_scale_of_all_noise_as_is_said(process, halved, names):
+    """Half of all noise: each free number is less by the logarithm of two times what is said of it, 0 if it is none."""
+    definition = {
+        "states": ["a", "b"],
+        "measurement": ["y", "z"],
+        "process": process,
+        "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[3.0, 1.0], [1.0, 2.0]]},
+        "initial": {"mean": [1.0, 2.0], "covariance": [[4.0, 1.0], [1.0, 2.0]]},
+        "learn": {"parameters": [*names, "R", "H[1][0]", "initial.mean", "initial.covariance"]},
+    }
+    less = {
+        **definition,
+        "process": {**process, **halved},
+        "observation": {"H": [[1.0, 0.0], [0.5, 1.0]], "R": [[1.5, 0.5], [0.5, 1.0]]},
+        "initial": {"mean": [1.0, 2.0], "covariance": [[2.0, 0.5], [0.5, 1.0]]},
+    }
+    learn, other = (
+        maximum_likelihood.maximum_likelihood(definition),
+        maximum_likelihood.maximum_likelihood(less),
+    )
+    scale = learn.variables.scale
+    np.testing.assert_allclose(learn.start - other.start, scale * np.log(2.0), rtol=1e-14, atol=1e-15)
+    assert {0.0, 0.5} <= set(scale.tolist())

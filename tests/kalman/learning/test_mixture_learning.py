@@ -330,6 +330,38 @@ def test_each_key_is_drawn_towards_the_pooled_mixture():
     same(state[:4], found.theta)
 
 
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (1, 2), (2, 2), (2, 3)])
+def test_each_key_of_normal_components_is_the_mode_of_its_posterior(k, m):
+    """What EM leaves as it is: moments of the key's rows and 20 more, which are exactly as the pooled mixture says."""
+    rng = np.random.default_rng([17, k, m])
+    counts = [3, 40, 400]
+    one = learner("gaussian_mixture", k, m, scope="key")
+    weights = np.array([0.3, 0.7])[2 - k :] / (1.0 if k == 2 else 0.7)
+    means = 4.0 * np.arange(k)[:, None] + rng.normal(size=(k, m))
+    covariances = np.array([random_covariance(rng, m) + np.eye(m) for _ in range(k)])
+    lower = np.tril_indices(m)
+    pooled = np.concatenate([weights, means.ravel(), *(a[lower] for a in covariances)])
+    y = rng.normal(size=(m, sum(counts))) * 1.5 + 1.0 + 4.0 * rng.integers(0, k, sum(counts))
+    found = one.fit_keys(
+        rows_of(y, np.repeat(np.arange(3), counts)), 3, UNIT, Population(pooled, np.eye(len(pooled)), 0)
+    )
+    for key, rows in enumerate(np.split(y, np.cumsum(counts)[:-1], axis=1)):
+        theta = found.theta[:, key]
+        w, mu, spread = theta[:k], theta[k : k + k * m].reshape(k, m), theta[k + k * m :].reshape(k, -1)
+        S = np.zeros((k, m, m))
+        S[:, lower[0], lower[1]] = S[:, lower[1], lower[0]] = spread
+        logs = [np.log(w[c]) + stats.multivariate_normal(mu[c], S[c]).logpdf(rows.T) for c in range(k)]
+        r = special.softmax(np.array(logs).reshape(k, -1), axis=0)
+        total = r.sum(axis=1) + 20.0 * weights
+        np.testing.assert_allclose(w, total / (counts[key] + 20.0), rtol=1e-7)
+        for c in range(k):
+            middle = (rows @ r[c] + 20.0 * weights[c] * means[c]) / total[c]
+            away, shift = rows - mu[c][:, None], means[c] - mu[c]
+            square = (r[c] * away) @ away.T + 20.0 * weights[c] * (covariances[c] + np.outer(shift, shift))
+            np.testing.assert_allclose(mu[c], middle, rtol=1e-7, atol=1e-7)
+            np.testing.assert_allclose(S[c], square / total[c], rtol=1e-6, atol=1e-7)
+
+
 def test_a_population_of_mixtures_is_that_of_all_rows():
     rng = np.random.default_rng(11)
     counts = [0, 600, 900, 4]

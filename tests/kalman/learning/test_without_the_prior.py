@@ -36,7 +36,8 @@ def test_a_key_s_log_likelihood_is_that_of_the_filter_at_its_parameters():
         assert found.log_likelihood[key] == pytest.approx(float(states.log_likelihood[0]), rel=1e-11)
 
 
-def test_a_group_s_level_is_its_own():
+@pytest.mark.parametrize("names", [["mean", "R"], ["mean"]])
+def test_a_group_s_level_is_its_own(names):
     """White noise around each group's mean: the mean is the average of the group's rows, whatever the others are."""
     rng = np.random.default_rng(32)
     length = 15
@@ -54,12 +55,12 @@ def test_a_group_s_level_is_its_own():
         "process": {"kind": "ornstein_uhlenbeck", "rate": 1e4, "variance": 1e-12, "mean": 700.0},
         "observation": {"R": [[2.0]]},
         "initial": {"mean": [0.0], "covariance": [[1e-12]]},
-        "learn": {"parameters": ["mean", "R"], "scope": "group", "by": ["region"]},
+        "learn": {"parameters": names, "scope": "group", "by": ["region"]},
     }
     first = np.arange(GROUPS) * length  # the initial distribution's rows say nothing of the mean
     rows.y[0, first] = np.nan
     learn = maximum_likelihood.maximum_likelihood(definition)
-    assert np.isinf(learn.limits[0]) and np.isfinite(learn.limits[1])
+    assert np.isinf(learn.limits).tolist() == [name == "mean" for name in names]
     groups = GroupLearning(learn)
 
     def evaluate(theta, which):
@@ -74,6 +75,10 @@ def test_a_group_s_level_is_its_own():
     averages = y[:, 1:].mean(axis=1)
     means = np.array([one["mean"] for one in found.parameters])
     np.testing.assert_allclose(means, averages, atol=1e-4)
+    if names == ["mean"]:
+        assert found.own.tolist() == [1.0] * GROUPS, "nothing is drawn"
+        return
+    assert ((found.own > 0.5) & (found.own < 1.0)).all()
     for g in range(GROUPS):  # R is drawn: at the posterior's mode the likelihood's slope is the prior's
         squares = ((y[g, 1:] - averages[g]) ** 2).sum()
         R = found.parameters[g]["R"][0][0]

@@ -237,3 +237,32 @@ def test_jacobians_by_differences():
             assert (np.abs(J - expected) <= 1e-9 * size).all()
         at_zero = slope(lambda x, which: 3.0 * x, np.zeros((1, 1)), np.zeros((1, 1)), 1).value
         assert at_zero[0, 0, 0] == pytest.approx(3.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["extended", "unscented"])
+def test_numbers_beside_functions_may_come_from_columns(folder, kind):
+    """Q, R and offset of each row: a row with these columns is as a model in which the numbers are written."""
+    values = [(0.5, 2.0, -1.0), (3.0, 0.25, 4.0)]
+
+    def filtered(q, r, offset, control, u):
+        definition = {
+            **GOOD,
+            "folder": folder,
+            "filter": kind,
+            "control": control,
+            "process": {"kind": "function", "f": "moves:move", "Q": [[q, 0], [0, 1]], "offset": [0, offset]},
+            "observation": {"h": "moves:see", "R": [[r]], "offset": [offset]},
+        }
+        model = kalman.build(definition)
+        rows = kalman.SortedRows(
+            np.zeros(4, np.int64), np.arange(4) * 10**6, np.array([[1.0, 3.0, 2.0, 7.0]]), np.asarray(u)
+        )
+        return kalman.run(model, kalman.initial_states(model, 1), rows, 1e6)[1]
+
+    for one in values:
+        found = filtered("q", "r", "c", ["q", "r", "c"], np.repeat(np.array(one)[:, None], 4, axis=1))
+        expected = filtered(*one, [], np.empty((0, 4)))
+        assert not found.flag.any()
+        np.testing.assert_array_equal(found.mean, expected.mean)
+        np.testing.assert_array_equal(found.covariance, expected.covariance)
+        np.testing.assert_array_equal(found.log_likelihood, expected.log_likelihood)

@@ -7,6 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import kalman
+from kalman.mixtures.building import request
 from kalman.run import KeyStates
 from kalman.smoothers.smooth import smooth
 from tests.kalman.support.oracles import UNIT
@@ -244,6 +245,55 @@ def test_a_mixture_starts_as_its_first_row_says(kind, more):
     u[0, 6] = -1.0
     flags = kalman.run(model, kalman.initial_states(model, 2), rows._replace(u=u), UNIT)[1].flag
     assert kalman.FLAGS[flags[6]] == "not_psd" and not flags[:6].any()
+
+
+NO_START: dict[str, tuple[dict[str, Any], dict[str, float], list[dict[str, float]]]] = {
+    "gaussian_mixture": (
+        {"weights": ["w0", "w1"], "means": [["m0", 0.0], [3.0, 1.0]],
+         "covariances": [[["v0", 0.0], [0.0, "v1"]], [[9.0, "c1"], ["c1", 1.0]]]},
+        {"w0": 0.25, "w1": 0.75, "m0": -1.0, "v0": 4.0, "v1": 2.0, "c1": 0.5},
+        [{"v0": 0.0}, {"v1": 0.0}, {"v1": -1.0}, {"c1": 3.1}, {"c1": -3.1}, {"m0": np.inf}],
+    ),
+    "poisson_mixture": (
+        {"weights": ["w0", "w1"], "rates": ["r0", 9.0]},
+        {"w0": 0.25, "w1": 0.75, "r0": 3.0},
+        [{"r0": 0.0}, {"r0": -1.0}, {"r0": np.inf}],
+    ),
+    "bernoulli_mixture": (
+        {"weights": ["w0", "w1"], "probabilities": ["p0", "p1"]},
+        {"w0": 0.25, "w1": 0.75, "p0": 0.2, "p1": 0.9},
+        [{"p0": 0.0}, {"p1": 1.0}, {"p0": -0.1}, {"p1": 1.1}],
+    ),
+    "categorical_mixture": (
+        {"weights": ["w0", "w1"], "categories": [2, 3],
+         "probabilities": [["p0", 0.9, 0.5, 0.3, 0.2], [0.6, 0.4, 0.2, "p1", "p2"]]},
+        {"w0": 0.25, "w1": 0.75, "p0": 0.1, "p1": 0.2, "p2": 0.6},
+        [{"p0": 0.2}, {"p1": 0.1}, {"p1": -0.1, "p2": 0.9}, {"p1": 0.0, "p2": 0.8}, {"p0": 0.1 + 1.1e-6}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NO_START)
+def test_a_mixture_starts_from_no_column_that_breaks_one_rule(kind):
+    """Each rule is broken alone, all others hold; what misses a sum of 1 by less than a millionth is brought there."""
+    written, good, bad = NO_START[kind]
+    m = 2 if kind in ("gaussian_mixture", "categorical_mixture") else 1
+    base = {"filter": kind, "measurement": ["a", "b"][:m], "control": list(good)}
+    start = request({**base, "mixture": written}).own_start
+    assert start is not None
+    bad = [
+        *bad, {"w0": 0.3}, {"w1": 0.7}, {"w0": -0.25, "w1": 1.25}, {"w0": 0.0, "w1": 1.0}, {"w1": np.nan},
+        {"w0": 0.25 + 1.1e-6}, {"w0": 0.25 - 1.1e-6},
+    ]  # fmt: skip
+    fair = [{}, {"w0": 0.25 + 0.9e-6}, {"w0": 0.25 - 0.9e-6}]
+    fair += [{"p0": 0.1 + 0.9e-6}, {"p1": 0.2 - 0.9e-6}] if kind == "categorical_mixture" else []
+    u = np.array([list({**good, **one}.values()) for one in [*fair, *bad]]).T
+    flat, wrong = start.resolved(u)
+    assert wrong.tolist() == [False] * len(fair) + [True] * len(bad)
+    np.testing.assert_allclose(flat[:2, : len(fair)].sum(axis=0), 1.0, rtol=1e-15)
+    if kind == "categorical_mixture":
+        for part in ([2, 3], [4, 5, 6], [7, 8], [9, 10, 11]):
+            np.testing.assert_allclose(flat[part, : len(fair)].sum(axis=0), 1.0, rtol=1e-15)
 
 
 def test_a_mixture_that_cannot_start_from_columns():

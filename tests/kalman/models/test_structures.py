@@ -205,6 +205,9 @@ def test_an_error_names_the_field():
         ({"kind": "seasonal_dummy", "period": 1, "variance": 1.0}, "process.period"),
         ({"kind": "seasonal_trigonometric", "period": 0.0, "variance": 1.0}, "process.period"),
         ({"kind": "continuous", "A": [[1.0]], "diffusion": [[-1.0]]}, "process.diffusion[0][0]"),
+        ({"kind": "continuous", "A": [[1.0, 2.0]], "diffusion": [[1.0]]}, "process.A"),
+        ({"kind": "continuous", "A": [[1.0], [2.0]], "diffusion": [[1.0, 0.0], [0.0, 1.0]]}, "process.A"),
+        ({"kind": "continuous", "A": [[1.0]], "diffusion": [[1.0, 0.0], [0.0, 1.0]]}, "process.diffusion"),
         ({"kind": "damped_trend", "level_variance": 1, "slope_variance": 1, "damping": 0}, "process.damping"),
         ({"kind": "constant_acceleration", "jerk_variance": 1, "dimensions": 4}, "process.dimensions"),
     ):
