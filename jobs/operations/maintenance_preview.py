@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from jobs.core import clock
@@ -24,7 +23,7 @@ from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.files import Folder
-from jobs.storage.table_rows import file_sizes, parts_of
+from jobs.storage.table_rows import file_sizes, open_log, parts_of
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
@@ -228,7 +227,7 @@ def _unneeded_files(tables: Tables, table: str, spec: ModelSpec) -> int:
     """
     hours = int(span_of(spec.retention.files).total_seconds() // 3600)
     try:
-        return len(DeltaTable(tables.path(table)).vacuum(hours, dry_run=True, full=True))
+        return len(open_log(tables.root, table).vacuum(hours, dry_run=True, full=True))
     except DeltaError as error:
         raise UserError(
             f"table {table} cannot be vacuumed with retention.files {spec.retention.files}: {first_line(error)}",
