@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.source import Interval
 from jobs.storage.table_log import FileTable, create_table, takes_files
+from jobs.storage.warehouse import LogEntry
 from jobs.warehouse.delta import Warehouse, commented
 from jobs.warehouse.positions import to_datetime
 
@@ -133,7 +133,7 @@ class HistoryTable(NamedTuple):
 
     def runs(self) -> list[Run]:
         """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
-        found = (self._detail(row) for row in self._commits())
+        found = (entry.detail for entry in self._commits())
         marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
         return list({one.run: one for one in marks}.values())
 
@@ -143,9 +143,9 @@ class HistoryTable(NamedTuple):
         None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
         """
         found: Replaced | None = None
-        for row in self._commits():
-            detail = self._detail(row)
-            if row["operation"] in _NO_CHANGE:
+        for entry in self._commits():
+            detail = entry.detail
+            if entry.operation in _NO_CHANGE:
                 continue
             if "run" not in detail:
                 break
@@ -157,17 +157,9 @@ class HistoryTable(NamedTuple):
             found.slices.append(Slices(*detail["slices"]))
         return found
 
-    def _commits(self) -> list[Any]:
+    def _commits(self) -> list[LogEntry]:
         """Return the commits that Delta's history has, the newest first."""
-        if not self.warehouse.exists(self.name):
-            return []
-        history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(self.name)).history()
-        rows = history.select("version", "operation", "userMetadata").collect()
-        return sorted(rows, key=lambda row: row["version"], reverse=True)
-
-    @staticmethod
-    def _detail(row: Any) -> dict[str, Any]:
-        return json.loads(row["userMetadata"] or "{}")
+        return self.warehouse.log_entries(self.name) if self.warehouse.exists(self.name) else []
 
     def _create(self, rows: DataFrame) -> None:
         self.warehouse.create(self.name, _columns(rows), properties=_SETTINGS)

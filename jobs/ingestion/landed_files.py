@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.warehouse.delta import Warehouse
@@ -120,14 +119,12 @@ class LandedFiles:
     def _commits(self) -> dict[str, Mapping[str, Any]]:
         """What the history says about the contents that had landed when this was first asked."""
         table = measurements(self.model)
-        history = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table)).history()
-        told = history.filter(F.col("userMetadata").contains('"sha256"')).select("version", "userMetadata")
-        rows = [(int(row["version"]), json.loads(row["userMetadata"])) for row in told.collect()]
         # A commit of one file tells of it; one of several has a list of them.
         return {
-            one["sha256"]: {**one, "version": version}
-            for version, detail in rows
-            for one in detail.get("files", [detail])
+            one["sha256"]: {**one, "version": entry.version}
+            for entry in self.warehouse.log_entries(table)
+            for one in entry.detail.get("files", [entry.detail])
+            if "sha256" in one
         }
 
     @cached_property

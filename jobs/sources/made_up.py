@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from delta.tables import DeltaTable
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
@@ -155,13 +154,10 @@ def _land(
 def landed(warehouse: Warehouse, spec: ModelSpec) -> Made | None:
     """Return what has landed of a spec's made-up rows; None before the first."""
     assert spec.source is not None
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(spec.name))).history()
-    rows = history.filter(F.get_json_object("userMetadata", "$.made_up.seed") == str(spec.source.rate.seed))
-    row = rows.orderBy(F.desc("version")).select("userMetadata").first()
-    if row is None:
-        return None
-    found = json.loads(row["userMetadata"])["made_up"]
-    return Made(found["rows"], found["since"])
+    seed = spec.source.rate.seed
+    known = (one.detail.get("made_up") for one in warehouse.log_entries(measurements(spec.name)))
+    found = next((one for one in known if one is not None and one["seed"] == seed), None)
+    return None if found is None else Made(found["rows"], found["since"])
 
 
 def _append(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, made: Made, upto: int) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -277,12 +276,10 @@ def _first(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, Landed]:
 
 def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
     """Return where the last landing of several topics ended; None before the first."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(spec.name))).history()
-    rows = history.filter(F.get_json_object("userMetadata", "$.topics").isNotNull())
-    row = rows.orderBy(F.desc("version")).select("userMetadata").first()
-    if row is None:
+    entries = warehouse.log_entries(measurements(spec.name))
+    found = next((one.detail for one in entries if "topics" in one.detail), None)
+    if found is None:
         return None
-    found = json.loads(row["userMetadata"])
     topics = {
         name: Landed(one["id"], {int(number): int(at) for number, at in one["offsets"].items()})
         for name, one in found["topics"].items()

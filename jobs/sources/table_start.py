@@ -11,7 +11,6 @@ import json
 import time
 from typing import Any, NamedTuple
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -159,14 +158,11 @@ def _checkpoint(spec: ModelSpec, table: UserTable) -> str:
 
 def _newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
     """Return where the last landing ended: that of this very table, else that of another one at its place."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(measurements(spec.name))).history()
-    rows = history.filter(F.col("userMetadata").contains('"source_table"')).orderBy(F.desc("version"))
-    ids, paths = (F.get_json_object("userMetadata", name) for name in ("$.table_id", "$.source_table"))
-    for one in (ids == table.id, paths == table.path):
-        row = rows.filter(one).select("userMetadata").first()
-        if row is not None:
-            found = json.loads(row["userMetadata"])
-            return TableStart(*(found.get(name) for name in TableStart._fields))
+    known = [one.detail for one in warehouse.log_entries(measurements(spec.name))]
+    for name, value in (("table_id", table.id), ("source_table", table.path)):
+        found: Any = next((one for one in known if "source_table" in one and one.get(name) == value), None)
+        if found is not None:
+            return TableStart(*(found.get(field) for field in TableStart._fields))
     return None
 
 

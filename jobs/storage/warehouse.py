@@ -7,11 +7,12 @@ Spark over the same root is `jobs.warehouse.delta.Warehouse`, which can do all o
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,14 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+
+
+class LogEntry(NamedTuple):
+    """A commit: the version that it made, Delta's name of the operation, and what its writer added as JSON."""
+
+    version: int
+    operation: str
+    detail: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,22 @@ class Tables:
             raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
         return read_small(self.root, table, log, names)
 
+    def log_entries(self, table: str) -> list[LogEntry]:
+        """Return the commits of a table that its log still has, the newest first.
+
+        Raises:
+            UserError: the log cannot be read.
+        """
+        try:
+            found = open_log(self.root, table).history()
+        except (DeltaError, OSError) as error:
+            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
+        entries = [
+            LogEntry(int(one["version"]), str(one.get("operation")), _detail(one.get("userMetadata")))
+            for one in found
+        ]
+        return sorted(entries, key=lambda one: -one.version)
+
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Let one process of this machine at a time commit to a local table.
@@ -164,3 +189,12 @@ class Tables:
         """Return the versions that the log still has, in any order; an empty list without a log."""
         names = self.files(f"{table}/_delta_log").names("")
         return [int(name[:20]) for name in names if name.endswith(".json") and name[:20].isdigit()]
+
+
+def _detail(text: str | None) -> dict[str, Any]:
+    """Return what a writer added to a commit, if it is one of ours."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

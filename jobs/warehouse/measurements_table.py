@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import SNAPSHOTS, measurements, refuse_absent
 
@@ -63,12 +63,10 @@ def is_history_commit(info: Mapping[str, Any]) -> bool:
     return '"history": true' in (info.get("userMetadata") or "")
 
 
-def latest_history_version(warehouse: Warehouse, table: str, version: int) -> int | None:
+def latest_history_version(warehouse: Tables, table: str, version: int) -> int | None:
     """Return the latest version up to `version` that landed history of new keys, or None."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    landed = history.filter(F.col("userMetadata").contains('"history": true') & (F.col("version") <= version))
-    row = landed.agg(F.max("version")).first()
-    return None if row is None or row[0] is None else int(row[0])
+    landed = (one.version for one in warehouse.log_entries(table) if one.detail.get("history") is True)
+    return max((one for one in landed if one <= version), default=None)
 
 
 def create_new_keys_table(warehouse: Warehouse, model: str) -> str:

@@ -10,19 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from delta.tables import DeltaTable
-from pyspark.sql import functions as F
+from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
 from jobs.spark.kafka import same_if_known
-from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from jobs.storage.warehouse import LogEntry, Tables
 
 DELTA, KAFKA = "delta", "kafka"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -77,14 +70,12 @@ def check_version(warehouse: Tables, table: str, version: int | None) -> int:
     return version
 
 
-def commits(warehouse: Warehouse, table: str) -> list[Commit]:
+def commits(warehouse: Tables, table: str) -> list[Commit]:
     """Return a measurements table's versions, oldest first."""
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    rows = history.select("version", "operation", "userMetadata").orderBy("version").collect()
-    return [_commit(int(row["version"]), row["operation"], row["userMetadata"]) for row in rows]
+    return [_commit(entry) for entry in reversed(warehouse.log_entries(table))]
 
 
-def cut_at(warehouse: Warehouse, table: str, latest: int, before: int) -> Cut:
+def cut_at(warehouse: Tables, table: str, latest: int, before: int) -> Cut:
     """Find the position of "all rows before an event time".
 
     If the versions up to some version have exactly the rows before the time, that version is the position, and a stream
@@ -201,7 +192,7 @@ def describe(position: Mapping[str, Any]) -> str:
 
 
 def landed_position(
-    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+    warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
     """Return the position up to which a topic was landed at a version of the measurements, or None if it was not."""
     newest = newest_landing(warehouse, table, topic, version)
@@ -211,36 +202,30 @@ def landed_position(
 
 
 def newest_landing(
-    warehouse: Warehouse, table: str, topic: str, version: int | None = None
+    warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
     """Return the metadata of the last commit, up to a version, that landed a topic, or None if there is none."""
-    rows = _landings(warehouse, table, topic)
-    if version is not None:
-        rows = rows.filter(F.col("version") <= version)
-    newest = rows.orderBy(F.desc("version")).select("userMetadata").first()
-    return None if newest is None else json.loads(newest["userMetadata"])
+    found = _landings(warehouse, table, topic)
+    return next((one.detail for one in found if version is None or one.version <= version), None)
 
 
-def first_topic_id(warehouse: Warehouse, table: str, topic: str) -> str | None:
+def first_topic_id(warehouse: Tables, table: str, topic: str) -> str | None:
     """Return the first id that a topic was landed under, or None if no landing knows one.
 
     It is that of messages without an id, too: an earlier release landed them from the topic whose id was recorded next.
     """
-    known = _landings(warehouse, table, topic).filter(F.col("userMetadata").contains('"topic_id"'))
-    oldest = known.orderBy("version").select("userMetadata").first()
-    return None if oldest is None else json.loads(oldest["userMetadata"])["topic_id"]
+    known = [one.detail for one in _landings(warehouse, table, topic) if "topic_id" in one.detail]
+    return known[-1]["topic_id"] if known else None
 
 
-def _landings(warehouse: Warehouse, table: str, topic: str) -> DataFrame:
-    history = DeltaTable.forPath(warehouse.spark, warehouse.path(table)).history()
-    rows = history.filter(F.col("userMetadata").contains('"offsets"'))
-    return rows.filter(F.get_json_object("userMetadata", "$.topic") == topic)
+def _landings(warehouse: Tables, table: str, topic: str) -> list[LogEntry]:
+    """Return the commits that landed a topic, the newest first."""
+    found = warehouse.log_entries(table)
+    return [one for one in found if "offsets" in one.detail and one.detail.get("topic") == topic]
 
 
-def _commit(version: int, operation: str, metadata: str | None) -> Commit:
-    if metadata:
-        detail = json.loads(metadata)
-        return Commit(version, detail["min_time"], detail["max_time"], True)
-    return Commit(
-        version, None, None, operation not in ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
-    )
+def _commit(entry: LogEntry) -> Commit:
+    if "min_time" in entry.detail:
+        return Commit(entry.version, entry.detail["min_time"], entry.detail["max_time"], True)
+    changes = ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
+    return Commit(entry.version, None, None, entry.operation not in changes)

@@ -29,7 +29,7 @@ from delta.exceptions import (
     MetadataChangedException,
 )
 from pyspark.errors import PySparkException
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.protocol import world
 from tests.protocol.memory_columns import UNKNOWN, Column, expr, lit
@@ -351,23 +351,6 @@ class DeltaTable:
 
     def merge(self, source: Frame, condition: str) -> _Merge:
         return _Merge(self._session, self._path, source, condition)
-
-    def history(self, limit: int | None = None) -> Frame:
-        base = _table(self._path)
-        found = [commit_at(self._path, version) for version in range(base.version, -1, -1)][:limit]
-        stored = [world.current().files[_log(self._path, one.version)] for one in found]
-        rows = [
-            {
-                "version": one.version,
-                "timestamp": kept.written_at,
-                "operation": one.operation,
-                "userMetadata": one.metadata,
-            }
-            for one, kept in zip(found, stored, strict=True)
-        ]
-        fields = [("version", LongType()), ("timestamp", TimestampType()), ("operation", StringType())]
-        schema = StructType([StructField(*one) for one in [*fields, ("userMetadata", StringType())]])
-        return Frame(self._session, rows, schema)
 
     def detail(self) -> Frame:
         base = _table(self._path)

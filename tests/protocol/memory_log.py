@@ -7,6 +7,7 @@ top of what others have written, whatever that is, which is the worst that a lib
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from pyspark.sql.types import StructType
 
 from jobs.storage.table_rows import to_rows
+from jobs.storage.warehouse import LogEntry
 from tests.protocol import world
-from tests.protocol.memory_delta import Change, Commit, create, latest, put_change, read_latest
+from tests.protocol.memory_delta import Change, Commit, commit_at, create, latest, put_change, read_latest
 from tests.protocol.memory_frame import parse_schema
 
 _ARROW = {
@@ -126,6 +128,14 @@ def rows(
     """Stand in for `Tables.rows`."""
     found = MemoryLog(tables.path(table)).base.rows
     return [dict(row) for row in found if all(row[name] == one for name, one in (where or {}).items())]
+
+
+def log_entries(tables: Any, table: str) -> list[LogEntry]:
+    """Stand in for `Tables.log_entries`."""
+    path = tables.path(table)
+    last = MemoryLog(path).base.version
+    found = [commit_at(path, version) for version in range(last, -1, -1)]
+    return [LogEntry(one.version, one.operation, json.loads(one.metadata or "{}")) for one in found]
 
 
 def create_small(tables: Any, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
