@@ -305,7 +305,7 @@ class FileTable:
                     if not self._arrived(before + 1, identity):
                         raise self._problem(_reason(error)) from error
                     version = before + 1
-                if version is not None and version > before and version % self._checkpoint_every() == 0:
+                if version is not None and version > before and version % _checkpoint_every(log) == 0:
                     self._checkpoint()
                 return version
 
@@ -367,11 +367,6 @@ class FileTable:
         )
         return log.version() + 1
 
-    def _checkpoint_every(self) -> int:
-        log = self._fresh()
-        asked = "" if log is None else log.metadata().configuration.get("delta.checkpointInterval", "")
-        return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
-
     def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
         try:
@@ -408,6 +403,11 @@ class FileTable:
 
     def _problem(self, why: str) -> UserError:
         return UserError(f"{self.path}: the commit failed: {why}", RUN_FAILED)
+
+
+def _checkpoint_every(log: DeltaTable) -> int:
+    asked = log.metadata().configuration.get("delta.checkpointInterval", "")
+    return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
 
 def _commit_name(version: int) -> str:
