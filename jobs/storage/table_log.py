@@ -109,8 +109,6 @@ def create_table(warehouse: Tables, table: str, fields: str, settings: Mapping[s
     root = local_path(warehouse.root)
     assert root is not None, "the files of a remote warehouse are not within reach"
     folder = root / table
-    if "%" in str(folder) or "\\" in str(folder):
-        return False  # as in `FileTable.takes`
     with warehouse.lock(table):
         # What a killed process has left of a first commit is Java's to repair (`Warehouse.create`).
         if not folder.exists():
@@ -127,10 +125,10 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     columns have other names.
     """
     root = local_path(warehouse.root)
-    if root is None or "%" in (folder := str(root / table)) or "\\" in folder:
+    if root is None:
         return None
     try:
-        log = DeltaTable(folder, version=version)
+        log = open_log(warehouse.root, table, version)
     except (DeltaError, OSError):
         return None
     protocol = log.protocol()
