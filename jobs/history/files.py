@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -56,11 +55,11 @@ def write_files(
         constants: values of columns that the plan does not give.
     """
     columns = to_arrow_schema(schema, timezone="UTC")
-    target = Target(str(table.folder), table.file_bytes, uuid.uuid4().hex, columns, constants)
+    target = Target(table.path, table.file_bytes, uuid.uuid4().hex, columns, constants)
     try:
         found = packed.mapInArrow(_writer(plan, target), OUTPUT).collect()
     except BaseException:
-        remove_of(table.folder, target.attempt)
+        remove_of(table.path, target.attempt)
         raise
     return [PartFile.decode(bytes(row["file"])) for row in found]
 
@@ -76,7 +75,7 @@ def _writer(plan: Plan, target: Target) -> Callable[[Iterator[pa.RecordBatch]], 
             table_batch(plan.estimates.kind, found, target.schema, target.constants)
             for found in estimates(batches)
         )
-        done = write_parts(Path(target.folder), name, rows, full=target.file_bytes)
+        done = write_parts(target.folder, name, rows, full=target.file_bytes)
         if done:
             yield pa.RecordBatch.from_arrays(
                 [pa.array([one.encode() for one in done], pa.binary())], ["file"]

@@ -126,7 +126,7 @@ class HistoryTable(NamedTuple):
         detail = json.dumps(_detail(run, part))
         if files.add(parts, APPLICATION, part.is_beside, {"userMetadata": detail}) is None:
             raise UserError(
-                f"{files.folder}: another run has written estimates of the same rows meanwhile; run it again",
+                f"{files.path}: another run has written estimates of the same rows meanwhile; run it again",
                 RUN_FAILED,
             )
         return sum(one.rows for one in parts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -47,7 +46,7 @@ class _Target(NamedTuple):
     model_version: the same in all rows
     """
 
-    folder: Path
+    folder: str
     file_bytes: int
     attempt: str
     schema: pa.Schema
@@ -82,7 +81,7 @@ def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | Da
         return None
     folder = "/".join(f"{name}={value}" for name, value in values.items())
     target = _Target(
-        table.folder / folder, table.file_bytes, uuid.uuid4().hex, schema, manifest.model_version
+        f"{table.path}/{folder}", table.file_bytes, uuid.uuid4().hex, schema, manifest.model_version
     )
     made = states if isinstance(states, StateRows) else StateRows.of(states)
     try:

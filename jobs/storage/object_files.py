@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import S3
@@ -69,6 +69,13 @@ class ObjectFiles:
         """Write or replace a file: a reader sees the old content or the new."""
         try:
             self._store.put(self._path(name), content, use_multipart=False)
+        except Exception as error:
+            raise self._refused(name, error) from error
+
+    def send(self, name: str, file: IO[bytes]) -> None:
+        """Write or replace a file by the content of an open one, however large that is."""
+        try:
+            self._store.put(self._path(name), file)
         except Exception as error:
             raise self._refused(name, error) from error
 

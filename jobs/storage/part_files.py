@@ -2,23 +2,29 @@
 
 A file that is written is no part of the table yet: a commit names it (`jobs.storage.table_log`), and VACUUM
 removes one that no commit has named once it is older than the retention of files. Each name is used once, so attempts
-of the same task never touch each other's files.
+of the same task never touch each other's files. In a folder a file is written in its place; for an object store it is
+written to a temporary file, and sent when it is complete: the store has a file as a whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from jobs.core.roots import local_path
+from jobs.storage.files import files_of
+from jobs.storage.object_files import ObjectFiles
 
 TARGET_BYTES = 256 << 20
 """Bytes from which a file is full, unless its table asks for others."""
@@ -57,13 +63,13 @@ class PartWriter:
     """Write batches into as few files as their size allows.
 
     Args:
-        folder: of the table; made if it is missing.
+        folder: path or URI of the table's, or of a partition's; made if it is missing.
         prefix: of the files' names, such as the task's attempt; each name ends in a random id besides.
         full: bytes from which a file is full.
         indexed: columns that have statistics, the first ones.
     """
 
-    def __init__(self, folder: Path, prefix: str, full: int = TARGET_BYTES, indexed: int = INDEXED) -> None:
+    def __init__(self, folder: str, prefix: str, full: int = TARGET_BYTES, indexed: int = INDEXED) -> None:
         self._folder, self._prefix, self._full, self._indexed = folder, prefix, full, indexed
         self._held: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -102,7 +108,7 @@ class PartWriter:
 
 
 def write_parts(
-    folder: Path, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
+    folder: str, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
 ) -> list[PartFile]:
     """Write batches into files as `PartWriter` does, and return these.
 
@@ -120,17 +126,65 @@ def write_parts(
         raise
 
 
+class _Folder:
+    """Where files are written in a file system."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def open(self, name: str) -> IO[bytes]:
+        """Begin a file."""
+        os.makedirs(self._folder, exist_ok=True)
+        return open(f"{self._folder}/{name}", "xb")
+
+    def complete(self, name: str, file: IO[bytes]) -> int:
+        """End a file whose bytes are written, and return its size."""
+        file.close()
+        return os.stat(f"{self._folder}/{name}").st_size
+
+    def abandon(self, name: str) -> None:
+        """Remove what is written of a file that is closed."""
+        with suppress(FileNotFoundError):
+            os.unlink(f"{self._folder}/{name}")
+
+
+class _Bucket:
+    """Where files are written in an object store: it takes each as a whole."""
+
+    def __init__(self, folder: str) -> None:
+        self._files = ObjectFiles(folder)
+
+    def open(self, name: str) -> IO[bytes]:
+        """Begin a file."""
+        return tempfile.TemporaryFile()
+
+    def complete(self, name: str, file: IO[bytes]) -> int:
+        """Send a file whose bytes are written, and return its size."""
+        size = file.tell()
+        file.seek(0)
+        self._files.send(name, file)
+        file.close()
+        return size
+
+    def abandon(self, name: str) -> None:
+        """Do nothing: of a file that is not complete the store has nothing."""
+
+
+def _place_of(folder: str) -> _Folder | _Bucket:
+    local = local_path(folder)
+    return _Bucket(folder) if local is None else _Folder(str(local))
+
+
 class _Part:
     """A file while it is written."""
 
-    def __init__(self, folder: Path, name: str, schema: pa.Schema, indexed: int) -> None:
-        self._path, self._schema, self._rows = folder / name, schema, 0
+    def __init__(self, folder: str, name: str, schema: pa.Schema, indexed: int) -> None:
+        self._place, self._name, self._schema, self._rows = _place_of(folder), name, schema, 0
         self._kept = schema.names[:indexed]
         self._writer: pq.ParquetWriter | None = None
         self._nulls = dict.fromkeys(schema.names, 0)
         self._not_numbers: set[str] = set()
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
+        self._file = self._place.open(name)
         self._ends: list[pq.FileMetaData] = []
         # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is
         # given up. Integers and times are close to their neighbours, or need no more bits than these.
@@ -170,9 +224,8 @@ class _Part:
     def close(self) -> PartFile:
         assert self._writer is not None
         self._writer.close()
-        self._file.close()
-        size = self._path.stat().st_size
-        return PartFile(self._path.name, size, self._rows, int(time.time() * 1000), self._statistics())
+        size = self._place.complete(self._name, self._file)
+        return PartFile(self._name, size, self._rows, int(time.time() * 1000), self._statistics())
 
     def abandon(self) -> None:
         """Remove what was written of the file."""
@@ -182,7 +235,7 @@ class _Part:
                 self._writer.close()
         with suppress(OSError):
             self._file.close()
-        self._path.unlink(missing_ok=True)
+        self._place.abandon(self._name)
 
     def _statistics(self) -> str:
         """Return Delta's statistics of the file, as JSON."""
@@ -274,10 +327,11 @@ def _number(value: Any) -> Any:
     return value if isinstance(value, float) and abs(value) < float("inf") else None
 
 
-def remove(folder: Path, parts: Iterable[PartFile]) -> None:
+def remove(folder: str, parts: Iterable[PartFile]) -> None:
     """Remove files that no commit has named or will name."""
+    files = files_of(folder)
     for part in parts:
-        (folder / part.path).unlink(missing_ok=True)
+        files.remove(part.path)
 
 
 def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str:
@@ -285,10 +339,12 @@ def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str
     return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
 
 
-def remove_of(folder: Path, job: str) -> None:
+def remove_of(folder: str, job: str) -> None:
     """Remove the files of all tasks that were told a job's name, which no commit names or will name."""
-    for path in folder.glob(f"part-*-{job}-*"):
-        path.unlink(missing_ok=True)
+    files = files_of(folder)
+    for name in files.names(""):
+        if name.startswith("part-") and f"-{job}-" in name:
+            files.remove(name)
 
 
 def partition_of(name: str) -> int:

@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -171,13 +170,6 @@ class FileTable:
         self._asked = schema
         log = self._fresh()
         return log is not None and self._still_takes(log, schema)
-
-    @property
-    def folder(self) -> Path:
-        """Return the folder of a table of a local warehouse, in which its files are written."""
-        found = local_path(self.path)
-        assert found is not None, "the files of a remote warehouse are not within reach"
-        return found
 
     @property
     def file_bytes(self) -> int:

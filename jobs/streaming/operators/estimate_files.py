@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,7 +104,7 @@ class EstimateWriter(DelegatingProcessor):
 
     def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
         """Write packets of estimates as they come, and yield the other packets and a row for each file."""
-        folder = Path(target.folder)
+        folder = target.folder
         writers = {kind: PartWriter(folder, name, target.file_bytes) for kind in FILES}
         complete: list[PartFile] = []
         try:

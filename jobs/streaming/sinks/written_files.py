@@ -111,7 +111,7 @@ class EstimateFiles:
             "generation": generation.generation,
             SOURCE_RANGE: self.ranges.of(batch_id),
         }
-        return Target(str(self.table.folder), self.attempt, self.table.file_bytes, constants)
+        return Target(self.table.path, self.attempt, self.table.file_bytes, constants)
 
     def remove_unnamed(self) -> None:
         """Remove the files of this attempt to write a micro-batch, unless a commit of them was tried.
@@ -120,7 +120,7 @@ class EstimateFiles:
         """
         if self.attempt and not self.table.tried:
             with suppress(OSError):  # what is left is VACUUM's
-                remove_of(self.table.folder, self.attempt)
+                remove_of(self.table.path, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
         """Return the rows of files as the other sinks take them."""
@@ -153,7 +153,7 @@ class FileEstimates:
         paths: dict[int, list[str]] = {}
         for one in self.parts:
             if one.kind == kind:
-                paths.setdefault(one.partition, []).append(str(self.files.table.folder / one.file.path))
+                paths.setdefault(one.partition, []).append(f"{self.files.table.path}/{one.file.path}")
         schema = StructType([field for field in self.files.schema if field.name in columns])
         number = self.files.generation.partitions
         # The partition of a row is that of the packet in whose place it is: its ordinal comes from there.

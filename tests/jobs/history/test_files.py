@@ -59,7 +59,7 @@ def bounds_of(folder: Path, slices: list[int | None], times: list[int | None]) -
     spark: Any = None  # what is tested needs none
     table = FileTable(Warehouse(spark, str(folder)), "t")
     rows = pa.RecordBatch.from_pydict({"batch_id": slices, "event_time": times}, BOUNDS)
-    table.commit(write_parts(table.folder, "part-00000", [rows]), ("app", 1))
+    table.commit(write_parts(table.path, "part-00000", [rows]), ("app", 1))
     found = table.bounds()
     assert found is not None
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.storage.part_files import PartFile, partition_of, write_parts
+from jobs.storage.files import files_of
+from jobs.storage.part_files import PartFile, partition_of, remove_of, write_parts
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -22,7 +24,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
 
 
 def written(folder: Path, *batches: pa.RecordBatch, full: int = 1 << 28) -> list[PartFile]:
-    return write_parts(folder, "part-00007-3.11", batches, full=full)
+    return write_parts(str(folder), "part-00007-3.11", batches, full=full)
 
 
 def test_statistics_bound_every_value_and_leave_out_what_json_cannot_say(tmp_path: Path) -> None:
@@ -119,7 +121,6 @@ def test_wide_rows_are_written_before_they_fill_the_memory(tmp_path: Path) -> No
 
 LIMITED = """
 import resource, signal, sys
-from pathlib import Path
 import numpy as np, pyarrow as pa
 from jobs.storage.part_files import write_parts
 
@@ -127,7 +128,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), -1))
 rows = pa.RecordBatch.from_pydict({"x": np.random.default_rng(1).normal(size=200_000)})
 try:
-    write_parts(Path(sys.argv[1]), "part-00000", [rows])
+    write_parts(sys.argv[1], "part-00000", [rows])
 except OSError as error:
     print(error)
 """
@@ -155,7 +156,7 @@ def test_files_that_are_complete_go_with_the_one_whose_rows_end_in_an_error(tmp_
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space left"):
-        write_parts(tmp_path, "part-00000", rows(), full=1000)
+        write_parts(str(tmp_path), "part-00000", rows(), full=1000)
     assert there == [1, 2, 3] and list(tmp_path.iterdir()) == []
 
 
@@ -165,5 +166,32 @@ def test_nothing_is_left_of_a_file_whose_rows_end_in_an_error(tmp_path: Path) ->
         raise OSError("no space left on device")
 
     with pytest.raises(OSError, match="no space left"):
-        write_parts(tmp_path, "part-00000", rows())
+        write_parts(str(tmp_path), "part-00000", rows())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("proxy")
+def test_a_file_of_a_store_is_there_as_a_whole_or_not_at_all() -> None:
+    place = "s3a://bucket/parts/estimates/m"
+    rows = batch(x=np.arange(200_000, dtype=np.float64))
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield rows
+        yield rows
+        raise RuntimeError("the task failed")
+
+    with pytest.raises(RuntimeError, match="the task failed"):
+        write_parts(place, "part-00001-a-1.1", failing(), full=1)
+    files = files_of(place)
+    assert files.names("") == []
+    (part,) = write_parts(place, "part-00001-b-1.1", [rows])
+    seen = files.seen(part.path)
+    assert seen is not None and seen.size == part.size
+    content = files.read(part.path)
+    assert content is not None and pq.read_table(pa.BufferReader(content)).equals(
+        pa.Table.from_batches([rows])
+    )
+    remove_of(place, "other")
+    assert files.names("") == [part.path]
+    remove_of(place, "b")
+    assert files.names("") == []

@@ -45,7 +45,7 @@ def some_rows(*values: int) -> pa.RecordBatch:
 
 
 def add(to: FileTable, number: int, *values: int, name: str = "app") -> None:
-    to.commit(write_parts(to.folder, "part-00000", [some_rows(*values)]), (name, number))
+    to.commit(write_parts(to.path, "part-00000", [some_rows(*values)]), (name, number))
 
 
 def rows(root: Path) -> list[int]:
@@ -113,7 +113,7 @@ def test_old_entries_of_the_log_are_removed_unless_the_table_keeps_them(tmp_path
     one = made(tmp_path, configuration={"delta.enableExpiredLogCleanup": str(clean).lower()})
     for number in range(15):
         add(one, number, number)
-    log = one.folder / "_delta_log"
+    log = Path(one.path) / "_delta_log"
     ago = time.time() - 60 * 24 * 3600
     for path in log.glob("*.json"):
         os.utime(path, (ago + int(path.name[:20]), ago + int(path.name[:20])))
@@ -140,7 +140,7 @@ table = FileTable(Warehouse(None, root), "t")
 for number in range(first, last):
     rows = pa.RecordBatch.from_pydict({"x": pa.array([number], pa.int64())})
     assert table.takes(rows.schema)
-    table.commit(write_parts(table.folder, "part-00000", [rows]), (name, number))
+    table.commit(write_parts(table.path, "part-00000", [rows]), (name, number))
     print(number, flush=True)
 """
 """A process that commits a row for each number, and prints the number after its commit."""
@@ -193,7 +193,7 @@ def test_two_processes_that_share_no_lock_add_each_transaction_once(tmp_path: Pa
 
 def test_a_disk_without_room_for_the_log_is_named_and_takes_the_commit_later(disk: Path) -> None:
     one = made(disk)
-    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
+    parts = write_parts(one.path, "part-00000", [some_rows(1)])
     ballast = Ballast(disk)
     ballast.leave(0)
     with pytest.raises(UserError, match=r"the commit failed: .*No space left on device") as told:
@@ -208,26 +208,26 @@ def test_a_disk_without_room_for_the_log_is_named_and_takes_the_commit_later(dis
 def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Path) -> None:
     """A driver that was frozen for longer than VACUUM keeps files that no commit names."""
     one = made(tmp_path)
-    parts = write_parts(one.folder, "part-00000", [some_rows(1)])
-    (one.folder / parts[0].path).unlink()
+    parts = write_parts(one.path, "part-00000", [some_rows(1)])
+    (Path(one.path) / parts[0].path).unlink()
     with pytest.raises(UserError, match="removed before it was committed; run the command again"):
         one.commit(parts, ("app", 1))
-    assert rows(tmp_path) == [] and DeltaTable(str(one.folder)).version() == 0
+    assert rows(tmp_path) == [] and DeltaTable(one.path).version() == 0
 
 
 @pytest.mark.parametrize("change", ["constraint", "columns"])
 def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path, change: str) -> None:
     one = made(tmp_path)
     assert one.takes(SCHEMA)
-    parts = write_parts(one.folder, "part-00000", [some_rows(-1)])
+    parts = write_parts(one.path, "part-00000", [some_rows(-1)])
     if change == "constraint":
-        DeltaTable(str(one.folder)).alter.add_constraint({"positive": "x > 0"})
+        DeltaTable(one.path).alter.add_constraint({"positive": "x > 0"})
     else:
-        shutil.rmtree(one.folder / "_delta_log")
-        DeltaTable.create(str(one.folder), pa.schema([("x", pa.string())]))
+        shutil.rmtree(Path(one.path) / "_delta_log")
+        DeltaTable.create(one.path, pa.schema([("x", pa.string())]))
     with pytest.raises(UserError, match="changed while its files were written; run the command again"):
         one.commit(parts, ("app", 1))
-    assert DeltaTable(str(one.folder)).to_pyarrow_table().num_rows == 0
+    assert DeltaTable(one.path).to_pyarrow_table().num_rows == 0
 
 
 FEATURES = {
@@ -262,7 +262,7 @@ def test_a_table_with_a_feature_beyond_files_is_left_to_java(
         protocol["readerFeatures"] = [feature]
     if writer == 7:
         protocol["writerFeatures"] = [feature]
-    path = one.folder / "_delta_log" / f"{0:020d}.json"
+    path = Path(one.path) / "_delta_log" / f"{0:020d}.json"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if "protocol" in line:
@@ -294,7 +294,7 @@ def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
     tmp_path: Path, name: str, text: str
 ) -> None:
     one = made(tmp_path)
-    path = one.folder / "_delta_log" / f"{0:020d}.json"
+    path = Path(one.path) / "_delta_log" / f"{0:020d}.json"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (about,) = (line["metaData"] for line in lines if "metaData" in line)
     harmless = {"of.ours": "1", "delta.logRetentionDuration": "interval 400 days", "delta.appendOnly": "true"}
@@ -332,7 +332,7 @@ def test_a_table_takes_files_only_if_nothing_else_is_asked_of_a_writer(tmp_path:
     assert not made(tmp_path / "parts", partition_by=["x"]).takes(SCHEMA)
     assert not made(tmp_path / "changes", configuration={"delta.enableChangeDataFeed": "true"}).takes(SCHEMA)
     checked = made(tmp_path / "checked")
-    DeltaTable(str(checked.folder)).alter.add_constraint({"positive": "x > 0"})
+    DeltaTable(str(checked.path)).alter.add_constraint({"positive": "x > 0"})
     assert not checked.takes(SCHEMA)
     full = SCHEMA.set(0, pa.field("x", pa.int64(), nullable=False))
     DeltaTable.create(str(tmp_path / "full" / "t"), full)
@@ -349,7 +349,7 @@ def test_the_size_of_files_is_what_the_table_asks_for(tmp_path: Path) -> None:
 def test_a_commit_reads_as_one_that_delta_in_java_makes(tmp_path: Path) -> None:
     one = made(tmp_path)
     add(one, 7, 1, 2)
-    lines = (one.folder / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
+    lines = (Path(one.path) / "_delta_log" / f"{1:020d}.json").read_text().splitlines()
     found = {name: value for line in lines for name, value in json.loads(line).items()}
     assert found["commitInfo"]["isBlindAppend"] is True  # or else Java's deletes of other rows would conflict
     now = found["txn"].pop("lastUpdated")
@@ -366,7 +366,7 @@ def test_a_partitioned_table_takes_files_of_its_own_partition_alone(tmp_path: Pa
     assert not FileTable(warehouse, "t", partition={"other": "a"}).takes(SCHEMA)
     table = FileTable(warehouse, "t", partition={"of": "a"})
     assert table.takes(SCHEMA)
-    parts = write_parts(table.folder, "part-00000", [some_rows(1, 2)])
+    parts = write_parts(table.path, "part-00000", [some_rows(1, 2)])
     assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) == 1
     assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) is None
     found = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()

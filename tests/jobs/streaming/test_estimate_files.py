@@ -161,10 +161,10 @@ def test_the_files_of_all_tasks_of_an_attempt_and_no_others_are_removed(
     mark = {"batch_id": 5, "generation": "g1"}
     for name, attempt in (("a1", 1), ("a1", 2), ("a2", 3)):
         put_out(monkeypatch, Target(str(tmp_path), name, 1 << 28, mark).encode(), attempt)
-    remove_of(tmp_path, "a1")
+    remove_of(str(tmp_path), "a1")
     assert len(left := list(tmp_path.iterdir())) == 2
     assert {partition_of(one.name) for one in left} == {3} and all("-a2-" in one.name for one in left)
-    remove_of(tmp_path / "absent", "a2")
+    remove_of(str(tmp_path / "absent"), "a2")
 
 
 def test_a_writer_that_is_none_of_the_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
