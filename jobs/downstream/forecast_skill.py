@@ -264,7 +264,7 @@ class Scores:
                     named(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
                     forecast_skill(self.spec.name),
                     (self.application, batch_id),
-                    {"mergeSchema": "true"},
+                    more_columns=True,
                 )
             self.rows += count
         finally:

@@ -102,7 +102,7 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
     packets = state_of(warehouse, query.name, query.checkpoint, "states", batch).select("value.packet")
     rows = packets.mapInArrow(_unpacker(plan, rules), STATES)
     rows = rows.withColumn("export", F.lit(identity))
-    warehouse.append(rows.coalesce(1), table, (f"export-{identity}", 0), {"mergeSchema": "true"})
+    warehouse.append(rows.coalesce(1), table, (f"export-{identity}", 0), more_columns=True)
     count = warehouse.read(table).filter(F.col("export") == identity).count()
     detail = {
         "query": query.name,

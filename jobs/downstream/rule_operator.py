@@ -384,9 +384,7 @@ class Alerts:
             rows = alert_rows(events, self.monitor, self.kind)
             rows = rows.withColumn("batch_id", F.lit(batch_id).cast("bigint"))
             table = alerts(self.spec.name)
-            self.warehouse.append(
-                rows.coalesce(1), table, (self.application, batch_id), {"mergeSchema": "true"}
-            )
+            self.warehouse.append(rows.coalesce(1), table, (self.application, batch_id), more_columns=True)
             if self.monitor.kafka is not None:
                 topic = KafkaSink(self.monitor.kafka.topic)
                 messages = numbered(rows).withColumn("query", F.lit(self.application))

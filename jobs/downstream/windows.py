@@ -212,7 +212,7 @@ class Windows:
             self._create(target, rows)
             # A transaction of its own: the same micro-batch may have changed growing windows of this table.
             transaction = (f"{self.application}-final", batch_id)
-            warehouse.append(rows.coalesce(1), target, transaction, {"mergeSchema": "true"})
+            warehouse.append(rows.coalesce(1), target, transaction, more_columns=True)
             self._send(rows, batch_id)
             mine = F.col("definition") == self.monitor.definition("windows")
             warehouse.delete(table, mine & ended)

@@ -228,7 +228,7 @@ class FileLanding:
             frame = frame.withColumn("_landed_at", F.current_timestamp())
             detail = detail_of(file, rows) | {"min_time": first, "max_time": last} | self.kind
             table = measurements(spec.name)
-            warehouse.append(frame, table, name, {"userMetadata": json.dumps(detail)})
+            warehouse.append(frame, table, name, json.dumps(detail))
             version = warehouse.latest_version(table) if rows else None
             return Landed(path, rows, new, version, note, checked.remarks)
 

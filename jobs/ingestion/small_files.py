@@ -28,7 +28,6 @@ from jobs.ingestion.reading import frame_of
 from jobs.warehouse.measurements_table import KeyTypes
 from jobs.warehouse.quarantine import TooMany, keep_for_all, rejected_rows
 from jobs.warehouse.tables import measurements
-from jobs.warehouse.transactions import append_for_all
 
 MOST_FILES = 1_000
 """Files of one commit at most: its metadata list them."""
@@ -178,7 +177,7 @@ def _append(landing: FileLanding, new: list[ReadFile]) -> int:
         **landing.kind,
     }
     names = _transactions(spec.name, new)
-    return append_for_all(warehouse, frame, measurements(spec.name), names, json.dumps(detail))
+    return warehouse.append_for_all(frame, measurements(spec.name), names, json.dumps(detail))
 
 
 def _transactions(model: str, files: list[ReadFile]) -> list[tuple[str, int]]:

@@ -162,6 +162,6 @@ def _record(
     start = TopicStart(topic_position(topic, offsets, topic_id=topic_id), checkpoint)
     detail = {**landing_detail(start, offsets), "rows": 0, "min_time": None, "max_time": None}
     nothing = warehouse.read(table).filter(F.lit(False))
-    options = {"userMetadata": json.dumps(detail)}
-    warehouse.append(nothing, table, (f"ingest-{spec.name}-{topic}", time.time_ns() // 1_000_000), options)
+    transaction = f"ingest-{spec.name}-{topic}", time.time_ns() // 1_000_000
+    warehouse.append(nothing, table, transaction, json.dumps(detail))
     return start

@@ -18,11 +18,10 @@ began, and for that one the table is queried.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta.exceptions import ConcurrentTransactionException
 from pyspark.sql import functions as F
 
 from jobs.lineage.leases import Lease
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 _BATCHES = 2**32
 """How many micro-batches an epoch has numbers for."""
-_TRIES = 5
 
 
 def batch_of(number: int) -> int:
@@ -77,26 +75,25 @@ class Fence:
         rows: DataFrame,
         table: str,
         batch_id: int,
-        options: Mapping[str, str] | None = None,
         part: Part | None = None,
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
         Killed before the commit, nothing is written; killed after it, the next driver finds the rows and skips them.
+        The table gets the columns that it lacks: another version of the model may have more.
 
         Args:
             rows: to append.
             table: to append to.
             batch_id: number of the micro-batch.
-            options: of the Delta writer.
             part: which append this is, if a micro-batch appends to the table several times.
 
         Raises:
             UserError: the lease is lost.
         """
         name = self._name(table, part)
-        if self._begun(rows.schema, table, name, batch_id, options, part):
-            self.warehouse.append(rows, table, (name, self._number(batch_id)), options)
+        if self._begun(rows.schema, table, name, batch_id, part):
+            self.warehouse.append(rows, table, (name, self._number(batch_id)), more_columns=True)
             self.check()
 
     def add(self, files: Sequence[PartFile], table: FileTable, schema: StructType, batch_id: int) -> None:
@@ -112,7 +109,7 @@ class Fence:
             UserError: the lease is lost, or the commit failed.
         """
         name = self._name(table.name, None)
-        if self._begun(schema, table.name, name, batch_id, None, None):
+        if self._begun(schema, table.name, name, batch_id, None):
             table.commit(files, (name, self._number(batch_id)))
             self.check()
 
@@ -122,7 +119,6 @@ class Fence:
         table: str,
         name: str,
         batch_id: int,
-        options: Mapping[str, str] | None,
         part: Part | None,
     ) -> bool:
         """Keep earlier drivers from writing under a name; tell if the micro-batch's append is still to be made."""
@@ -130,7 +126,7 @@ class Fence:
         assert self._last.get(name) != batch_id, (
             f"two appends of micro-batch {batch_id} under one name, {name}"
         )
-        self._raise_fence(schema, table, name, options)
+        self._raise_fence(schema, table, name)
         self._last[name] = batch_id
         if batch_id != self.pending:
             return True
@@ -140,9 +136,7 @@ class Fence:
     def _number(self, batch_id: int) -> int:
         return self.lease.generation.epoch * _BATCHES + batch_id
 
-    def begin(
-        self, rows: Callable[[], DataFrame], table: str, options: Mapping[str, str] | None = None
-    ) -> None:
+    def begin(self, rows: Callable[[], DataFrame], table: str) -> None:
         """Append the generation's first rows to a table, unless it has some, before micro-batches upsert others.
 
         Raises:
@@ -153,7 +147,7 @@ class Fence:
         if self._there(table, self._mine):
             return
         number = self.lease.generation.epoch * _BATCHES
-        self.warehouse.append(rows(), table, (name, number), options)
+        self.warehouse.append(rows(), table, (name, number), more_columns=True)
         self.check()
 
     def forget(self, table: str) -> None:
@@ -173,9 +167,7 @@ class Fence:
             self.warehouse.delete(table, self._mine, transaction=(self._name(table, None), number))
             self.check()
 
-    def upsert(
-        self, rows: DataFrame, table: str, batch_id: int, key: str, options: Mapping[str, str] | None = None
-    ) -> None:
+    def upsert(self, rows: DataFrame, table: str, batch_id: int, key: str) -> None:
         """Upsert a micro-batch's rows, one per `key`, among the generation's rows.
 
         This is idempotent, so after a kill the table need not be queried.
@@ -185,11 +177,11 @@ class Fence:
         """
         self.check()
         name = self._name(table, None)
-        self._raise_fence(rows.schema, table, name, options)
+        self._raise_fence(rows.schema, table, name)
         self._last[name] = batch_id
         # A constant, so that rows of other generations are not read and their drivers' commits do not conflict.
         mine = f"t.generation = '{self.lease.generation.generation}' AND t.`{key}` = s.`{key}`"
-        self.warehouse.upsert(rows, table, mine, (name, self._number(batch_id)), options or {})
+        self.warehouse.upsert(rows, table, mine, (name, self._number(batch_id)))
         self.check()
 
     def _name(self, table: str, part: Part | None) -> str:
@@ -205,25 +197,14 @@ class Fence:
         if self.lease.taken_over:
             schema = self.warehouse.read(table).schema
             for name in (rows, begun):
-                self._raise_fence(schema, table, name, None)
+                self._raise_fence(schema, table, name)
                 self._last[name] = -1
         return begun
 
-    def _raise_fence(
-        self, schema: StructType, table: str, name: str, options: Mapping[str, str] | None
-    ) -> None:
+    def _raise_fence(self, schema: StructType, table: str, name: str) -> None:
         """Keep earlier drivers that may still run from writing under a name; once per name."""
-        if not self.lease.taken_over or name in self._last:
-            return
-        nothing = self.warehouse.spark.createDataFrame([], schema)
-        number = (self.lease.suspect + 1) * _BATCHES - 1
-        for left in reversed(range(_TRIES)):
-            try:
-                self.warehouse.append(nothing, table, (name, number), options)
-                return
-            except ConcurrentTransactionException:  # the other driver's last commit came in between
-                if left == 0:
-                    raise
+        if self.lease.taken_over and name not in self._last:
+            self.warehouse.mark(table, schema, (name, (self.lease.suspect + 1) * _BATCHES - 1))
 
     def _there(self, table: str, condition: Column) -> bool:
         return self.warehouse.exists(table) and not self.warehouse.read(table).filter(condition).isEmpty()

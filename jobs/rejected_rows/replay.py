@@ -261,7 +261,8 @@ def _land(
         frame.coalesce(max(1, count // ROWS_A_FILE)),
         table,
         (f"replay-{replay_id}{'-late' if copies else ''}", 1),
-        {"userMetadata": json.dumps(detail), "mergeSchema": "true"},
+        json.dumps(detail),
+        more_columns=True,
     )
     return int(count)
 

@@ -119,8 +119,8 @@ class SourceLanding:
             fits = reader.placed(fits).withColumn("_landed_at", F.current_timestamp())
             fits = fits.coalesce(max(1, count // ROWS_A_FILE))
             detail = {**reached, "rows": count, "min_time": span[0], "max_time": span[1]}
-            options = {"userMetadata": json.dumps(detail), "mergeSchema": "true"}
-            self.warehouse.append(fits, measurements(spec.name), transaction, options)
+            table = measurements(spec.name)
+            self.warehouse.append(fits, table, transaction, json.dumps(detail), more_columns=True)
         finally:
             rows.unpersist()
         self.batches += 1

@@ -172,4 +172,4 @@ def _append(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, made: Made, 
     frame = warehouse.spark.createDataFrame(table).coalesce(1)
     frame = frame.withColumn("_origin", F.lit(f"rate:{seed}")).withColumn("_landed_at", F.current_timestamp())
     transaction = f"ingest-{spec.name}-rate-{seed}", upto
-    warehouse.append(frame, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
+    warehouse.append(frame, measurements(spec.name), transaction, json.dumps(detail))

@@ -293,5 +293,5 @@ def _record(warehouse: Warehouse, spec: ModelSpec, topics: dict[str, Landed], ch
     detail = {**start.detail(), "rows": 0, "min_time": None, "max_time": None}
     nothing = warehouse.read(measurements(spec.name)).filter(F.lit(False))
     transaction = f"ingest-{spec.name}-topics", time.time_ns() // 1_000_000
-    warehouse.append(nothing, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
+    warehouse.append(nothing, measurements(spec.name), transaction, json.dumps(detail))
     return start

@@ -174,5 +174,5 @@ def _record(
     detail = {**start.detail(table.path), "rows": 0, "min_time": None, "max_time": None}
     nothing = warehouse.read(measurements(spec.name)).filter(F.lit(False))
     transaction = f"ingest-{spec.name}-{table.id}", time.time_ns() // 1_000_000
-    warehouse.append(nothing, measurements(spec.name), transaction, {"userMetadata": json.dumps(detail)})
+    warehouse.append(nothing, measurements(spec.name), transaction, json.dumps(detail))
     return start

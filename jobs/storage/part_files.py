@@ -41,13 +41,17 @@ INDEXED = 32
 
 
 class PartFile(NamedTuple):
-    """A file below a table's folder: its name, bytes, rows, time of its end (ms since 1970), and Delta's statistics."""
+    """A file below a table's folder: its name, bytes, rows, time of its end (ms since 1970), and Delta's statistics.
+
+    values: of partition columns, as (name, text) pairs.
+    """
 
     path: str
     size: int
     rows: int
     modified: int
     stats: str
+    values: Sequence[tuple[str, str | None]] = ()
 
     def encode(self) -> bytes:
         """Return the file as JSON."""

@@ -16,6 +16,7 @@ import json
 import os
 import random
 import re
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -31,8 +32,9 @@ from deltalake.transaction import AddAction, CommitProperties, PostCommitHookPro
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
 from jobs.storage import probe
+from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
-from jobs.storage.part_files import TARGET_BYTES, PartFile
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile
 from jobs.storage.table_rows import open_log, to_arrow
 from jobs.storage.warehouse import Tables
 
@@ -40,24 +42,6 @@ WRITER = "KALMAN_DELTA_WRITER"
 """Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
 FILES, JAVA = "files", "java"
 DEFAULT = FILES
-_WRITER_VERSION = 2
-"""The newest version of Delta's protocol whose features are all known here."""
-_FEATURES = {"appendOnly", "invariants"}
-"""Features of that version; newer tables name theirs."""
-_META = ("delta.invariants", "delta.generationExpression", "delta.identity.start", "delta.columnMapping.id")
-"""Metadata of columns that ask a writer for more than the values."""
-_SETTINGS = {
-    "delta.appendOnly",
-    "delta.checkpointInterval",
-    "delta.deletedFileRetentionDuration",
-    "delta.enableExpiredLogCleanup",
-    "delta.isolationLevel",
-    "delta.logRetentionDuration",
-    "delta.setTransactionRetentionDuration",
-    "delta.targetFileSize",
-}
-"""Settings of a table that commits here honour, or that say nothing to them. Others may ask a writer for more, such as
-to compact files, to list them for other engines, or for other statistics."""
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -165,11 +149,46 @@ class FileTable:
         self.tried = False
         """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
 
+    def ready(self, schema: pa.Schema) -> None:
+        """Make the table ready for files with these columns: it gets those that it lacks, in one commit.
+
+        Raises:
+            UserError: there is no such table, its owner asks more of a writer than files honour, or a column has
+                another type.
+        """
+        self._asked = schema
+        log = self._need()
+        why = self._refusal(log, schema)
+        if why is not None:
+            raise self._refused(why)
+        if absent_fields(log, schema):
+            self.change(lambda log, properties: _add_columns(log, schema, properties))
+
     def takes(self, schema: pa.Schema) -> bool:
         """Tell if the table, as it is now, takes files with these columns as they are."""
         self._asked = schema
         log = self._fresh()
-        return log is not None and self._still_takes(log, schema)
+        return log is not None and self._refusal(log, schema) is None and not absent_fields(log, schema)
+
+    def columns(self) -> pa.Schema:
+        """Return the table's columns, those of its partitions among them.
+
+        Raises:
+            UserError: there is no such table.
+        """
+        found: Any = self._need().schema().to_arrow()
+        return pa.schema(found)
+
+    @property
+    def partition_by(self) -> list[str]:
+        """Return the columns whose values are those of partitions."""
+        return list(self._need().metadata().partition_columns)
+
+    @property
+    def indexed(self) -> int:
+        """Return how many of the first columns have statistics in each file."""
+        asked = self._need().metadata().configuration.get("delta.dataSkippingNumIndexedCols", "")
+        return int(asked) if asked.isdigit() else sys.maxsize if asked == "-1" else INDEXED
 
     @property
     def file_bytes(self) -> int:
@@ -177,6 +196,11 @@ class FileTable:
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
         return _bytes_of(asked) or TARGET_BYTES
+
+    def is_due(self, transaction: tuple[str, int]) -> bool:
+        """Tell if the table has neither a transaction (application, number) nor a later one of its application."""
+        last = self._need().transaction_version(transaction[0])
+        return last is None or last < transaction[1]
 
     def bounds(self) -> pa.Table | None:
         """Return the least and the greatest values of the table's files, as `DeltaTable.get_add_actions` flattens them.
@@ -186,22 +210,54 @@ class FileTable:
         log = self._fresh()
         return None if log is None else _bounds(log)
 
-    def commit(self, parts: Sequence[PartFile], transaction: tuple[str, int]) -> None:
+    def commit(
+        self,
+        parts: Sequence[PartFile],
+        transaction: tuple[str, int] | None,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> int | None:
         """Add files to the table in one commit; retries of a transaction (application, number) add them once.
+
+        Return the version that the commit made, or None if the table has the transaction, or a later one of its
+        application.
 
         Raises:
             UserError: other commits came in between again and again, the log cannot be read or written, a file is gone,
                 or the table no longer takes the columns of which it was asked last.
         """
-        application, number = transaction
 
-        def due(log: DeltaTable) -> Transaction | None:
+        def due(log: DeltaTable) -> list[Transaction] | None:
+            if transaction is None:
+                return []
             # The library compares with commits after those that it has read, not with the latter.
-            last = log.transaction_version(application)
-            return _transaction(application, number) if last is None or last < number else None
+            last = log.transaction_version(transaction[0])
+            return [_transaction(*transaction)] if last is None or last < transaction[1] else None
 
         # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
-        self._commit(parts, due, {"isBlindAppend": True})
+        return self._commit(parts, due, {**metadata, "isBlindAppend": True})
+
+    def commit_for_all(
+        self, parts: Sequence[PartFile], transactions: Sequence[tuple[str, int]], metadata: Mapping[str, Any]
+    ) -> int:
+        """Add files to the table in one commit that ends several transactions, and return the version that it made.
+
+        Raises:
+            Conflict: another command has ended one of the transactions.
+            UserError: as `commit` does.
+        """
+
+        def due(log: DeltaTable) -> list[Transaction]:
+            ended = [name for name, _ in transactions if log.transaction_version(name) is not None]
+            if ended:
+                raise Conflict(
+                    f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
+                    RUN_FAILED,
+                )
+            return [_transaction(*one) for one in transactions]
+
+        version = self._commit(parts, due, {**metadata, "isBlindAppend": True})
+        assert version is not None
+        return version
 
     def add(
         self,
@@ -224,10 +280,10 @@ class FileTable:
             UserError: as `commit` does.
         """
 
-        def due(log: DeltaTable) -> Transaction | None:
+        def due(log: DeltaTable) -> list[Transaction] | None:
             last = log.transaction_version(application)
             number = 1 if last is None else last + 1
-            return _transaction(application, number) if fits(_bounds(log)) else None
+            return [_transaction(application, number)] if fits(_bounds(log)) else None
 
         return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
@@ -251,19 +307,19 @@ class FileTable:
     def _commit(
         self,
         parts: Sequence[PartFile],
-        due: Callable[[DeltaTable], Transaction | None],
+        due: Callable[[DeltaTable], list[Transaction] | None],
         metadata: Mapping[str, Any],
     ) -> int | None:
-        """Commit files under the transaction that is due of the newest log, if one is; return the version made."""
+        """Commit files with the transactions that are due; return the version made, or None if none is to be made."""
 
         def write(log: DeltaTable, identity: str) -> int | None:
-            transaction = due(log)
-            if transaction is None:
+            transactions = due(log)
+            if transactions is None:
                 return None
             self._check(log, parts)
             self.tried = True
             return self._write(
-                log, parts, _properties(identity, {**_metrics(parts), **metadata}, transaction)
+                log, parts, _properties(identity, {**_metrics(parts), **metadata}, transactions)
             )
 
         return self._tried(write)
@@ -273,9 +329,7 @@ class FileTable:
         probe.ready(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
-                log, identity = self._fresh(), uuid.uuid4().hex
-                if log is None:
-                    raise self._problem("the table is gone")
+                log, identity = self._need(), uuid.uuid4().hex
                 before = log.version()
                 try:
                     version = write(log, identity)
@@ -319,16 +373,32 @@ class FileTable:
                     return self._made(version, identity)
         return False
 
-    def _still_takes(self, log: DeltaTable, schema: pa.Schema) -> bool:
-        return _plain(log, self._settings, list(self._partition)) and _fits(schema, log)
+    def _refusal(self, log: DeltaTable, schema: pa.Schema) -> str | None:
+        """Return why the table takes no files with these columns, or with some of them and others besides."""
+        why = refusal(log, self._settings) or other_type(log, schema)
+        if why is not None:
+            return why
+        lacking = set(log.metadata().partition_columns) - {*self._partition, *schema.names}
+        return f"it is partitioned by {', '.join(sorted(lacking))}: make it anew" if lacking else None
+
+    def _refused(self, why: str) -> UserError:
+        return UserError(f"{self.path}: the table cannot be written: {why}")
+
+    def _need(self) -> DeltaTable:
+        log = self._fresh()
+        if log is None:
+            raise self._problem("the table is gone")
+        return log
 
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
         """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
         again = "run the command again, which writes its rows again"
-        if self._asked is not None and not self._still_takes(log, self._asked):
-            raise UserError(
-                f"{self.path}: the table was changed while its files were written; {again}", RUN_FAILED
-            )
+        if self._asked is not None:
+            why = self._refusal(log, self._asked)
+            if why is not None or absent_fields(log, self._asked):
+                raise UserError(
+                    f"{self.path}: the table was changed while its files were written; {again}", RUN_FAILED
+                )
         for part in parts:
             found = self._files.seen(part.path)
             if found is None or found.size != part.size:
@@ -343,15 +413,17 @@ class FileTable:
         parts: Sequence[PartFile],
         properties: CommitProperties,
     ) -> int:
-        values: Any = dict(self._partition)
         adds: list[Any] = [
-            AddAction(one.path, one.size, values, one.modified, True, one.stats) for one in parts
+            AddAction(
+                one.path, one.size, {**self._partition, **dict(one.values)}, one.modified, True, one.stats
+            )
+            for one in parts
         ]
         log.create_write_transaction(
             adds,
             "append",
             log.schema(),
-            list(self._partition) or None,
+            log.metadata().partition_columns,
             commit_properties=properties,
             post_commithook_properties=NO_HOOKS,
         )
@@ -405,11 +477,17 @@ def _commit_name(version: int) -> str:
 
 
 def _properties(
-    identity: str, metadata: Mapping[str, Any], transaction: Transaction | None = None
+    identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
     """Return the properties of one commit: it is not made for a later version if another came before it."""
-    found = {**metadata, _COMMIT: identity}
-    return CommitProperties(found, 0, [] if transaction is None else [transaction])
+    return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
+
+
+def _add_columns(log: DeltaTable, schema: pa.Schema, properties: CommitProperties) -> None:
+    """Add the columns of files that a table lacks, if there still are some."""
+    absent = absent_fields(log, schema)
+    if absent:
+        log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
 
 
 def _metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
@@ -432,41 +510,6 @@ def _transaction(application: str, number: int) -> Transaction:
 
 def _bounds(log: DeltaTable) -> pa.Table:
     return to_arrow(log.get_add_actions(flatten=True))
-
-
-def _plain(log: DeltaTable, settings: Set[str], partition_by: list[str]) -> bool:
-    """Tell if a table asks nothing of its writers but files, of its partitions, and their statistics."""
-    protocol, about = log.protocol(), log.metadata()
-    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
-    known = protocol.min_writer_version <= _WRITER_VERSION or bool(features) and features <= _FEATURES
-    asked = {
-        name
-        for name, text in about.configuration.items()
-        if name.startswith("delta.") and text.lower() not in ("false", "none")
-    }
-    return known and asked <= _SETTINGS | settings and about.partition_columns == partition_by
-
-
-def _fits(schema: pa.Schema, log: DeltaTable) -> bool:
-    """Tell if the columns of files are the table's own, and those that the files lack may be null."""
-    fields = {field.name: field for field in log.schema().fields}
-    if any(name in field.metadata for field in fields.values() for name in _META):
-        return False
-    have = pa.schema(log.schema().to_arrow())
-    for field in schema:
-        at = have.get_field_index(field.name)
-        if at < 0 or _bare(have.field(at).type) != _bare(field.type):
-            return False
-    return all(field.nullable for field in fields.values())
-
-
-def _bare(kind: pa.DataType) -> pa.DataType:
-    """Return a type without the names and nullability within lists, and without the size of their offsets."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
-        return pa.list_(_bare(kind.value_type))
-    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return pa.string()
-    return kind
 
 
 def _bytes_of(text: str | None) -> int | None:

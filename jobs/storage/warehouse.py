@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
@@ -77,15 +78,26 @@ class Tables:
         return [field.name for field in open_log(self.root, table).schema().fields]
 
     def create_small(self, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
-        """Make a table that commands change without Spark, unless it exists.
+        """Make a table of columns as text (`jobs.storage.columns`), as `make` does."""
+        self.make(table, schema_of(columns, comments(table)), partition_by)
+
+    def make(
+        self,
+        table: str,
+        columns: Schema,
+        partition_by: Sequence[str] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Make an empty table, unless it exists.
 
         Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
         without a table, in which the next one makes it.
 
         Args:
             table: its name.
-            columns: of the table (`jobs.storage.columns`).
+            columns: of the table.
             partition_by: those whose values name folders.
+            properties: of the table.
 
         Raises:
             UserError: the table cannot be made.
@@ -93,12 +105,14 @@ class Tables:
         if self.exists(table):
             return
         probe.ready(self.root)
-        fields = schema_of(columns, comments(table))
         try:
             with self.lock(table):
-                place = place_of(self.root, table)
                 DeltaTable.create(
-                    **place, schema=fields, mode="ignore", partition_by=list(partition_by) or None
+                    **place_of(self.root, table),
+                    schema=columns,
+                    mode="ignore",
+                    partition_by=list(partition_by) or None,
+                    configuration=dict(properties),
                 )
         except (DeltaError, OSError) as error:
             if not self.exists(table):

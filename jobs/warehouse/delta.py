@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,12 +22,15 @@ from delta.exceptions import (
     ProtocolChangedException,
 )
 from delta.tables import DeltaTable
-from pyspark.errors import AnalysisException
-from pyspark.sql.types import StructType
+from deltalake import Schema
+from pyspark.sql.types import StructField, StructType
 
 from jobs.spark.conf import with_local_paths
 from jobs.storage.dictionary import comments
+from jobs.storage.part_files import PartFile
+from jobs.storage.table_log import FileTable
 from jobs.storage.warehouse import Tables
+from jobs.warehouse.written_rows import remove_rows, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -67,32 +69,19 @@ class Warehouse(Tables):
         partition_by: tuple[str, ...] = (),
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a table unless it exists."""
-        if self.exists(table):
-            return
-        # Delta compares the location with Hadoop's spelling of it, which has one slash.
-        location = re.sub(r"^file:/+", "file:/", self.path(table))
-        builder = DeltaTable.createIfNotExists(self.spark).location(location)
-        fields = commented(table, columns)
-        builder = builder.addColumns(fields)
-        if partition_by:
-            builder = builder.partitionedBy(*partition_by)
-        for name, value in (properties or {}).items():
-            builder = builder.property(name, value)
-        with self.lock(table):
-            try:
-                builder.execute()
-            except AnalysisException as error:
-                if error.getCondition() != "DELTA_TABLE_NOT_FOUND":
-                    raise
-                # A process was killed, or the disk was full, in the table's first commit. Delta takes the folder that
-                # is left for a table when asked to make one, but not when asked to read it; a first write repairs it.
-                empty = self.spark.createDataFrame([], fields).write.format("delta").mode("append")
-                empty.partitionBy(*partition_by).options(**(properties or {})).save(self.path(table))
-            except CONFLICTS:
-                # Where nothing is locked, another command may have made it at the same moment.
-                if not self.exists(table):
-                    raise
+        """Make a table unless it exists.
+
+        Args:
+            table: its name.
+            columns: of the table, as DDL.
+            partition_by: those whose values name folders.
+            properties: of the table.
+
+        Raises:
+            UserError: the table cannot be made.
+        """
+        fields = Schema.from_json(commented(table, columns).json())
+        self.make(table, fields, partition_by, properties or {})
 
     def comment(self, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Give a table's columns the comments that they lack, in one commit; tell if there were any.
@@ -129,16 +118,73 @@ class Warehouse(Tables):
         frame: DataFrame,
         table: str,
         transaction: tuple[str, int] | None = None,
-        options: Mapping[str, str] | None = None,
-    ) -> None:
-        """Append rows in one commit; with a `transaction` (application, number), retries append them once."""
-        writer = frame.write.format("delta").mode("append")
-        if transaction is not None:
-            writer = writer.option("txnAppId", transaction[0]).option("txnVersion", transaction[1])
-        for name, value in (options or {}).items():
-            writer = writer.option(name, value)
-        with self.lock(table):
-            writer.save(self.path(table))
+        detail: str | None = None,
+        more_columns: bool = False,
+    ) -> int | None:
+        """Append rows in one commit; with a `transaction` (application, number), retries append them once.
+
+        Killed before the commit, nothing is written: VACUUM removes files that no commit names.
+
+        Args:
+            frame: the rows, with columns of the table; it may lack some.
+            table: to append to; made if there is none.
+            transaction: skipped if the table has it, or a later one of its application.
+            detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
+            more_columns: the table gets the columns that it lacks.
+
+        Returns:
+            The version that the commit made, or None if it was skipped.
+
+        Raises:
+            UserError: the table does not take such rows, or the commit failed.
+        """
+        files = self._taking(frame.schema, table)
+        if transaction is not None and not files.is_due(transaction):
+            return None
+        return _committed(
+            files,
+            write_rows(frame, files, more_columns),
+            lambda parts: files.commit(parts, transaction, _metadata(detail)),
+        )
+
+    def mark(self, table: str, columns: StructType, transaction: tuple[str, int]) -> None:
+        """Commit a transaction without rows, unless the table has it or a later one of its application.
+
+        Args:
+            table: its name; made with the columns if there is none.
+            columns: of rows that are appended to it.
+            transaction: application and number.
+
+        Raises:
+            UserError: the table cannot be made or the commit failed.
+        """
+        self._taking(columns, table).commit([], transaction)
+
+    def append_for_all(
+        self, frame: DataFrame, table: str, transactions: Sequence[tuple[str, int]], detail: str | None = None
+    ) -> int:
+        """Append rows in one commit that ends several transactions, and return the version that it made.
+
+        Unlike `append` it skips nothing: the caller has looked, under a lock.
+
+        Raises:
+            Conflict: another command has ended one of the transactions since.
+            UserError: as `append` does.
+        """
+        files = self._taking(frame.schema, table)
+        version = _committed(
+            files,
+            write_rows(frame, files, more_columns=False),
+            lambda parts: files.commit_for_all(parts, transactions, _metadata(detail)),
+        )
+        assert version is not None
+        return version
+
+    def _taking(self, columns: StructType, table: str) -> FileTable:
+        """Return the log of a table, which is made with columns if there is none."""
+        if not self.exists(table):
+            self.make(table, Schema.from_json(described(table, columns).json()))
+        return FileTable(self, table)
 
     def upsert(
         self,
@@ -146,19 +192,18 @@ class Warehouse(Tables):
         table: str,
         condition: str,
         transaction: tuple[str, int],
-        options: Mapping[str, str],
     ) -> None:
         """Merge rows into a table by a condition on t (the table) and s (the rows), once per `transaction`.
+
+        The table gets the columns that it lacks.
 
         Only this thread may use the frame's session, since Delta reads a merge's transaction from the session.
         """
         session = frame.sparkSession
         merge = DeltaTable.forPath(session, self.path(table)).alias("t").merge(frame.alias("s"), condition)
         merge = merge.whenMatchedUpdateAll().whenNotMatchedInsertAll()
-        if options.get("mergeSchema") == "true":
-            merge = merge.withSchemaEvolution()
         with self.lock(table), of_transaction(session, *transaction):
-            merge.execute()
+            merge.withSchemaEvolution().execute()
 
     def delete(
         self, table: str, rows: Column, dry: bool = False, transaction: tuple[str, int] | None = None
@@ -205,10 +250,37 @@ def commented(table: str, columns: str) -> StructType:
     """Return columns (DDL) of a table with the comments that the dictionary has of them."""
     fields = StructType.fromDDL(columns)
     assert isinstance(fields, StructType)
-    for field in fields.fields:
-        if field.name in comments(table):
-            field.metadata = {"comment": comments(table)[field.name]}
-    return fields
+    return described(table, fields)
+
+
+def described(table: str, columns: StructType) -> StructType:
+    """Return columns of a table with the comments that the dictionary has of them; all of them may be null."""
+    about = comments(table)
+    return StructType(
+        [
+            StructField(
+                one.name, one.dataType, True, {"comment": about[one.name]} if one.name in about else None
+            )
+            for one in columns.fields
+        ]
+    )
+
+
+def _committed(
+    files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
+) -> int | None:
+    """Commit files that were written, and remove them if no commit can name them."""
+    version = None
+    try:
+        version = commit(parts)
+    finally:
+        if version is None and not files.tried:
+            remove_rows(files, parts)
+    return version
+
+
+def _metadata(detail: str | None) -> dict[str, str]:
+    return {} if detail is None else {"userMetadata": detail}
 
 
 def _quoted(text: str) -> str:

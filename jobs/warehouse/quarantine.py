@@ -22,7 +22,6 @@ from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
 from jobs.warehouse.tables import QUARANTINE
-from jobs.warehouse.transactions import append_for_all
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -69,10 +68,6 @@ class Choice:
         return result
 
 
-OPTIONS = {"mergeSchema": "true"}
-"""Options of an append: tables of releases without row ids get the columns that they lack."""
-
-
 def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
     """Append rejected rows, once per transaction.
 
@@ -81,14 +76,14 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
         rows: of `rejected_rows`.
         transaction: application and number, as in `Warehouse.append`.
     """
-    warehouse.append(identified(warehouse, rows), TABLE, transaction, OPTIONS)
+    warehouse.append(identified(warehouse, rows), TABLE, transaction, more_columns=True)
 
 
 def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[tuple[str, int]]) -> None:
     """Append rejected rows of several files in one commit, which ends the transaction of each; columns as in `keep`."""
     found = identified(warehouse, rows)
     _add_columns(warehouse)
-    append_for_all(warehouse, found, TABLE, transactions)
+    warehouse.append_for_all(found, TABLE, transactions)
 
 
 def rejected_rows(

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from jobs.lineage.generations import Generation
 
-_MERGED = {"mergeSchema": "true"}
-
 
 @dataclass
 class Latest:
@@ -59,12 +57,12 @@ class Latest:
             fields = self._seeds(states()).schema.fields
             columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in fields)
             warehouse.create(self.table, columns, partition_by=("generation",))
-        self.fence.begin(lambda: self._seeds(states()), self.table, _MERGED)
+        self.fence.begin(lambda: self._seeds(states()), self.table)
 
     def write(self, estimated: Estimated, batch_id: int) -> None:
         """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
         rows = self._last(estimated)
-        self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key", _MERGED)
+        self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key")
 
     def _last(self, estimated: Estimated) -> DataFrame:
         """Return the last row of each key; at one event time a correction is later than the estimate."""

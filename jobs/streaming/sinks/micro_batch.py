@@ -34,7 +34,7 @@ from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles, WrittenPart, written_parts
-from jobs.warehouse.quarantine import OPTIONS, TABLE, identified, refusal, too_many, topic_quarantine
+from jobs.warehouse.quarantine import TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.warehouse.reached_commits import ReachedCommits
 from jobs.warehouse.tables import SOURCE_RANGE, archive, estimates
 
@@ -257,7 +257,7 @@ class MicroBatchWriter:
         with self._step(batch_id, TO_DELTA):
             rows = estimated.rows().withColumn(SOURCE_RANGE, F.lit(self.ranges.of(batch_id)))
             # Another version of the model may have more output columns.
-            self.fence.append(rows, table, batch_id, {"mergeSchema": "true"})
+            self.fence.append(rows, table, batch_id)
         return estimated
 
     def _others(self, estimated: Estimated | None, batch_id: int) -> None:
@@ -274,14 +274,14 @@ class MicroBatchWriter:
         assert self.ended is not None
         rows = marked(self.ended(packets), self.generation, batch_id)
         with self._step(batch_id, "ended keys to the archive"):
-            self.fence.append(rows, archive(self.generation.model), batch_id, {"mergeSchema": "true"})
+            self.fence.append(rows, archive(self.generation.model), batch_id)
 
     def _quarantine(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
         rows = refused_rows(packets, self.rows, generation.model, generation.generation, batch_id)
         part = Part("rows", f"NOT {_OF_TOPIC}")
         with self._step(batch_id, "refused rows to quarantine"):
-            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, part)
+            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, part)
 
     def _rejected(self, packets: DataFrame, batch_id: int) -> None:
         generation = self.generation
@@ -290,7 +290,7 @@ class MicroBatchWriter:
         rows = topic_quarantine(rejected, generation.model, generation.topic, generation.generation, batch_id)
         part = Part("messages", _OF_TOPIC)
         with self._step(batch_id, "messages that do not fit to quarantine"):
-            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, OPTIONS, part)
+            self.fence.append(identified(self.fence.warehouse, rows), TABLE, batch_id, part)
 
     @contextmanager
     def _step(self, batch_id: int, step: str) -> Iterator[None]:

@@ -1,0 +1,114 @@
+"""What a table asks of its writers, and whether commits of Parquet files honour it.
+
+Owners may set properties of our tables, and add features, by any tool. What files honour as they are is allowed. What a
+writer would have to do more for (check rows, name columns otherwise, write other statistics) is refused by name before
+a row is written, with what to undo: a table is written in one way, whatever its owner has set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+
+_WRITER_VERSION = 4
+"""The newest version of Delta's protocol whose features are all known here; newer tables name theirs."""
+_FEATURES = {
+    "appendOnly",
+    "invariants",
+    "changeDataFeed",
+    "deletionVectors",
+    "timestampNtz",
+    "vacuumProtocolCheck",
+    "variantType",
+}
+"""Features that new files honour as they are: of a file that is added, readers derive the changes themselves."""
+_META = {
+    "delta.invariants": "an invariant",
+    "delta.generationExpression": "a generation expression",
+    "delta.identity.start": "an identity",
+    "delta.columnMapping.id": "a mapped name",
+}
+"""Metadata of columns that ask a writer for more than the values."""
+SETTINGS = {
+    "delta.appendOnly",
+    "delta.checkpointInterval",
+    "delta.dataSkippingNumIndexedCols",
+    "delta.deletedFileRetentionDuration",
+    "delta.enableChangeDataFeed",
+    "delta.enableDeletionVectors",
+    "delta.enableExpiredLogCleanup",
+    "delta.isolationLevel",
+    "delta.logRetentionDuration",
+    "delta.setTransactionRetentionDuration",
+    "delta.targetFileSize",
+}
+"""Properties of a table that commits of files honour, or that say nothing to them. Others may ask a writer for more,
+such as to compact files, to list them for other engines, or for other statistics."""
+
+
+def refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
+    """Return why a table takes no files, and what to undo; None if it does.
+
+    Args:
+        log: of the table.
+        settings: properties that its files honour besides `SETTINGS`.
+    """
+    about, protocol = log.metadata(), log.protocol()
+    for name, text in sorted(about.configuration.items()):
+        if name.startswith("delta.constraints."):
+            return f"it has the constraint {name[18:]}: ALTER TABLE ... DROP CONSTRAINT {name[18:]}"
+        asks = name.startswith("delta.") and text.lower() not in ("false", "none")
+        if asks and name not in SETTINGS and name not in settings:
+            return f"it has the property {name}: ALTER TABLE ... UNSET TBLPROPERTIES ('{name}')"
+    for field in log.schema().fields:
+        more = next((_META[name] for name in _META if name in field.metadata), None)
+        if more is None and not field.nullable:
+            more = "NOT NULL"
+        if more is not None:
+            return f"its column {field.name} has {more}: make it a plain column that may be null"
+    features = {*(protocol.writer_features or ()), *(protocol.reader_features or ())} - _FEATURES
+    if features:
+        one = min(features)
+        return f"it has the feature {one}: ALTER TABLE ... DROP FEATURE {one}"
+    if protocol.min_writer_version > _WRITER_VERSION and not protocol.writer_features:
+        return f"its writers need version {protocol.min_writer_version} of Delta's protocol: make it anew"
+    return None
+
+
+def other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
+    """Return which column of files has another type than the table's, in words; None if there is none."""
+    have = {field.name: field.type for field in pa.schema(_arrow(log))}
+    for field in schema:
+        known = have.get(field.name)
+        if known is not None and _bare(known) != _bare(field.type):
+            return f"its column {field.name} has the type {known}, and the new rows have {field.type}"
+    return None
+
+
+def absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
+    """Return the columns of files that a table lacks, as Delta's schema has them."""
+    have = {field.name for field in log.schema().fields}
+    absent = pa.schema([field for field in schema if field.name not in have])
+    return list(Schema.from_arrow(absent).fields) if len(absent) else []
+
+
+def _arrow(log: DeltaTable) -> pa.Schema:
+    found: pa.Schema = pa.schema(log.schema().to_arrow())  # type: ignore[arg-type]
+    return found
+
+
+def _bare(kind: pa.DataType) -> pa.DataType:
+    """Return a type without the names and nullability within it, and without the size of its offsets."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(_bare(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(_bare(kind.key_type), _bare(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _bare(one.type)) for one in kind])
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return kind
