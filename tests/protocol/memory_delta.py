@@ -177,10 +177,11 @@ def put_change(path: str, last: Commit, change: Change, metadata: Mapping[str, A
         operation=change.operation,
         rows=(*(row for row in last.rows if id(row) not in gone), *change.added),
         schema=change.schema or last.schema,
+        transactions=dict(last.transactions) | dict([change.transaction] if change.transaction else []),
         added=change.added,
         removed=change.removed,
-        application=None,
-        metadata=None,
+        application=change.transaction and change.transaction[0],
+        metadata=change.metadata,
         by="" if thread is None else thread.process.name,
     )
     _store(path, made, metadata)
@@ -212,14 +213,14 @@ def _store(path: str, made: Commit, more: Mapping[str, Any] = MappingProxyType({
 def commit(path: str, base: Commit, change: Change) -> int:
     """Commit a change, as one step, and return its version."""
     counts = f"+{len(change.added)} -{len(change.removed)}"
-    name = "" if change.transaction is None else _named(change.transaction)
+    name = "" if change.transaction is None else named(change.transaction)
     what = f"commit {_short(path)}: {change.operation.lower()} {counts}{name}"
     return world.current().write(
         path, what, lambda: _put(path, base, change), lambda: PySparkException("the answer was lost")
     )
 
 
-def _named(transaction: tuple[str, int]) -> str:
+def named(transaction: tuple[str, int]) -> str:
     name, number = transaction
     if not name.endswith(("by-epoch", "begin")):
         return f" as {name}"
@@ -306,7 +307,7 @@ def create(
 
     what = f"commit {_short(path)}: make the table"
     if rows:
-        what += f", +{len(rows)}" + ("" if transaction is None else _named(transaction))
+        what += f", +{len(rows)}" + ("" if transaction is None else named(transaction))
     here.write(path, what, put, lambda: PySparkException("the answer was lost"))
 
 

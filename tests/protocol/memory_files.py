@@ -52,6 +52,7 @@ class MemoryFiles:
 
     def remove(self, name: str) -> None:
         path, here = self._path(name), world.current()
+        here.parts.pop(path, None)
         if path in here.files:
             here.write(path, f"remove {self._short(path)}", lambda: here.remove(path))
 
@@ -63,7 +64,8 @@ class MemoryFiles:
 
     def seen(self, name: str) -> Seen | None:
         """Return what is seen of a file; no step, as only files of logs are asked for, which never change."""
-        found = world.current().files.get(self._path(name))
+        path, here = self._path(name), world.current()
+        found = here.files.get(path) or here.parts.get(path)
         return None if found is None else Seen(str(hash(found.content)), len(found.content))
 
     def modified_at(self, name: str) -> datetime:

@@ -10,19 +10,30 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
+from jobs.storage.part_files import PartFile
+from jobs.storage.table_log import FileTable
 from jobs.storage.table_rows import to_rows
 from jobs.storage.warehouse import LogEntry
 from tests.protocol import world
-from tests.protocol.memory_delta import Change, Commit, commit_at, create, latest, put_change, read_latest
-from tests.protocol.memory_frame import parse_schema
+from tests.protocol.memory_delta import (
+    Change,
+    Commit,
+    commit_at,
+    create,
+    latest,
+    named,
+    put_change,
+    read_latest,
+)
+from tests.protocol.memory_frame import Frame, parse_type
 
 _ARROW = {
     "string": pa.string(),
@@ -53,12 +64,38 @@ class MemoryLog:
         self.base = found
 
     def metadata(self) -> Any:
-        return SimpleNamespace(id=self.base.table_id, configuration={})
+        return SimpleNamespace(
+            id=self.base.table_id, configuration={}, partition_columns=list(self.base.partition_by)
+        )
 
     def schema(self) -> Any:
         fields = [SimpleNamespace(name=one.name) for one in self.base.schema.fields]
         kinds = [(one.name, _ARROW[one.dataType.simpleString()]) for one in self.base.schema.fields]
         return SimpleNamespace(fields=fields, to_arrow=lambda: pa.schema(kinds))
+
+    def transaction_version(self, application: str) -> int | None:
+        return self.base.transactions.get(application)
+
+    def create_write_transaction(
+        self, actions: Sequence[Any], mode: str, *_: Any, commit_properties: CommitProperties, **__: Any
+    ) -> None:
+        """Commit files, whose rows are those that `write_rows` has put aside."""
+        assert mode == "append", mode
+        parts = [world.current().parts[f"{self.path}/{one.path}"].detail for one in actions]
+        given = [(one.app_id, one.version) for one in commit_properties.app_transactions or []]
+        assert len(given) < 2, given
+        transaction = given[0] if given else None
+        metadata = dict(commit_properties.custom_metadata or {}).pop("userMetadata", None)
+
+        def change(base: Commit) -> Change:
+            added = tuple(
+                {name: row.get(name) for name in base.schema.names} for rows in parts for row in rows
+            )
+            return Change("WRITE", (), added, None, transaction, metadata)
+
+        count = sum(map(len, parts))
+        name = "" if transaction is None else named(transaction)
+        self._commit(f"write +{count} -0{name}", change, commit_properties)
 
     def merge(self, source: pa.Table, predicate: str, commit_properties: CommitProperties, **_: Any) -> Any:
         keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
@@ -86,10 +123,10 @@ class MemoryLog:
         self._commit("merge", change, properties)
 
     def _add_columns(self, fields: Sequence[Any], commit_properties: CommitProperties, **_: Any) -> None:
-        more = parse_schema(", ".join(f"{one.name} string" for one in fields))
+        more = [StructField(one.name, _kind_of(one)) for one in fields]
 
         def change(base: Commit) -> Change:
-            return Change("ADD COLUMNS", schema=StructType([*base.schema.fields, *more.fields]))
+            return Change("ADD COLUMNS", schema=StructType([*base.schema.fields, *more]))
 
         self._commit("add columns", change, commit_properties)
 
@@ -105,6 +142,38 @@ class MemoryLog:
 
         name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
         self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def _kind_of(field: Any) -> Any:
+    """Return Spark's type of a column that is added: Spark's own, or Delta's name of it."""
+    return parse_type(field.type.type) if hasattr(field, "type") else field.dataType
+
+
+def write_rows(rows: Frame, table: FileTable, more_columns: bool) -> list[PartFile]:
+    """Stand in for `jobs.warehouse.written_rows.write_rows`: rows are put aside under a name that is used once."""
+    last = latest(table.path)
+    assert last is not None, table.path
+    absent = [one for one in rows.schema.fields if one.name not in last.schema.names]
+    assert more_columns or not absent, f"{table.path} has no column {absent}"
+    if absent:
+        table.change(lambda log, properties: log.alter.add_columns(absent, commit_properties=properties))
+    here = world.current()
+    name = f"part-{here.new_id()}"
+    here.parts[f"{table.path}/{name}"] = world.Stored(b"", here.clock.now(), tuple(map(dict, rows.rows)))
+    return [PartFile(name, 0, len(rows.rows), 0, "{}")] if rows.rows else []
+
+
+def make(
+    tables: Any,
+    table: str,
+    columns: Any,
+    partition_by: Sequence[str] = (),
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Stand in for `Tables.make`: of processes that make a table at once one does."""
+    path = tables.path(table)
+    if read_latest(path) is None:
+        create(path, StructType.fromJson(json.loads(columns.to_json())), tuple(partition_by), if_absent=True)
 
 
 def open_log(root: str, table: str, version: int | None = None) -> MemoryLog:
@@ -142,10 +211,3 @@ def log_entries(tables: Any, table: str) -> list[LogEntry]:
     last = MemoryLog(path).base.version
     found = [commit_at(path, version) for version in range(last, -1, -1)]
     return [LogEntry(one.version, one.operation, json.loads(one.metadata or "{}")) for one in found]
-
-
-def create_small(tables: Any, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
-    """Stand in for `Tables.create_small`: of processes that make a table at once one does."""
-    path = tables.path(table)
-    if read_latest(path) is None:
-        create(path, parse_schema(columns), tuple(partition_by), if_absent=True)

@@ -43,6 +43,7 @@ from jobs.streaming.sinks import estimated, refused_rows
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
+from jobs.warehouse import written_rows
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.transactions import transactions
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
@@ -161,6 +162,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         (probe.ready, lambda root: None),
         (table_rows.open_log, memory_log.open_log),
         (table_rows.read_small, memory_log.read_small),
+        (written_rows.write_rows, memory_log.write_rows),
         (threading, SimpleNamespace(Event=Event, Thread=Thread)),
         (time, now),
         (random, chance),
@@ -219,7 +221,7 @@ def simulated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tables, "rows", memory_log.rows))
         stack.enter_context(mock.patch.object(Tables, "has_rows", memory_log.has_rows))
         stack.enter_context(mock.patch.object(Tables, "log_entries", memory_log.log_entries))
-        stack.enter_context(mock.patch.object(Tables, "create_small", memory_log.create_small))
+        stack.enter_context(mock.patch.object(Tables, "make", memory_log.make))
         # What is kept for other tools' readers alone, and repeats what the generations say.
         for name in ("_tell_readers", "_comment_estimates"):
             stack.enter_context(mock.patch.object(Driver, name, lambda driver: None))

@@ -55,6 +55,8 @@ class World:
     files: dict[str, Stored] = field(default_factory=dict)
     newest: dict[str, int] = field(default_factory=dict)
     """The last version of each table."""
+    parts: dict[str, Stored] = field(default_factory=dict)
+    """Files with rows: whoever reads a table sees one only once a commit names it, so to write it is no step."""
     clock: Clock = field(default_factory=Clock)
     scheduler: Scheduler | None = None
     digest: int = 0
@@ -66,7 +68,9 @@ class World:
     def copy(self) -> World:
         """Return a world with the same files and time; files are never changed in place."""
         clock = Clock(self.clock.seconds, self.clock.shift)
-        return World(dict(self.files), dict(self.newest), clock, None, self.digest, self.ids)
+        return World(
+            dict(self.files), dict(self.newest), dict(self.parts), clock, None, self.digest, self.ids
+        )
 
     @property
     def thread(self) -> Thread | None:

@@ -7,22 +7,19 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.lineage.leases import Lease
-from jobs.storage.part_files import PartFile, write_parts
-from jobs.storage.table_log import WRITER as CHOICE
 from jobs.storage.table_log import FileTable
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
@@ -37,16 +34,10 @@ pytestmark = pytest.mark.spark
 ROWS = "value int, generation string, batch_id bigint"
 
 
-@pytest.fixture(params=["java", "files"])
-def warehouse(
-    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Warehouse:
-    """A warehouse with a generation, in which a driver of another machine counts as dead at once.
-
-    By parameter, rows of a table that exists are appended by Delta in Java, or as files by delta-rs.
-    """
+@pytest.fixture
+def warehouse(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Warehouse:
+    """A warehouse with a generation, in which a driver of another machine counts as dead at once."""
     monkeypatch.setattr("jobs.supervision.driver_identity.LEASE_SECONDS", 0.0)
-    monkeypatch.setattr(f"{__name__}.WRITER", request.param)
     made = Warehouse(spark, str(tmp_path))
     made.create("generations", GENERATIONS)
     row = Generation("g1", "m", 1, "f", "s", "c", {"version": 0}, 1, 1, "live")
@@ -61,33 +52,10 @@ def acquired(warehouse: Warehouse, host: str) -> Lease:
     return leases.acquire(warehouse, generation, DriverIdentity(host, 1, 0.0, 2, 0.0, host))
 
 
-WRITER = "java"
-
-
-class Files(FileTable):
-    """A table that takes files, whose user freezes where a warehouse's user freezes before it appends rows."""
-
-    def __init__(self, warehouse: Warehouse, frame: DataFrame) -> None:
-        super().__init__(warehouse, "t")
-        self.user, self.frame = warehouse, frame
-
-    def commit(self, parts: Sequence[PartFile], transaction: tuple[str, int]) -> None:
-        if hasattr(self.user, "freezing"):
-            self.user.freezing(self.frame)  # type: ignore[attr-defined]
-        super().commit(parts, transaction)
-
-
 def put(fence: Fence, batch: int, *values: int, **options: Any) -> None:
     warehouse = fence.warehouse
     frame = warehouse.spark.createDataFrame([(value, "g1", batch) for value in values], ROWS)
-    if WRITER == "java" or options or not warehouse.exists("t"):
-        fence.append(frame, "t", batch, **options)
-        return
-    table = Files(warehouse, frame)
-    columns = [pa.array(values, pa.int32()), pa.array(["g1"] * len(values)), pa.array([batch] * len(values))]
-    rows = pa.RecordBatch.from_arrays(columns, ["value", "generation", "batch_id"])
-    assert table.takes(rows.schema)
-    fence.add(write_parts(table.folder, "part-00000", [rows]), table, frame.schema, batch)
+    fence.append(frame, "t", batch, **options)
 
 
 def values(warehouse: Warehouse) -> list[int]:
@@ -99,12 +67,9 @@ class Frozen(Warehouse):
 
     meanwhile: Callable[[], object]
 
-    def freezing(self, *_: Any) -> None:
+    def append(self, *arguments: Any, **options: Any) -> int | None:
         self.meanwhile()
-
-    def append(self, *arguments: Any, **options: Any) -> None:
-        self.freezing()
-        super().append(*arguments, **options)
+        return super().append(*arguments, **options)
 
 
 def frozen(warehouse: Warehouse, meanwhile: Callable[[], object]) -> Warehouse:
@@ -180,7 +145,7 @@ def test_a_released_lease_needs_no_fence(warehouse: Warehouse) -> None:
     second = acquired(warehouse, "b")
     assert not second.taken_over
     put(Fence(warehouse, second, None), 1, 2)
-    assert warehouse.latest_version("t") == 1
+    assert warehouse.latest_version("t") == 2  # made, and a commit of each driver
     leases.release(warehouse, second, "failed", "the disk is full")
     log = DriverLog.at(warehouse.root, "m").history("g1")
     assert [(one.epoch, one.how, one.error) for one in log] == [
@@ -199,11 +164,9 @@ def test_a_living_driver_of_another_machine_keeps_its_lease(
 
 
 @pytest.mark.parametrize("moment", ["before the commit", "after the commit"])
-def test_a_driver_that_froze_between_the_log_and_the_commit_of_files_adds_no_row(
-    spark: SparkSession, warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, moment: str
+def test_a_driver_that_froze_between_the_log_and_the_commit_adds_no_row(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    if WRITER == "java":
-        pytest.skip("of files only")
     # As if the drivers ran on machines that share no lock.
     monkeypatch.setattr(Warehouse, "lock", lambda *_: nullcontext())
     old = acquired(warehouse, "a")
@@ -224,11 +187,9 @@ def test_a_driver_that_froze_between_the_log_and_the_commit_of_files_adds_no_row
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["java", "files"])
 def test_a_driver_that_is_frozen_replaced_and_woken_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(CHOICE, writer)
     frames = random_rows(6)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(frames[0])

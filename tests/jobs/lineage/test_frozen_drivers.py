@@ -19,7 +19,6 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
-from jobs.storage.table_log import WRITER
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog
 from jobs.warehouse.delta import Warehouse
@@ -273,11 +272,9 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("writer", ["java", "files"])
 def test_real_drivers_one_frozen_one_ended_one_frozen_at_the_worst_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(WRITER, writer)
     frames = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(frames[0])
