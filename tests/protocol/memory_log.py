@@ -42,6 +42,8 @@ _ARROW = {
     "double": pa.float64(),
     "timestamp": pa.timestamp("us", "UTC"),
     "array<string>": pa.list_(pa.string()),
+    "array<double>": pa.list_(pa.float64()),
+    "map<string,array<double>>": pa.map_(pa.string(), pa.list_(pa.float64())),
 }
 """Arrow's types of the columns of tables that are changed without Spark."""
 

@@ -52,14 +52,11 @@ def _nothing(*arguments: Any, **options: Any) -> None:
 def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     append = Warehouse.append
 
-    def plain(self: Warehouse, frame: Any, table: str, transaction: Any = None, options: Any = None) -> None:
-        append(
-            self,
-            frame,
-            table,
-            None if transaction and transaction[0].startswith(prefix) else transaction,
-            options,
-        )
+    def plain(
+        self: Warehouse, frame: Any, table: str, transaction: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        kept = None if transaction and transaction[0].startswith(prefix) else transaction
+        return append(self, frame, table, kept, *more, **options)
 
     return _patched(Warehouse, "append", plain)
 

@@ -97,10 +97,10 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
     path.write_text(path.read_text() + lines(3, 6, bad=(4,)))
     append = Warehouse.append
 
-    def killed(self: Warehouse, frame: Any, table: str, *more: Any) -> None:
+    def killed(self: Warehouse, frame: Any, table: str, *more: Any, **options: Any) -> None:
         if table == TABLE:
             raise KeyboardInterrupt
-        append(self, frame, table, *more)
+        append(self, frame, table, *more, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Warehouse, "append", killed)

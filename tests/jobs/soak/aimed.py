@@ -192,8 +192,8 @@ def watch(striker: Striker) -> None:
         (DeltaOptimizeBuilder, "executeCompaction", "compact"),
     ):
         wrapped(owner, attribute, striker, lambda *_, what=what, **__: striker.name(what, last.path))
-    wrapped(DataFrameWriter, "save", striker, lambda _, path=None, *__, **___: striker.name("append", path))
-    wrapped(FileTable, "_write", striker, lambda table, *_: striker.name("append", str(table.folder)))
+    wrapped(DataFrameWriter, "save", striker, lambda _, path=None, *__, **___: striker.name("replace", path))
+    wrapped(FileTable, "_write", striker, lambda table, *_: striker.name("append", table.path))
     wrapped(SparkSession, "sql", striker, lambda _, text, *__, **___: vacuum(striker, text))
     write = MicroBatchWriter.__call__
 

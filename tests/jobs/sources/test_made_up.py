@@ -83,8 +83,8 @@ def test_rows_land_once_and_a_killed_landing_goes_on(tmp_path: Path, monkeypatch
     pipeline = Pipeline(tmp_path, spec)
     append, done = Warehouse.append, []
 
-    def killed(self: Warehouse, frame: Any, table: str, *more: Any) -> None:
-        append(self, frame, table, *more)
+    def killed(self: Warehouse, frame: Any, table: str, *more: Any, **options: Any) -> None:
+        append(self, frame, table, *more, **options)
         done.append(table)
         if len(done) == 2:
             raise KeyboardInterrupt

@@ -104,10 +104,10 @@ def test_bad_rows_are_kept_once_and_replayed_and_unusable_columns_are_refused(
     add(pipeline, table, rows)
     append = Warehouse.append
 
-    def killed(self: Warehouse, frame: Any, name: str, *more: Any) -> None:
+    def killed(self: Warehouse, frame: Any, name: str, *more: Any, **options: Any) -> None:
         if name == measurements("walk") and 'rows": 1' in str(more):
             raise OSError("killed between the two commits")
-        append(self, frame, name, *more)
+        append(self, frame, name, *more, **options)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="landing table .* failed"):
         patch.setattr(Warehouse, "append", killed)
