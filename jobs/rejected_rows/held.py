@@ -27,15 +27,15 @@ _compute: Any = pc
 
 
 def ready(tables: Tables) -> bool:
-    """Give the rows of a release without ids their ids; return False if there is no table.
+    """Give a table of an earlier release the columns that it lacks, and its rows ids; return False without a table.
 
     Raises:
         UserError: the table cannot be read or written.
     """
     if not tables.exists(TABLE):
         return False
-    if "id" not in tables.column_names(TABLE) or tables.columns(TABLE, ("id",))["id"].null_count:
-        add_columns(tables, TABLE, QUARANTINE)
+    add_columns(tables, TABLE, QUARANTINE)
+    if tables.columns(TABLE, ("id",))["id"].null_count:
         text = f"concat_ws('|', {', '.join(_IDENTITY)})"
         _update(tables, {"id": f"substr(encode(sha256({text}), 'hex'), 1, 32)"}, "id IS NULL")
     return True
