@@ -13,7 +13,6 @@ from jobs import filter as offline
 from jobs import forecast
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.core.settings import Settings
 from tests.jobs.support.pipeline import Pipeline
 
 LEARN: dict[str, dict[str, Any]] = {
@@ -156,16 +155,6 @@ def _check_refusals(pipeline: Pipeline, rows: pd.DataFrame, identity: str) -> No
         UserError, match=rf"--snapshot nix: model pooled has no such .* \(it has {identity}\)"
     ):
         filtered(pipeline, rows, snapshot="nix")
-    remote = Settings.load(warehouse="gs://bucket/warehouse", models=pipeline.settings.models)
-    source, out = str(pipeline.folder / "in.csv"), str(pipeline.folder / "out.csv")
-    report = offline.run(remote, "pooled", source, out)
-    assert (
-        "the warehouse gs://bucket/warehouse is remote, and this command starts no Spark" in report.lines[1]
-    )
-    with pytest.raises(
-        UserError, match=rf"--snapshot {identity}: the warehouse gs://bucket/warehouse is remote"
-    ):
-        offline.run(remote, "pooled", source, out, snapshot=identity)
 
 
 def _check_another_version(pipeline: Pipeline, rows: pd.DataFrame, identity: str) -> None:

@@ -277,3 +277,11 @@ def test_an_error_names_the_field(given, field):
     with pytest.raises(kalman.ModelError) as error:
         kalman.build(given)
     assert error.value.field.startswith(field)
+
+
+def test_an_exact_fit_has_no_variance():
+    """A residual variance of zero is known; that of one row is not."""
+    x = np.array([3.0, 4.0, 12.0])
+    _, _, outputs = run(definition("rls", 1, False), rows_of(0.0 * x, x[:, None]))
+    np.testing.assert_array_equal(outputs.mean[0], 0.0)
+    assert outputs.covariance[0].tolist() == [np.inf, 0.0, 0.0]

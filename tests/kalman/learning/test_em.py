@@ -155,14 +155,15 @@ def test_entries_of_matrices_end_where_maximum_likelihood_does(names):
         np.testing.assert_allclose(value, expected[name], rtol=2e-3, atol=2e-3)
 
 
-def test_one_step_of_the_matrices_is_the_textbook_one():
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_one_step_of_the_matrices_is_the_textbook_one(m):
     """Shumway and Stoffer (1982), equations 12 to 14: all of F, H, Q and R, moments of the joint Gaussian."""
     rng = np.random.default_rng(9)
     n, N = 2, 8
-    names = [f"{a}[{i}][{j}]" for a in "FH" for i in range(n) for j in range(n)]
-    definition = random_definition(rng, "explicit", n, n)
+    names = [f"{a}[{i}][{j}]" for a, rows in (("F", n), ("H", m)) for i in range(rows) for j in range(n)]
+    definition = random_definition(rng, "explicit", n, m)
     definition["learn"] = {"parameters": [*names, "Q", "R"], "method": "em"}
-    y = rng.normal(size=(n, N))
+    y = rng.normal(size=(m, N))
     rows = kalman.SortedRows(np.zeros(N, np.int64), np.arange(N) * 1_000_000, y, np.empty((0, N)))
     learn = learners.learnable(definition)
     start = learn.model.start  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
 """Learning of extended, unscented and cubature filters and of modes: for all keys, groups and keys, with errors."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -7,12 +9,17 @@ from scipy.stats import multivariate_normal
 from statsmodels.tools.numdiff import approx_hess3
 
 import kalman
+from kalman import flags
 from kalman.filters.own_parameters import own_parameters, with_own
 from kalman.learning import learners
 from kalman.learning.filter_learning import FilterLearning
+from kalman.learning.filter_pass import Weights, differences
+from kalman.learning.filter_searches import several
 from kalman.learning.groups import group_learning
 from kalman.learning.key_fits import Outcome
+from kalman.learning.key_starts import Free
 from kalman.models.groups import begin_states
+from kalman.models.structure import Parameter
 from tests.kalman.filters.test_modes import walk
 from tests.kalman.learning.test_group_learning import fit_all, of_group
 from tests.kalman.learning.test_mode_learning import switching_rows
@@ -304,3 +311,47 @@ def test_what_cannot_be_learned_is_refused(definition, field, problem):
     with pytest.raises(kalman.ModelError, match=problem) as error:
         learners.learnable(definition)
     assert error.value.field == field
+
+
+class Sum:
+    """A filter that only adds: a row's log-likelihood is y times the state, and it fails where that is 9 or more."""
+
+    def step(self, state, rows):
+        value = rows.y[0] * state[0]
+        flag = np.where(value < 9.0, flags.WELL, flags.NOT_PSD).astype(np.uint8)
+        return state, kalman.Step(value, value, flag, {})
+
+
+def test_a_key_whose_copies_break_down_has_a_value_that_no_search_takes():
+    """Scores are weighted as asked; a row flagged at theta is left out of all; flagged beside it, it is a loss."""
+    y = np.array([[1.0, 2.0, 1.0, 4.0, 1.0, 9.0, -1.0, 3.0]])
+    rows = kalman.SortedRows(np.repeat(np.arange(4), 2), np.tile([0, 1], 4), y, np.empty((0, 8)))
+    starts = [np.full((1, 4), a) for a in (1.0, 2.5, 0.5)]  # at theta, above it, below it
+    weights = Weights(*(np.full((1, 4), a) for a in (0.25, 2.0, -3.0)))
+    model: Any = Sum()
+    found = differences(model, rows, 4, UNIT, starts, weights)
+    share = 0.25 + 2.0 * 2.5 - 3.0 * 0.5
+    np.testing.assert_array_equal(found.log_likelihood, [3.0, -np.inf, 1.0, 2.0])
+    assert found.used.tolist() == [2, 2, 1, 2]
+    np.testing.assert_array_equal(found.gradient[0, [0, 2, 3]], share * np.array([3.0, 1.0, 2.0]))
+    np.testing.assert_array_equal(found.information[0, 0, [0, 2, 3]], share**2 * np.array([5.0, 1.0, 10.0]))
+
+
+def test_starts_are_the_noises_at_many_sizes():
+    """Both noises times a power of ten, and against each other times another, half of it each; other numbers stay."""
+    free = [
+        Free(Parameter("process.Q", "covariance", (1.0,)), 0, 2, True),
+        Free(Parameter("observation.R", "covariance", (1.0,)), 0, 1, True),
+        Free(Parameter("F[0][0]", "real", (0.5,)), 0, 0, False),
+    ]
+    written = np.array([0.3, -0.2, 0.7])
+    found = several(free, written, (0.0, -3.0))
+    assert len(found) == 10 and not np.any(found[0][0] - written)
+    sizes = [np.exp((theta - written) * [2.0, 1.0, 1.0]) for theta, _ in found]
+    whole = [(1.0, a) for a in (0, -4, -2, 2, 4)] + [(1e-3, a) for a in (0, -4, -2, 2, 4)]
+    expected = [[size * 10.0 ** (a / 2), size * 10.0 ** (-a / 2), 1.0] for size, a in whole]
+    np.testing.assert_allclose(sizes, expected, rtol=1e-13)
+    assert [kind for _, kind in found] == [1, 0, 0, 2, 2] * 2
+    alone = several(free[1:], written[1:], (0.0, -3.0))
+    np.testing.assert_allclose([np.exp(theta[0] + 0.2) for theta, _ in alone], [1.0, 1e-3], rtol=1e-13)
+    assert len(several(free[2:], written[2:], (0.0, -3.0))) == 1

@@ -459,3 +459,13 @@ def test_a_key_s_differences_are_its_own():
     for k in (1, 3):
         np.testing.assert_allclose(sizes[0][:, k], np.nanmean(np.diff(series[k]) ** 2, axis=1), rtol=1e-13)
     assert not sizes[0][:, [2, 4]].any() and sizes[0][0, 5] == pytest.approx(1.4826**2)
+
+
+def test_the_bounds_of_the_variances_that_end_there_move_out():
+    """By factors of e^28 down and e^14 up in the variance, whatever its power; all other bounds stay."""
+    low, high = np.array([[-1.0, -2.0, -3.0]] * 3), np.array([[4.0, 5.0, 6.0]] * 3)
+    box = Box(low, high, np.ones(3), np.ones(3, bool), np.array([1.0, 2.0, 0.0]))
+    beyond = np.array([[True, False, False], [False, True, False], [False, False, False]])
+    wider: Any = key_learning.KeySearches._widened(SimpleNamespace(box=box), beyond)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(wider.low, [[-29.0, -2.0, -3.0], [-1.0, -16.0, -3.0], low[2]])
+    np.testing.assert_array_equal(wider.high, [[18.0, 5.0, 6.0], [4.0, 12.0, 6.0], high[2]])

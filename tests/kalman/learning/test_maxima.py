@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from kalman.learning import learners
+from kalman.learning.bounds import _flat_way, _seen
 from kalman.learning.em import Fit
 from kalman.learning.groups import group_learning
 from kalman.learning.key_fits import Outcome, expected_gain
 from kalman.learning.maximum_likelihood import maximum_likelihood
-from kalman.learning.scoring import Maximum, Point
+from kalman.learning.scoring import FLAT, Maximum, Point, maximise
 from tests.kalman.learning.test_filter_learning import CURVED, curved_rows
 from tests.kalman.learning.test_filter_learning import level as extended_level
 from tests.kalman.learning.test_group_learning import fit_all
@@ -204,3 +205,43 @@ def test_bursts_a_thousand_times_as_large_are_within_the_bounds():
         for one, a in zip(y, found.log_likelihood, strict=True)
     ]
     assert max(lost) < 0.1 and not any("highest" in str(reason) for reason in found.reason)
+
+
+FLAT_VARIANCE = Point(np.zeros(1), -10.0, np.zeros(1), np.array([[1e-17]]), 100)
+
+
+def seen_after(tried: Point) -> Point:
+    """What remains of a variance hidden by rounding where its raise leads to this point."""
+    return maximise(lambda theta: tried._replace(theta=theta), _seen(FLAT_VARIANCE, np.ones(1)))
+
+
+def test_a_hidden_variance_is_raised_unless_that_loses():
+    """By half the logarithm of how much more is to be seen; rows that fall out are a loss as well."""
+    better = FLAT_VARIANCE._replace(information=np.array([[1e-12]]))
+    assert seen_after(better).theta[0] == pytest.approx(0.5 * np.log(1e5), rel=1e-14)
+    assert seen_after(better._replace(value=-10.0005)).value == -10.0005
+    for worse in (
+        better._replace(value=-10.002),
+        better._replace(used=99),
+        better._replace(value=np.nan),
+        better._replace(gradient=np.array([np.inf])),
+    ):
+        assert seen_after(worse) is FLAT_VARIANCE
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "used", "end"),
+    [
+        (-9.99, FLAT, 100, "better"),
+        (-9.99, 0.99 * FLAT, 100, "bound"),
+        (-9.9995, FLAT, 100, "bound"),
+        (-10.0005, FLAT, 100, "bound"),
+        (-10.002, FLAT, 100, "worse"),
+        (-9.99, FLAT, 99, "worse"),
+        (np.nan, FLAT, 100, "worse"),
+    ],
+)
+def test_a_flat_way_ends_where_more_is_seen_and_gained(value, known, used, end):
+    tried = Point(np.ones(1), value, np.zeros(1), np.array([[known]]), used)
+    found, why = maximise(lambda theta: tried, _flat_way(FLAT_VARIANCE, 0, -3.0, 100))
+    assert why == end and found is (FLAT_VARIANCE if end == "worse" else tried)

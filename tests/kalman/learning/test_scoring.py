@@ -194,3 +194,34 @@ def test_a_parameter_without_information_has_an_infinite_error():
     learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}, 2.0))
     assert learn.errors(learn.start, found)["variance"] == pytest.approx(1.0)
     assert learn.errors(learn.start, found)["R"] == [[np.inf]]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "power", "moves"),
+    [(0.5, 1.0, True), (1e-3, 1.0, True), (0.5, 2.0, True), (-0.5, 1.0, False), (0.5, 0.0, False)],
+)
+def test_a_flat_variable_moves_only_as_a_variance_that_rises(gradient, power, moves):
+    """Of it nothing is known; scoring in the variance itself leads far up, and all other steps rest."""
+    known = 1e-5
+    point = scoring.Point(np.zeros(2), 0.0, np.array([gradient, 0.3]), np.diag([known, 2.0]), 50)
+    limits, held = np.array([2.0, 9.0]), np.zeros(2, np.int8)
+    step, gain, _ = scoring._step(point, limits, np.array([power, 0.0]), held, [])
+    rise = np.log1p(power * gradient / known) / power if moves else 0.0
+    assert step == pytest.approx([rise, 0.15], rel=1e-5)
+    own = 0.5 * gradient**2 / known if moves else 0.0
+    assert gain == pytest.approx(own + 0.0225, rel=1e-5)
+
+
+@pytest.mark.parametrize(("most", "arrived"), [(100, True), (1, False)])
+def test_without_information_at_the_start_the_gradients_lead(most, arrived):
+    """Of a quadratic whose information is never a number, L-BFGS-B finds the top in the steps that it may take."""
+    learn = maximum_likelihood.maximum_likelihood(level({"parameters": ["variance", "R"]}))
+    top, weight = learn.start + [1.0, -2.0], np.array([1.0, 7.0])
+
+    def evaluate(theta):
+        away = theta - top
+        return -0.5 * float(weight @ away**2), np.array([*(-weight * away), *[np.nan] * 3]), 1
+
+    found = learn.fit(evaluate, lambda: np.empty((1, 0)), most)
+    assert found.converged == arrived and (found.iterations == 1) == (not arrived)
+    assert (np.abs(found.theta - top).max() < 1e-5) == arrived

@@ -331,6 +331,11 @@ def test_mistakes_name_their_field(change, field):
     with pytest.raises(kalman.ModelError) as refused:
         kalman.build({"filter": "categorical_mixture", "measurement": ["y"], "mixture": mixture})
     assert refused.value.field == field
+    for section in ("process", "observation", "initial"):
+        given = {"filter": "categorical_mixture", "measurement": ["y"], "mixture": {"categories": 3}}
+        with pytest.raises(kalman.ModelError, match="a categorical_mixture has none") as refused:
+            kalman.build({**given, section: {}})
+        assert refused.value.field == section
     gaussian = {"means": [0.0], "covariances": [1.0], "categories": 3}
     with pytest.raises(kalman.ModelError, match="a gaussian_mixture has none"):
         kalman.build({"filter": "gaussian_mixture", "measurement": ["y"], "mixture": gaussian})

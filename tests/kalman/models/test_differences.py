@@ -116,3 +116,17 @@ def test_a_key_has_the_bits_that_it_has_alone():
         one = kalman.Rows(rows.dt[[k]], rows.first[[k]], rows.y[:, [k]], rows.u[:, [k]])
         alone, _ = model.step(state[:, [k]], one)
         np.testing.assert_array_equal(alone[:, 0], together[:, k])
+
+
+@pytest.mark.parametrize("place", [1.0, -4.0, 2.0**20])
+def test_no_step_is_shorter_than_4096_spacings_of_floats(place):
+    """Where a root begins two step lengths never agree: steps are made shorter down to the least, and no further."""
+    widths = []
+
+    def root(points, which):
+        away = points - place
+        widths.append(np.abs(away).min() / abs(place))
+        return np.sign(away) * np.sqrt(np.abs(away))
+
+    differences.slope(root, np.full((1, 1), place), np.full((1, 1), abs(place)), 1)
+    assert widths == [2.0**-8, 2.0**-14, 2.0**-20, 2.0**-26, 2.0**-32, 2.0**-38, 2.0**-40]

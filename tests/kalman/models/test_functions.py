@@ -29,6 +29,11 @@ def see_plain(x): return x[0] * {factor}
 def see_two(x): return x
 def see_text(x): return np.full((1, x.shape[1]), "a")
 def see_log(x): return np.log(x[:1] - 5.0)
+def bent(*arguments):
+    (x,) = arguments
+    return x[:1] ** 2 + x[1:]
+def bent_slope(x): return np.array([[2.0 * x[0], 1.0 + 0.0 * x[1]]])
+def bent_slope_of_any(*arguments): return bent_slope(*arguments)
 def see_mean(x): return x[:1] - x[:1].mean()
 def see_raises(x): raise KeyError("range")
 def see_kept(x):
@@ -177,6 +182,8 @@ def test_a_module_in_the_current_folder_and_on_the_path(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(written(tmp_path / "path", "4.0"))
     try:
         assert find("moves:see", place)(np.ones((2, 1)))[0, 0] == 4.0, "the Python path comes first"
+        monkeypatch.syspath_prepend(written(tmp_path / "before", "5.0"))
+        assert find("moves:see", place)(np.ones((2, 1)))[0, 0] == 5.0, "not the one imported from elsewhere"
     finally:
         for name in ("moves", "beside_moves"):
             sys.modules.pop(name, None)
@@ -266,3 +273,19 @@ def test_numbers_beside_functions_may_come_from_columns(folder, kind):
         np.testing.assert_array_equal(found.mean, expected.mean)
         np.testing.assert_array_equal(found.covariance, expected.covariance)
         np.testing.assert_array_equal(found.log_likelihood, expected.log_likelihood)
+
+
+def test_an_observation_of_any_arguments_is_called_with_the_state_alone(folder):
+    known, unknown = (
+        run_one(
+            {
+                **GOOD,
+                "filter": "extended",
+                "folder": folder,
+                "observation": {"h": "moves:bent", "jacobian": f"moves:{jacobian}", "R": [[1.0]]},
+            },
+            [1.0, 2.0, 0.5],
+        )[1]
+        for jacobian in ("bent_slope", "bent_slope_of_any")
+    )
+    np.testing.assert_array_equal(unknown.mean, known.mean)

@@ -122,6 +122,8 @@ def test_a_start_that_is_no_distribution_flags_its_row(kind):
     model = kalman.build(KINDS[kind])
     states, out = kalman.run(model, kalman.initial_states(model, KEYS), rows._replace(u=u), UNIT)
     assert [kalman.FLAGS[out.flag[i]] for i in (8, 16)] == ["not_psd"] * 2
+    for figure in (out.log_likelihood, out.nis, *(row for extra in out.extra.values() for row in extra)):
+        assert np.isnan(figure[[8, 16]]).all()
     assert not np.delete(out.flag, [8, 16]).any()
     assert states.count.tolist() == [8, 7, 7, 8, 8, 8]
     begun = rows.take((rows.key == 1) & (rows.time > 0))._replace(key=np.zeros(7, np.int64))
@@ -242,9 +244,13 @@ def test_a_mixture_starts_as_its_first_row_says(kind, more):
     expected = kalman.run(number, kalman.initial_states(number, 2), rows._replace(u=u[:0]), UNIT)
     np.testing.assert_array_equal(found[1].mean, expected[1].mean)
     np.testing.assert_array_equal(found[0].values, expected[0].values)
-    u[0, 6] = -1.0
-    flags = kalman.run(model, kalman.initial_states(model, 2), rows._replace(u=u), UNIT)[1].flag
-    assert kalman.FLAGS[flags[6]] == "not_psd" and not flags[:6].any()
+    wrong = {0: -1.0, **({control.index("w0"): 0.55} if "w0" in control else {})}  # weights whose sum is not 1
+    for place, value in wrong.items():
+        bad = u.copy()
+        bad[place, 6] = value
+        out = kalman.run(model, kalman.initial_states(model, 2), rows._replace(u=bad), UNIT)[1]
+        assert kalman.FLAGS[out.flag[6]] == "not_psd" and not out.flag[:6].any()
+        assert all(np.isnan(a[..., 6]).all() for a in (out.log_likelihood, out.nis, *out.extra.values()))
 
 
 NO_START: dict[str, tuple[dict[str, Any], dict[str, float], list[dict[str, float]]]] = {
