@@ -122,7 +122,7 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
     """
     durations = {str(name): int(value) / 1e3 for name, value in (progress.get("durationMs") or {}).items()}
     wall = durations.pop(_WHOLE, 0.0)
-    durations.pop(_SINK, None)
+    sink = durations.pop(_SINK, 0.0)
     steps: Seconds = {}
     for phase, seconds in durations.items():
         _add(steps, _PHASES.get(phase, phase), seconds)
@@ -142,6 +142,9 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
             found = {lap.step: lap.span[1] - lap.span[0]}
         for name, seconds in found.items():
             _add(steps, name, seconds)
+    if laps:
+        # Spark prepares the sink's call and closes it: tens of milliseconds, much of a micro-batch of few rows.
+        _add(steps, SCHEDULING, max(0.0, sink - (laps[-1].span[1] - laps[0].span[0])))
     return Profile(int(progress["batchId"]), rows, wall, steps)
 
 

@@ -109,8 +109,6 @@ def create_table(warehouse: Tables, table: str, fields: str, settings: Mapping[s
     root = local_path(warehouse.root)
     assert root is not None, "the files of a remote warehouse are not within reach"
     folder = root / table
-    if "%" in str(folder) or "\\" in str(folder):
-        return False  # as in `FileTable.takes`
     with warehouse.lock(table):
         # What a killed process has left of a first commit is Java's to repair (`Warehouse.create`).
         if not folder.exists():
@@ -127,10 +125,10 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     columns have other names.
     """
     root = local_path(warehouse.root)
-    if root is None or "%" in (folder := str(root / table)) or "\\" in folder:
+    if root is None:
         return None
     try:
-        log = DeltaTable(folder, version=version)
+        log = open_log(warehouse.root, table, version)
     except (DeltaError, OSError):
         return None
     protocol = log.protocol()
@@ -305,7 +303,7 @@ class FileTable:
                     if not self._arrived(before + 1, identity):
                         raise self._problem(_reason(error)) from error
                     version = before + 1
-                if version is not None and version > before and version % self._checkpoint_every() == 0:
+                if version is not None and version > before and version % _checkpoint_every(log) == 0:
                     self._checkpoint()
                 return version
 
@@ -367,11 +365,6 @@ class FileTable:
         )
         return log.version() + 1
 
-    def _checkpoint_every(self) -> int:
-        log = self._fresh()
-        asked = "" if log is None else log.metadata().configuration.get("delta.checkpointInterval", "")
-        return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
-
     def _checkpoint(self) -> None:
         """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
         try:
@@ -408,6 +401,11 @@ class FileTable:
 
     def _problem(self, why: str) -> UserError:
         return UserError(f"{self.path}: the commit failed: {why}", RUN_FAILED)
+
+
+def _checkpoint_every(log: DeltaTable) -> int:
+    asked = log.metadata().configuration.get("delta.checkpointInterval", "")
+    return int(asked) if asked.isdigit() and int(asked) else _CHECKPOINT_EVERY
 
 
 def _commit_name(version: int) -> str:

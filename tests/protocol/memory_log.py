@@ -130,6 +130,12 @@ def rows(
     return [dict(row) for row in found if all(row[name] == one for name, one in (where or {}).items())]
 
 
+def has_rows(tables: Any, table: str, where: Mapping[str, Any]) -> bool:
+    """Stand in for `Tables.has_rows`."""
+    found = read_latest(tables.path(table))
+    return found is not None and any(all(row[n] == one for n, one in where.items()) for row in found.rows)
+
+
 def log_entries(tables: Any, table: str) -> list[LogEntry]:
     """Stand in for `Tables.log_entries`."""
     path = tables.path(table)

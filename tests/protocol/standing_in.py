@@ -217,6 +217,7 @@ def simulated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(StructType, "fromDDL", parse_schema))
         stack.enter_context(mock.patch.object(Checkpoint, "has_states_of_format_1", _has_states_of_format_1))
         stack.enter_context(mock.patch.object(Tables, "rows", memory_log.rows))
+        stack.enter_context(mock.patch.object(Tables, "has_rows", memory_log.has_rows))
         stack.enter_context(mock.patch.object(Tables, "log_entries", memory_log.log_entries))
         stack.enter_context(mock.patch.object(Tables, "create_small", memory_log.create_small))
         # What is kept for other tools' readers alone, and repeats what the generations say.

@@ -70,8 +70,7 @@ def steps(warehouse: Warehouse) -> list[Any]:
     warehouse.delete("t", F.col("part") == "a")
     look("deleted")
     seen.append(sorted(tuple(row) for row in warehouse.read("t", 1).collect()))
-    history = target.history().select("version").orderBy("version")
-    seen.append([row["version"] for row in history.collect()])
+    seen.append([entry.version for entry in warehouse.log_entries("t")])
     seen.append(_null_logic(warehouse, F))
     return seen
 

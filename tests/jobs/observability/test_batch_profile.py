@@ -94,6 +94,12 @@ def test_time_of_jobs_that_spark_no_longer_keeps_counts_for_the_driver() -> None
     assert found.rest == pytest.approx(0.08)
 
 
+def test_what_spark_does_around_the_sink_counts_for_the_driver() -> None:
+    found = profile_of(progress(triggerExecution=1600, addBatch=1410, **PHASES), 5, LAPS, [FILTERING])
+    assert found.steps["scheduling"] == pytest.approx(0.15 + 0.06)
+    assert found.rest == pytest.approx(0.02)
+
+
 def test_only_the_stage_that_reads_rows_counts_as_packing() -> None:
     seeds = stage(0, 9.96, 9.99, 0.05)
     begun = FILTERING._replace(stages=(seeds, *FILTERING.stages), span=(9.96, 11.25))

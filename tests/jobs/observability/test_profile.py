@@ -41,7 +41,7 @@ DRIVER = {PLANNING, WAL, COMMIT, COMMIT_LOG}
 TASKS = {READ, PACK, SHUFFLE, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, COMMIT_STATE}
 SINK = {UNPACK_ESTIMATES, WRITE}
 MOST_REST = 0.25
-"""Limit on the unmeasured share of a micro-batch. On an idle machine it is a few per cent."""
+"""Limit on the unmeasured share of a micro-batch. On an idle machine it is below one per cent."""
 
 
 def begun(folder: Path, **changes: Any) -> tuple[Pipeline, list[Any]]:

@@ -244,7 +244,9 @@ def test_a_mixture_starts_as_its_first_row_says(kind, more):
     expected = kalman.run(number, kalman.initial_states(number, 2), rows._replace(u=u[:0]), UNIT)
     np.testing.assert_array_equal(found[1].mean, expected[1].mean)
     np.testing.assert_array_equal(found[0].values, expected[0].values)
-    wrong = {0: -1.0, **({control.index("w0"): 0.55} if "w0" in control else {})}  # weights whose sum is not 1
+    wrong = {0: -1.0}
+    if "w0" in control:
+        wrong[control.index("w0")] = 0.55  # weights whose sum is not 1
     for place, value in wrong.items():
         bad = u.copy()
         bad[place, 6] = value
