@@ -55,6 +55,7 @@ LOADED = (
     "key_inputs",
     "lineage",
     "operations",
+    "rejected_rows",
     "snapshots",
     "storage",
     "streaming",
