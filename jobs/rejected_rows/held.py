@@ -1,4 +1,4 @@
-"""The quarantine without Spark: count, show, export and discard rejected rows."""
+"""The quarantine without Spark: count, show, export and discard rejected rows, and mark those of a replay."""
 
 from __future__ import annotations
 
@@ -117,6 +117,43 @@ def discard(tables: Tables, model: str, choice: Choice) -> int:
     values = {"status": _text(DISCARDED), "resolved_at": _time(to_micros(clock.now()))}
     _update(tables, values, " AND ".join(conditions))
     return count
+
+
+def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
+    """Mark those of the rows as `replaying` that are held, in one commit, and note what each of them lands as.
+
+    Args:
+        tables: of the warehouse.
+        landings: `id` of each row, which is unique, and `landing`; null: the row lands as nothing.
+        replay_id: of the replay that marks them.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    values = {"status": _text(REPLAYING), "replay": _text(replay_id), "landing": "s.landing"}
+
+    def merge(log: DeltaTable, properties: CommitProperties) -> None:
+        merger = log.merge(
+            landings,
+            "t.id = s.id AND t.status IS NULL",
+            source_alias="s",
+            target_alias="t",
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+        merger.when_matched_update(values).execute()
+
+    FileTable(tables, TABLE).change(merge)
+
+
+def mark_replayed(tables: Tables, replay_id: str) -> None:
+    """Mark the rows of a replay as `replayed`, in one commit.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    values = {"status": _text(REPLAYED), "resolved_at": _time(to_micros(clock.now()))}
+    _update(tables, values, f"replay = {_text(replay_id)} AND status = {_text(REPLAYING)}")
 
 
 def _update(tables: Tables, values: dict[str, str], condition: str) -> None:

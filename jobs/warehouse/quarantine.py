@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
@@ -168,11 +168,6 @@ def refusal(
         f"or raise quarantine.fail_above in the spec, and start again",
         code,
     )
-
-
-def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:
-    """Set columns of the rows that meet a condition, in one commit (`Warehouse.commit`)."""
-    warehouse.commit(TABLE, lambda table: table.update(condition, values))
 
 
 def held_by_model(warehouse: Tables) -> dict[str, int]:

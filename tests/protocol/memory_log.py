@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyspark.sql.types import StructType
 from jobs.storage.table_rows import to_rows
 from jobs.storage.warehouse import LogEntry
 from tests.protocol import world
+from tests.protocol.memory_columns import EPOCH, Column, expr, lit
 from tests.protocol.memory_delta import Change, Commit, commit_at, create, latest, put_change, read_latest
 from tests.protocol.memory_frame import parse_schema
 
@@ -61,11 +63,26 @@ class MemoryLog:
         return SimpleNamespace(fields=fields, to_arrow=lambda: pa.schema(kinds))
 
     def merge(self, source: pa.Table, predicate: str, commit_properties: CommitProperties, **_: Any) -> Any:
-        keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
-        assert predicate == " AND ".join(f"t.{name} = s.{name}" for name in keys), predicate
-        step = SimpleNamespace(execute=lambda: self._put(keys, to_rows(source), commit_properties))
-        inserts = SimpleNamespace(when_not_matched_insert_all=lambda: step)
-        return SimpleNamespace(when_matched_update_all=lambda: inserts)
+        def put() -> None:
+            keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
+            assert predicate == " AND ".join(f"t.{name} = s.{name}" for name in keys), predicate
+            self._put(keys, to_rows(source), commit_properties)
+
+        def update(values: Mapping[str, str]) -> Any:
+            on, given = expr(predicate), to_rows(source)
+            pairs = [(row, {"t": row, "s": one}) for row in self.base.rows for one in given]
+            found = [(row, pair) for row, pair in pairs if on.value(pair) is True]
+            return SimpleNamespace(execute=lambda: self._set("merge", found, values, commit_properties))
+
+        inserts = SimpleNamespace(when_not_matched_insert_all=lambda: SimpleNamespace(execute=put))
+        return SimpleNamespace(when_matched_update_all=lambda: inserts, when_matched_update=update)
+
+    def update(
+        self, updates: Mapping[str, str], predicate: str, commit_properties: CommitProperties, **_: Any
+    ) -> None:
+        test = expr(predicate)
+        found = [(row, row) for row in self.base.rows if test.value(row) is True]
+        self._set("update", found, updates, commit_properties)
 
     @property
     def alter(self) -> Any:
@@ -84,6 +101,22 @@ class MemoryLog:
             return Change("MERGE", removed, tuple({**row} for row in rows))
 
         self._commit("merge", change, properties)
+
+    def _set(
+        self,
+        what: str,
+        found: Sequence[tuple[dict[str, Any], Mapping[str, Any]]],
+        values: Mapping[str, str],
+        properties: CommitProperties,
+    ) -> None:
+        """Set columns of rows that the handle has read, each to values of what it is found with; no commit of none."""
+        columns = {name: _sql(text) for name, text in values.items()}
+        removed = tuple(row for row, _ in found)
+        added = tuple(
+            {**row, **{name: one.value(pair) for name, one in columns.items()}} for row, pair in found
+        )
+        if found:
+            self._commit(what, lambda last: Change(what.upper(), removed, added), properties)
 
     def _add_columns(self, fields: Sequence[Any], commit_properties: CommitProperties, **_: Any) -> None:
         more = parse_schema(", ".join(f"{one.name} string" for one in fields))
@@ -105,6 +138,12 @@ class MemoryLog:
 
         name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
         self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def _sql(text: str) -> Column:
+    """Parse a value in SQL: an expression of Spark's stand-in, or a time."""
+    time = re.fullmatch(r"arrow_cast\((-?\d+), 'Timestamp\(Microsecond, Some\(\"UTC\"\)\)'\)", text)
+    return expr(text) if time is None else lit(EPOCH + timedelta(microseconds=int(time[1])))
 
 
 def open_log(root: str, table: str, version: int | None = None) -> MemoryLog:

@@ -7,11 +7,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from jobs.core import clock
 from jobs.core.errors import UserError
 from jobs.rejected_rows import held
+from jobs.storage import table_log
 from jobs.storage.row_changes import put_rows
 from jobs.storage.table_rows import open_log
 from jobs.storage.warehouse import Tables
@@ -117,6 +119,50 @@ def test_a_row_that_a_replay_marks_meanwhile_is_not_discarded(
     held.discard(tables, "walk", Choice(reason="late"))
     found = {row["id"]: row["status"] for row in tables.rows(TABLE)}
     assert (found["r1"], found["r3"]) == (REPLAYING, DISCARDED)
+
+
+def fates(tables: Tables) -> dict[str, tuple[str | None, str | None, str | None]]:
+    return {row["id"]: (row["status"], row["replay"], row["landing"]) for row in tables.rows(TABLE)}
+
+
+def test_a_replay_marks_held_rows_alone_and_ends_its_own(tables: Tables) -> None:
+    landings = pa.table({"id": ["r1", "r2", "r4", "r5"], "landing": ["it's {}", "no", None, "no"]})
+    before = {row["id"]: row for row in tables.rows(TABLE)}
+    held.mark_replaying(tables, landings, "one")
+    marked = {"r1": (REPLAYING, "one", "it's {}"), "r4": (REPLAYING, "one", None)}
+    others = {name: (row["status"], None, None) for name, row in before.items()}
+    assert fates(tables) == {**others, **marked}
+    version = tables.latest_version(TABLE)
+    held.mark_replaying(tables, landings, "two")
+    held.mark_replayed(tables, "two")
+    assert tables.latest_version(TABLE) == version  # there was nothing to mark
+    began = clock.now()
+    held.mark_replayed(tables, "one")
+    assert tables.latest_version(TABLE) == version + 1
+    for row in tables.rows(TABLE):
+        if row["id"] in marked:
+            assert row["status"] == REPLAYED and began <= row["resolved_at"] <= clock.now()
+            row |= {name: before[row["id"]][name] for name in ("status", "replay", "landing", "resolved_at")}
+        assert row == before[row["id"]]
+
+
+def test_a_row_that_another_replay_marks_first_stays_with_it(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes between the look at the table and the commit."""
+    properties, left = table_log._properties, ["other"]
+
+    def overtaken(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            values = {"status": "'replaying'", "replay": "'other'"}
+            open_log(tables.root, TABLE).update(values, predicate="id = 'r1'")
+        return properties(*arguments)
+
+    monkeypatch.setattr(table_log, "_properties", overtaken)
+    held.mark_replaying(tables, pa.table({"id": ["r1", "r3"], "landing": ["a", "b"]}), "one")
+    found = fates(tables)
+    assert (found["r1"], found["r3"]) == ((REPLAYING, "other", None), (REPLAYING, "one", "b"))
 
 
 def test_rows_are_exported_as_lines_to_mend(tables: Tables, tmp_path: Path) -> None:
