@@ -183,6 +183,12 @@ def log_entries(tables: Any, table: str) -> list[LogEntry]:
     return [LogEntry(one.version, one.operation, json.loads(one.metadata or "{}")) for one in found]
 
 
+def transactions(tables: Any, table: str) -> dict[str, int]:
+    """Stand in for `Tables.transactions`."""
+    last = read_latest(tables.path(table))
+    return {} if last is None else dict(last.transactions)
+
+
 def create_small(tables: Any, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
     """Stand in for `Tables.create_small`: of processes that make a table at once one does."""
     path = tables.path(table)
