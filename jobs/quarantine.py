@@ -14,6 +14,7 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.rejected_rows.replay import Outcome
+    from jobs.specs.model_spec import ModelSpec
     from jobs.warehouse.quarantine import Choice
 
 ACTIONS = ("list", "show", "replay", "discard")
@@ -38,62 +39,52 @@ def act(
     Raises:
         UserError: no such rows, or a file that cannot be read.
     """
-    from pyspark.sql import functions as F
-
-    from jobs.rejected_rows import rows
-    from jobs.rejected_rows.replay import replay
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
+    from jobs.rejected_rows import held
+    from jobs.rejected_rows.rows import read_edited
     from jobs.specs.loading import load_spec
-    from jobs.warehouse import quarantine
-    from jobs.warehouse.delta import Warehouse, utc
-    from jobs.warehouse.quarantine import TABLE, Choice
+    from jobs.storage.warehouse import Tables
+    from jobs.warehouse.quarantine import Choice
 
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else rows.read_edited(edited)
-    seen = _without_spark(settings.warehouse, action, spec.name, choice, limit if output is None else 0)
-    if seen is not None:
-        return seen
-    spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
-    if not quarantine.ready(warehouse):
+    payloads = None if edited is None else read_edited(edited)
+    tables = Tables(settings.warehouse)
+    if not held.ready(tables):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
-    chosen = (F.col("model") == spec.name) & choice.condition()
-    found = warehouse.read(TABLE).filter(chosen)
-    if action == "list":
-        return _list(spec.name, rows.count_by_reason(found))
-    held = found.filter(F.col("status").isNull())
-    if action == "show" and output is not None:
-        path = Path(output).expanduser()
-        count = rows.export_rows(rows.sorted_rows(held), path)
-        return _exported(spec.name, count, path)
-    if action == "show":
-        shown = rows.sorted_rows(held).limit(limit).collect()
-        return _show(spec.name, [utc(row.asDict()) for row in shown], limit)
+    if action == "replay":
+        return _replay(settings, spec, choice, payloads)
     if action == "discard":
-        return _discarded(spec.name, rows.discard(warehouse, chosen & F.col("status").isNull()))
-    held, before = (held, 0) if payloads is None else rows.with_payloads(warehouse, found, payloads)
-    columns = ("id", "payload", "source", "position", "generation", "batch_id")
-    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
+        return _discarded(spec.name, held.discard(tables, spec.name, choice))
+    rows = held.chosen(tables, spec.name, choice)
+    if action == "list":
+        return _list(spec.name, held.count_by_reason(rows))
+    if output is None:
+        return _show(spec.name, held.held_rows(rows, limit), limit)
+    path, found = Path(output).expanduser(), held.held_rows(rows)
+    held.export_rows(found, path)
+    return _exported(spec.name, len(found), path)
 
 
-def _without_spark(root: str, action: str, model: str, choice: Choice, limit: int) -> Report | None:
-    """Return what can be told without Spark: counts, and up to `limit` rows; None: nothing."""
-    from jobs.rejected_rows import without_spark
-    from jobs.storage.warehouse import Tables
+def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[str, str] | None) -> Report:
+    """Land held rows that fit, on Spark."""
+    from pyspark.sql import functions as F
+
+    from jobs.rejected_rows.replay import replay
+    from jobs.rejected_rows.rows import with_payloads
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import spark_session
+    from jobs.warehouse.delta import Warehouse
     from jobs.warehouse.quarantine import TABLE
 
-    tables = Tables(root)
-    if not tables.exists(TABLE):
-        return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0})
-    if action == "list":
-        return _list(model, without_spark.count_by_reason(tables, model, choice))
-    held = None
-    if action == "show" and limit:
-        held = without_spark.held_rows(tables, model, choice, limit)
-    return None if held is None else _show(model, held, limit)
+    spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
+    warehouse = Warehouse(spark, settings.warehouse)
+    found = warehouse.read(TABLE).filter((F.col("model") == spec.name) & choice.condition())
+    held, before = found.filter(F.col("status").isNull()), 0
+    if payloads is not None:
+        held, before = with_payloads(warehouse, found, payloads)
+    columns = ("id", "payload", "source", "position", "generation", "batch_id")
+    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:

@@ -25,7 +25,6 @@ from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import HISTORY_PREFIX
 from jobs.warehouse.quarantine import TABLE
 from jobs.warehouse.tables import measurements
-from jobs.warehouse.transactions import transactions
 
 UNKNOWN = ""
 """Stands for a content that nothing describes any more."""
@@ -105,7 +104,7 @@ class LandedFiles:
     def _numbers(self, table: str) -> dict[str, int]:
         """Return the number of each landed content's transaction."""
         of_file = re.compile(rf"ingest-{re.escape(self.model)}-([0-9a-f]{{64}})")
-        found = transactions(self.warehouse, table)
+        found = self.warehouse.transactions(table)
         return {match[1]: number for name, number in found.items() if (match := of_file.fullmatch(name))}
 
     def _former_of_earlier_release(self, path: str, digests: set[str]) -> set[str]:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
@@ -33,12 +32,12 @@ from jobs.ingestion.message_places import (
     rejected_place,
 )
 from jobs.lineage import replayed_late_rows
+from jobs.rejected_rows.held import mark_replayed, mark_replaying
 from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.measurements_table import OFFSET, KeyTypes
-from jobs.warehouse.quarantine import REPLAYED, REPLAYING, TABLE
+from jobs.warehouse.quarantine import REPLAYING, TABLE
 from jobs.warehouse.tables import need_measurements
 
 if TYPE_CHECKING:
@@ -181,17 +180,7 @@ def _mark_replaying(
     wanted = held.join(claims.withColumnRenamed("id", "lands"), MESSAGE).select(
         "id", F.when(F.col("id") == F.col("lands"), F.col("landing")).alias("landing")
     )
-    marks: dict[str, Any] = {
-        "status": F.lit(REPLAYING),
-        "replay": F.lit(replay_id),
-        "landing": F.col("s.landing"),
-    }
-
-    def mark(table: DeltaTable) -> None:
-        merge = table.alias("t").merge(wanted.dropDuplicates(["id"]).alias("s"), "t.id = s.id")
-        merge.whenMatchedUpdate("t.status IS NULL", marks).execute()
-
-    warehouse.commit(TABLE, mark)
+    mark_replaying(warehouse, wanted.dropDuplicates(["id"]).toArrow(), replay_id)
 
 
 def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Done:
@@ -205,7 +194,7 @@ def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay
     rows = _each_message_once(rows.filter(~late), Landing.of(warehouse, spec))
     landed = _land(warehouse, spec, key_types, rows, replay_id, copies=False)
     if landed + copied + copies:
-        _mark_replayed(warehouse, replay_id)
+        mark_replayed(warehouse, replay_id)
     return Done(landed + copied, copied, copies)
 
 
@@ -213,14 +202,6 @@ def _each_message_once(rows: DataFrame, landing: Landing) -> DataFrame:
     """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
     messages = rows.filter(is_message()).withColumn(MESSAGE, identity(landing)).dropDuplicates([MESSAGE])
     return rows.filter(~is_message()).unionByName(messages.drop(MESSAGE))
-
-
-def _mark_replayed(warehouse: Warehouse, replay_id: str) -> None:
-    quarantine.update(
-        warehouse,
-        (F.col("replay") == replay_id) & (F.col("status") == REPLAYING),
-        {"status": F.lit(REPLAYED), "resolved_at": F.current_timestamp()},
-    )
 
 
 def _land(

@@ -1,72 +1,19 @@
-"""Summarise, export and discard rejected rows, and replace their payloads by edited ones."""
+"""Replace the payloads of rejected rows by edited ones."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.warehouse import quarantine
-from jobs.warehouse.delta import Warehouse, utc
-from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE
+from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.quarantine import DISCARDED, REPLAYED, REPLAYING
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
-
-
-def count_by_reason(rows: DataFrame) -> list[dict[str, Any]]:
-    """Return for each reason how many rows have each status, and when the first and the last was quarantined."""
-    status = F.coalesce("status", F.lit(HELD))
-    counts = [F.count(F.when(status == one, 1)).alias(one) for one in (HELD, REPLAYING, REPLAYED, DISCARDED)]
-    found = (
-        rows.groupBy("reason")
-        .agg(*counts, F.min("quarantined_at").alias("first"), F.max("quarantined_at").alias("last"))
-        .orderBy(F.desc(HELD), "reason")
-        .collect()
-    )
-    return [utc(row.asDict()) for row in found]
-
-
-def sorted_rows(rows: DataFrame) -> DataFrame:
-    """Return the columns that users see, oldest rows first."""
-    return rows.select(*COLUMNS).orderBy("quarantined_at", "reason", "id")
-
-
-def export_rows(rows: DataFrame, path: Path) -> int:
-    """Write rows to a file of JSON lines with `id`, `reason` and `payload`; return how many.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    count = 0
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            for row in rows.toLocalIterator():
-                text = row["payload"]
-                try:
-                    payload = json.loads(text)
-                except (TypeError, ValueError):
-                    payload = text  # invalid JSON stays text
-                line = {"id": row["id"], "reason": row["reason"], "payload": payload}
-                print(json.dumps(line, ensure_ascii=False), file=file)
-                count += 1
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
-    return count
-
-
-def discard(warehouse: Warehouse, condition: Column) -> int:
-    """Mark the rows that meet a condition as discarded; return how many."""
-    count = warehouse.read(TABLE).filter(condition).count()
-    if count:
-        values = {"status": F.lit(DISCARDED), "resolved_at": F.current_timestamp()}
-        quarantine.update(warehouse, condition, values)
-    return count
+    from pyspark.sql import DataFrame
 
 
 def read_edited(name: str) -> dict[str, str]:

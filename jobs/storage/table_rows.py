@@ -192,8 +192,7 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     fields = {field.name: field.type for field in pa.schema(schema)}
     wanted = list(fields if names is None else names)
     try:
-        uris = uris_of(root, table, log, {})
-        parts = [_read(_content(root, uri), wanted or list(fields)[:1], None) for uri in uris]
+        parts = [_read_or_count(_content(root, uri), wanted) for uri in uris_of(root, table, log, {})]
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise _unreadable(f"{root}/{table}", error) from error
     if not parts:
@@ -208,6 +207,12 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
         for name in wanted
     ]
     return pa.Table.from_arrays(columns, wanted)
+
+
+def _read_or_count(source: str | pa.BufferReader, wanted: Sequence[str]) -> pa.Table:
+    """Return columns of a file, or as many nulls as it has rows if it has none of them."""
+    found = _read(source, wanted, None)
+    return found if found.num_columns else pa.table({"": pa.nulls(pq.read_metadata(source).num_rows)})
 
 
 def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:

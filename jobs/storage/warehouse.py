@@ -26,6 +26,7 @@ from jobs.storage import probe
 from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
+from jobs.storage.log_transactions import last_numbers
 from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
 
 
@@ -181,6 +182,16 @@ class Tables:
             for one in found
         ]
         return sorted(entries, key=lambda one: -one.version)
+
+    def transactions(self, table: str) -> dict[str, int]:
+        """Return the number of each application's last transaction; none if the table does not exist.
+
+        Checkpoints of the log keep them: unlike the history they do not expire, unless the table's owner has set it so.
+
+        Raises:
+            UserError: the log cannot be read.
+        """
+        return last_numbers(self.root, table, self.files(f"{table}/_delta_log"))
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

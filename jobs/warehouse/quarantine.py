@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.times import duration_us
 from jobs.specs.row_order import QuarantineLimit
+from jobs.storage.row_changes import add_columns
 from jobs.storage.warehouse import Tables
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import parse_time, to_datetime
@@ -82,7 +83,7 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
 def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[tuple[str, int]]) -> None:
     """Append rejected rows of several files in one commit, which ends the transaction of each; columns as in `keep`."""
     found = identified(warehouse, rows)
-    _add_columns(warehouse)
+    add_columns(warehouse, TABLE, QUARANTINE)  # those that a table of an earlier release lacks
     warehouse.append_for_all(found, TABLE, transactions)
 
 
@@ -162,35 +163,6 @@ def refusal(
         f"or raise quarantine.fail_above in the spec, and start again",
         code,
     )
-
-
-def ready(warehouse: Warehouse) -> bool:
-    """Add ids and columns that a table of an earlier release lacks; return False if there is no table."""
-    if not warehouse.exists(TABLE):
-        return False
-    _add_columns(warehouse)
-    if not warehouse.read(TABLE).filter("id IS NULL").isEmpty():
-        parts = ("model", "payload", "reason", "source", "position", "quarantined_at")
-        # Rows that agree in all of these share one id, and are replayed or discarded together.
-        update(warehouse, "id IS NULL", {"id": f"left(sha2(concat_ws('|', {', '.join(parts)}), 256), 32)"})
-    return True
-
-
-def _add_columns(warehouse: Warehouse) -> None:
-    """Add the columns that a table of an earlier release lacks."""
-    have = set(warehouse.read(TABLE).columns)
-    wanted = [field.strip().split(" ") for field in QUARANTINE.split(",")]
-    absent = [f"`{name}` {kind}" for name, kind in wanted if name not in have]
-    if absent:
-        with warehouse.lock(TABLE):
-            warehouse.spark.sql(
-                f"ALTER TABLE delta.`{warehouse.path(TABLE)}` ADD COLUMNS ({', '.join(absent)})"
-            )
-
-
-def update(warehouse: Warehouse, condition: str | Column, values: dict[str, Any]) -> None:
-    """Set columns of the rows that meet a condition, in one commit (`Warehouse.commit`)."""
-    warehouse.commit(TABLE, lambda table: table.update(condition, values))
 
 
 def held_by_model(warehouse: Tables) -> dict[str, int]:

@@ -22,6 +22,7 @@ from jobs.ingestion.checking import key_types_of
 from jobs.ingestion.target_table import prepare
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
+from jobs.rejected_rows import held
 from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
@@ -36,7 +37,6 @@ from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
-from jobs.warehouse import quarantine
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.positions import Cut
 from jobs.warehouse.tables import measurements
@@ -193,11 +193,11 @@ def maintain(spec: ModelSpec | None = None) -> None:
 def replay(spec: ModelSpec | None = None) -> None:
     """Replay everything in quarantine that fits now, as `quarantine replay` does."""
     here = warehouse()
-    if quarantine.ready(here):
+    if held.ready(here):
         rows: Any = here.read("quarantine")
-        held = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
+        chosen = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
         columns = ("id", "payload", "source", "position", "generation", "batch_id")
-        replay_rows(here, spec or spec_of(), held.select(*columns))
+        replay_rows(here, spec or spec_of(), chosen.select(*columns))
 
 
 def change_inputs() -> None:

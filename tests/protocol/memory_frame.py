@@ -186,6 +186,9 @@ class Frame:
     def first(self) -> Row | None:
         return next(iter(self.collect()), None)
 
+    def toArrow(self) -> pa.Table:
+        return pa.table({name: [row[name] for row in self.rows] for name in self.columns})
+
     def count(self) -> int:
         return len(self.rows)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from jobs.storage.table_log import FileTable
 from jobs.storage.table_rows import to_rows
 from jobs.storage.warehouse import LogEntry
 from tests.protocol import world
+from tests.protocol.memory_columns import EPOCH, Column, expr, lit
 from tests.protocol.memory_delta import (
     Change,
     Commit,
@@ -100,11 +102,26 @@ class MemoryLog:
         self._commit(f"write +{count} -0{name}", change, commit_properties)
 
     def merge(self, source: pa.Table, predicate: str, commit_properties: CommitProperties, **_: Any) -> Any:
-        keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
-        assert predicate == " AND ".join(f"t.{name} = s.{name}" for name in keys), predicate
-        step = SimpleNamespace(execute=lambda: self._put(keys, to_rows(source), commit_properties))
-        inserts = SimpleNamespace(when_not_matched_insert_all=lambda: step)
-        return SimpleNamespace(when_matched_update_all=lambda: inserts)
+        def put() -> None:
+            keys = re.findall(r"t\.(\w+) = s\.\w+", predicate)
+            assert predicate == " AND ".join(f"t.{name} = s.{name}" for name in keys), predicate
+            self._put(keys, to_rows(source), commit_properties)
+
+        def update(values: Mapping[str, str]) -> Any:
+            on, given = expr(predicate), to_rows(source)
+            pairs = [(row, {"t": row, "s": one}) for row in self.base.rows for one in given]
+            found = [(row, pair) for row, pair in pairs if on.value(pair) is True]
+            return SimpleNamespace(execute=lambda: self._set("merge", found, values, commit_properties))
+
+        inserts = SimpleNamespace(when_not_matched_insert_all=lambda: SimpleNamespace(execute=put))
+        return SimpleNamespace(when_matched_update_all=lambda: inserts, when_matched_update=update)
+
+    def update(
+        self, updates: Mapping[str, str], predicate: str, commit_properties: CommitProperties, **_: Any
+    ) -> None:
+        test = expr(predicate)
+        found = [(row, row) for row in self.base.rows if test.value(row) is True]
+        self._set("update", found, updates, commit_properties)
 
     @property
     def alter(self) -> Any:
@@ -123,6 +140,22 @@ class MemoryLog:
             return Change("MERGE", removed, tuple({**row} for row in rows))
 
         self._commit("merge", change, properties)
+
+    def _set(
+        self,
+        what: str,
+        found: Sequence[tuple[dict[str, Any], Mapping[str, Any]]],
+        values: Mapping[str, str],
+        properties: CommitProperties,
+    ) -> None:
+        """Set columns of rows that the handle has read, each to values of what it is found with; no commit of none."""
+        columns = {name: _sql(text) for name, text in values.items()}
+        removed = tuple(row for row, _ in found)
+        added = tuple(
+            {**row, **{name: one.value(pair) for name, one in columns.items()}} for row, pair in found
+        )
+        if found:
+            self._commit(what, lambda last: Change(what.upper(), removed, added), properties)
 
     def _add_columns(self, fields: Sequence[Any], commit_properties: CommitProperties, **_: Any) -> None:
         more = [StructField(one.name, _kind_of(one)) for one in fields]
@@ -144,6 +177,12 @@ class MemoryLog:
 
         name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
         self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def _sql(text: str) -> Column:
+    """Parse a value in SQL: an expression of Spark's stand-in, or a time."""
+    time = re.fullmatch(r"arrow_cast\((-?\d+), 'Timestamp\(Microsecond, Some\(\"UTC\"\)\)'\)", text)
+    return expr(text) if time is None else lit(EPOCH + timedelta(microseconds=int(time[1])))
 
 
 def _kind_of(field: Any) -> Any:
@@ -213,3 +252,9 @@ def log_entries(tables: Any, table: str) -> list[LogEntry]:
     last = MemoryLog(path).base.version
     found = [commit_at(path, version) for version in range(last, -1, -1)]
     return [LogEntry(one.version, one.operation, json.loads(one.metadata or "{}")) for one in found]
+
+
+def transactions(tables: Any, table: str) -> dict[str, int]:
+    """Stand in for `Tables.transactions`."""
+    last = read_latest(tables.path(table))
+    return {} if last is None else dict(last.transactions)

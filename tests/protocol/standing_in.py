@@ -45,7 +45,6 @@ from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
 from jobs.warehouse import written_rows
 from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.transactions import transactions
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema
@@ -56,6 +55,7 @@ LOADED = (
     "key_inputs",
     "lineage",
     "operations",
+    "rejected_rows",
     "snapshots",
     "storage",
     "streaming",
@@ -135,11 +135,6 @@ def _recording(*arguments: Any) -> Iterator[Any]:
     yield SimpleNamespace(problem=None)
 
 
-def _transactions(warehouse: Any, table: str) -> dict[str, int]:
-    last = memory_delta.read_latest(warehouse.path(table))
-    return {} if last is None else dict(last.transactions)
-
-
 _real_has_format_1 = Checkpoint.has_states_of_format_1
 
 
@@ -186,7 +181,6 @@ def _replacements() -> list[tuple[Any, Any]]:
             lambda warehouse, generation: MemoryFiles(f"{warehouse.root}/{generation.checkpoint}/inputs"),
         ),
         (LocalFiles, MemoryFiles),
-        (transactions, _transactions),
         (InputsTable, data_path.MemoryInputs),
         (estimated.unpack_estimates, data_path.unpack_estimates),
         (estimated.last_of_keys, data_path.last_of_keys),
@@ -222,6 +216,7 @@ def simulated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(Tables, "has_rows", memory_log.has_rows))
         stack.enter_context(mock.patch.object(Tables, "log_entries", memory_log.log_entries))
         stack.enter_context(mock.patch.object(Tables, "make", memory_log.make))
+        stack.enter_context(mock.patch.object(Tables, "transactions", memory_log.transactions))
         # What is kept for other tools' readers alone, and repeats what the generations say.
         for name in ("_tell_readers", "_comment_estimates"):
             stack.enter_context(mock.patch.object(Driver, name, lambda driver: None))

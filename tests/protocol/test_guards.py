@@ -21,7 +21,7 @@ from jobs.storage import table_log
 from jobs.streaming import exporting
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from tests.protocol import actors, memory_delta, memory_state, scenarios
+from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios
 from tests.protocol import memory_columns as F
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore
@@ -139,12 +139,12 @@ def _rows_go_first() -> Iterator[None]:
 @contextlib.contextmanager
 def _marks_again() -> Iterator[None]:
     """Let a replay mark rows that another replay has marked already."""
-    clause = memory_delta._Merge.whenMatchedUpdate
+    merge = memory_log.MemoryLog.merge
 
-    def always(self: Any, condition: Any, set: Any) -> Any:  # noqa: A002 (Delta's name)
-        return clause(self, None if condition == "t.status IS NULL" else condition, set)
+    def always(self: Any, source: Any, predicate: str, **more: Any) -> Any:
+        return merge(self, source, predicate.removesuffix(" AND t.status IS NULL"), **more)
 
-    with mock.patch.object(memory_delta._Merge, "whenMatchedUpdate", always):
+    with mock.patch.object(memory_log.MemoryLog, "merge", always):
         yield
 
 
@@ -231,6 +231,12 @@ GUARDS = (
     Guard(
         "a replay marks only what no other has marked",
         _marks_again,
+        scenarios.REPLAY,
+        "each row lands once",
+    ),
+    Guard(
+        "a replay marks rows right after the version that it has seen",
+        _any_version,
         scenarios.REPLAY,
         "each row lands once",
     ),

@@ -18,7 +18,6 @@ from jobs.ingestion.landed_files import LandedFiles, path_number
 from jobs.storage.files import LocalFiles
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import measurements
-from jobs.warehouse.transactions import transactions
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -177,10 +176,12 @@ def test_what_an_earlier_release_landed_is_known(
         if not remembered:
             append = Warehouse.append
             patch.setattr(
-                Warehouse, "append", lambda self, frame, table, name, _=None: append(self, frame, table, name)
+                Warehouse,
+                "append",
+                lambda self, frame, table, name, *_, **__: append(self, frame, table, name),
             )
         land(pipeline, path)
-    assert set(transactions(pipeline.warehouse, TABLE).values()) == {1}
+    assert set(pipeline.warehouse.transactions(TABLE).values()) == {1}
     assert land(pipeline, path).data["files_landed_before"] == 1
     path.write_text(HEADER + lines(0, 5, bad=(1,)))
     with pytest.raises(UserError, match="has changed since it landed"):

@@ -83,7 +83,7 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
 
     pipeline.write_spec({**spec, **MENDED})
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_mark_replayed", fails)
+        patch.setattr(replay, "mark_replayed", fails)
         with pytest.raises(KeyboardInterrupt):
             replayed(pipeline)
     done = replayed(pipeline)

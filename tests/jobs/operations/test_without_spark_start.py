@@ -26,11 +26,10 @@ from jobs.migration.migrating import migrate, source_snapshot
 from jobs.migration.versions import path_from
 from jobs.operations import maintenance_preview
 from jobs.operations.maintenance import Maintenance
-from jobs.rejected_rows import without_spark
-from jobs.rejected_rows.rows import count_by_reason, sorted_rows
+from jobs.rejected_rows import held
 from jobs.specs.loading import load_spec
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse, utc
+from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.quarantine import TABLE, Choice
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
@@ -117,14 +116,13 @@ def test_status_is_the_same_with_and_without_spark(released: Settings, spark: Sp
     "choice",
     [Choice(), Choice(reason="time"), Choice(since="2d"), Choice(since="2100-01-01"), Choice(ids=("4", "5"))],
 )
-def test_quarantine_is_the_same_with_and_without_spark(
+def test_spark_chooses_the_rejected_rows_that_are_shown_without_it(
     released: Settings, spark: SparkSession, choice: Choice
 ):
-    tables, warehouse = Tables(released.warehouse), Warehouse(spark, released.warehouse)
-    frame = warehouse.read(TABLE).filter(choice.condition())
-    assert without_spark.count_by_reason(tables, "walk", choice) == count_by_reason(frame)
-    held = sorted_rows(frame.filter("status IS NULL")).collect()
-    assert without_spark.held_rows(tables, "walk", choice, 20) == [utc(row.asDict()) for row in held]
+    frame = Warehouse(spark, released.warehouse).read(TABLE).filter(choice.condition())
+    found = held.chosen(Tables(released.warehouse), "walk", choice)
+    ids = sorted(row["id"] for row in frame.filter("model = 'walk'").collect())
+    assert sorted(found["id"].to_pylist()) == ids
 
 
 @pytest.fixture

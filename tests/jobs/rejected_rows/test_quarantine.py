@@ -111,7 +111,7 @@ def test_a_replay_that_fails_between_its_commits_is_completed_by_the_next(
     pipeline = rejected(tmp_path)
     mend(pipeline)
     with monkeypatch.context() as patch:
-        patch.setattr(replay, "_complete" if after == "the choice" else "_mark_replayed", fails)
+        patch.setattr(replay, "_complete" if after == "the choice" else "mark_replayed", fails)
         for _ in range(2 if after == "landing" else 1):
             with pytest.raises(KeyboardInterrupt):
                 call(pipeline, "replay")

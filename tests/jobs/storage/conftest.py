@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from jobs.storage import object_files, probe
 from tests.support import object_store
-from tests.support.object_store import ObjectStore, Proxy, environment
+from tests.support.object_store import BUCKET, ObjectStore, Proxy, environment
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +31,15 @@ def proxy(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy
         yield proxy
     object_files._client.cache_clear()
     probe._ready.cache_clear()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The root of a warehouse in a folder, and of one in S3."""
+    if request.param == "folder":
+        return str(tmp_path)
+    store: ObjectStore = request.getfixturevalue("store")
+    request.getfixturevalue("proxy")
+    # Not through the proxy: delta-rs lets no other thread of the process run while it reads a log.
+    request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL", store.address)
+    return f"s3a://{BUCKET}/{tmp_path.name}"

@@ -46,18 +46,6 @@ def by_name(warehouse: Tables) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in warehouse.rows("t")}
 
 
-@pytest.fixture(params=["folder", "s3"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The root of a warehouse in a folder, and of one in S3."""
-    if request.param == "folder":
-        return str(tmp_path)
-    store: ObjectStore = request.getfixturevalue("store")
-    request.getfixturevalue("proxy")
-    # Not through the proxy: delta-rs lets no other thread of the process run while it reads a log.
-    request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL", store.address)
-    return f"s3a://{BUCKET}/{tmp_path.name}"
-
-
 def test_rows_are_changed_to_the_values_in_one_commit(root: str) -> None:
     warehouse = made(root, row("a", 1), row("b", 2, epoch=2**40), row("c", 3, model="other"))
     began = clock.now()

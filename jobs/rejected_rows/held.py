@@ -1,0 +1,178 @@
+"""The quarantine without Spark: count, show, export and discard rejected rows, and mark those of a replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable
+
+from jobs.core import clock
+from jobs.core.errors import UserError
+from jobs.storage.row_changes import add_columns
+from jobs.storage.table_log import NO_HOOKS, FileTable
+from jobs.storage.table_rows import to_rows
+from jobs.storage.warehouse import Tables
+from jobs.warehouse.positions import to_micros
+from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
+from jobs.warehouse.tables import QUARANTINE
+
+COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
+_IDENTITY = ("model", "payload", "reason", "source", "position", "quarantined_at")
+"""Columns that name a row of a release without ids. Rows that agree in all of these are discarded together."""
+_compute: Any = pc
+
+
+def ready(tables: Tables) -> bool:
+    """Give a table of an earlier release the columns that it lacks, and its rows ids; return False without a table.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    if not tables.exists(TABLE):
+        return False
+    add_columns(tables, TABLE, QUARANTINE)
+    if tables.columns(TABLE, ("id",))["id"].null_count:
+        text = f"concat_ws('|', {', '.join(_IDENTITY)})"
+        _update(tables, {"id": f"substr(encode(sha256({text}), 'hex'), 1, 32)"}, "id IS NULL")
+    return True
+
+
+def chosen(tables: Tables, model: str, choice: Choice) -> pa.Table:
+    """Return a model's rejected rows that a choice selects, whatever their status."""
+    found = tables.columns(TABLE, ("model", "status", *COLUMNS))
+    found = found.filter(_compute.equal(found["model"], model))
+    if choice.reason is not None:
+        found = found.filter(_compute.starts_with(found["reason"], choice.reason))
+    since = choice.earliest()
+    if since is not None:
+        found = found.filter(_compute.greater_equal(found["quarantined_at"], pa.scalar(since)))
+    if choice.ids:
+        found = found.filter(_compute.is_in(found["id"], pa.array(choice.ids, pa.string())))
+    return found
+
+
+def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return for each reason how many rows have each status, and when the first and the last was quarantined."""
+    times = [("quarantined_at", "min"), ("quarantined_at", "max"), ([], "count_all")]
+    grouped = rows.group_by(["reason", "status"]).aggregate(times)
+    found: dict[str, dict[str, Any]] = {}
+    for row in to_rows(grouped):
+        first, last = row["quarantined_at_min"], row["quarantined_at_max"]
+        nothing = dict.fromkeys((HELD, REPLAYING, REPLAYED, DISCARDED), 0)
+        one = found.setdefault(
+            row["reason"], {"reason": row["reason"], **nothing, "first": first, "last": last}
+        )
+        one[row["status"] or HELD] += row["count_all"]
+        one["first"], one["last"] = min(one["first"], first), max(one["last"], last)
+    return sorted(found.values(), key=lambda one: (-one[HELD], one["reason"]))
+
+
+def held_rows(rows: pa.Table, limit: int | None = None) -> list[dict[str, Any]]:
+    """Return the held rows among rejected ones with the columns that users see, the oldest first."""
+    held = rows.filter(_compute.is_null(rows["status"])).select(COLUMNS)
+    held = held.sort_by([(name, "ascending") for name in ("quarantined_at", "reason", "id")])
+    return to_rows(held if limit is None else held.slice(0, limit))
+
+
+def export_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write rows to a file of JSON lines with `id`, `reason` and `payload`.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            for row in rows:
+                try:
+                    payload = json.loads(row["payload"])
+                except (TypeError, ValueError):
+                    payload = row["payload"]  # invalid JSON stays text
+                line = {"id": row["id"], "reason": row["reason"], "payload": payload}
+                print(json.dumps(line, ensure_ascii=False), file=file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def discard(tables: Tables, model: str, choice: Choice) -> int:
+    """Mark the held rows that a choice selects as discarded, in one commit; return how many.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    count = len(held_rows(chosen(tables, model, choice)))
+    if not count:
+        return 0
+    conditions = [f"model = {_text(model)}", "status IS NULL"]
+    if choice.reason is not None:
+        conditions.append(f"starts_with(reason, {_text(choice.reason)})")
+    since = choice.earliest()
+    if since is not None:
+        conditions.append(f"quarantined_at >= {_time(to_micros(since))}")
+    if choice.ids:
+        conditions.append(f"id IN ({', '.join(map(_text, choice.ids))})")
+    values = {"status": _text(DISCARDED), "resolved_at": _time(to_micros(clock.now()))}
+    _update(tables, values, " AND ".join(conditions))
+    return count
+
+
+def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
+    """Mark those of the rows as `replaying` that are held, in one commit, and note what each of them lands as.
+
+    Args:
+        tables: of the warehouse.
+        landings: `id` of each row, which is unique, and `landing`; null: the row lands as nothing.
+        replay_id: of the replay that marks them.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    values = {"status": _text(REPLAYING), "replay": _text(replay_id), "landing": "s.landing"}
+
+    def merge(log: DeltaTable, properties: CommitProperties) -> None:
+        merger = log.merge(
+            landings,
+            "t.id = s.id AND t.status IS NULL",
+            source_alias="s",
+            target_alias="t",
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+        merger.when_matched_update(values).execute()
+
+    FileTable(tables, TABLE).change(merge)
+
+
+def mark_replayed(tables: Tables, replay_id: str) -> None:
+    """Mark the rows of a replay as `replayed`, in one commit.
+
+    Raises:
+        UserError: the table cannot be read or written.
+    """
+    values = {"status": _text(REPLAYED), "resolved_at": _time(to_micros(clock.now()))}
+    _update(tables, values, f"replay = {_text(replay_id)} AND status = {_text(REPLAYING)}")
+
+
+def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
+    """Set columns of the rows that meet a condition (both in SQL) in one commit."""
+
+    def update(log: DeltaTable, properties: CommitProperties) -> None:
+        log.update(
+            updates=values,
+            predicate=condition,
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+
+    FileTable(tables, TABLE).change(update)
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _time(micros: int) -> str:
+    return f"arrow_cast({micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"

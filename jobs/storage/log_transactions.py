@@ -1,0 +1,142 @@
+"""Read the transactions of a Delta table from its log: the last number of each application. No Spark.
+
+delta-rs tells the number of one application that is named; which applications there are, it does not tell. Both engines
+repeat the transactions in each checkpoint, so that they outlive the commits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.storage.files import WarehouseFiles
+from jobs.storage.table_rows import open_log
+
+_TRIES = 5
+"""How often a log is read from which files are removed meanwhile."""
+_RETENTION = "delta.setTransactionRetentionDuration"
+_HINT = "_last_checkpoint"
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+"""Name of a file of a checkpoint: the version, and of several parts the number of this one and of all."""
+
+
+class _Checkpoint(NamedTuple):
+    """A checkpoint: its version, and its files; -1 and none: there is no checkpoint."""
+
+    version: int
+    names: Sequence[str]
+
+
+_NONE = _Checkpoint(-1, ())
+
+
+def last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
+    """Return the last number of each application; an empty mapping without a table.
+
+    Transactions that have expired by the table's setting do not count, as delta-rs says.
+
+    Args:
+        root: of the warehouse.
+        table: its name.
+        files: of the folder of the log.
+
+    Raises:
+        UserError: the log cannot be read.
+    """
+    path = f"{root}/{table}"
+    try:
+        for _ in range(_TRIES):
+            log = open_log(root, table)
+            found = _numbers(files, log.version())
+            if found is not None:
+                return _unexpired(log, found)
+    except TableNotFoundError:
+        return {}
+    except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+        raise UserError(f"{path} cannot be read: {first_line(error)}", RUN_FAILED) from error
+    raise UserError(f"{path} cannot be read: files of its log are gone", RUN_FAILED)
+
+
+def _numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
+    """Return the last numbers up to a version; None if files that they need are gone."""
+    found = _numbers_since(files, _named(files), version)
+    return _numbers_since(files, _newest(files, version), version) if found is None else found
+
+
+def _numbers_since(files: WarehouseFiles, checkpoint: _Checkpoint, version: int) -> dict[str, int] | None:
+    """Return the last numbers in a checkpoint and the commits after it; None if it is too new, or a file is gone."""
+    if checkpoint.version > version:
+        return None
+    later = [f"{number:020d}.json" for number in range(checkpoint.version + 1, version + 1)]
+    found: dict[str, int] = {}
+    for name in (*checkpoint.names, *later):
+        content = files.read(name)
+        if content is None:
+            return None
+        found.update(_in_rows(content) if name.endswith(".parquet") else _in_lines(content))
+    return found
+
+
+def _in_lines(content: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the transactions of a commit, or of a checkpoint in JSON."""
+    for line in content.splitlines():
+        transaction = json.loads(line).get("txn") if b'"txn"' in line else None
+        if transaction is not None:
+            yield str(transaction["appId"]), int(transaction["version"])
+
+
+def _in_rows(content: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the transactions of a file of a checkpoint in Parquet."""
+    file = pq.ParquetFile(pa.BufferReader(content))
+    if "txn" in file.schema_arrow.names:
+        for one in file.read(["txn"])["txn"].drop_null().to_pylist():
+            yield str(one["appId"]), int(one["version"])
+
+
+def _named(files: WarehouseFiles) -> _Checkpoint:
+    """Return the checkpoint that the log names as its last one, which may be missing, or not be the newest."""
+    try:
+        hint: dict[str, Any] = json.loads(files.read(_HINT) or b"{}")
+        version, parts = int(hint["version"]), int(hint.get("parts") or 0)
+        of_second_format = hint.get("v2Checkpoint")
+        if of_second_format is not None:
+            return _Checkpoint(version, (str(of_second_format["path"]),))
+    except (ValueError, KeyError, TypeError):
+        return _NONE
+    start = f"{version:020d}.checkpoint"
+    if not parts:
+        return _Checkpoint(version, (f"{start}.parquet",))
+    return _Checkpoint(version, [f"{start}.{part:010d}.{parts:010d}.parquet" for part in range(1, parts + 1)])
+
+
+def _newest(files: WarehouseFiles, version: int) -> _Checkpoint:
+    """Return the newest whole checkpoint of a version up to this one, by the names of the log's files."""
+    matches = [match for name in files.names("") if (match := _CHECKPOINT.fullmatch(name))]
+    groups: dict[tuple[int, int], list[str]] = {}
+    for match in matches:
+        count = 0 if match[3] is None else int(match[3])
+        names = groups.setdefault((int(match[1]), count), [])
+        if count or not names:  # of several that are whole by themselves, one will do
+            names.append(match[0])
+    whole = [
+        _Checkpoint(at, names)
+        for (at, count), names in groups.items()
+        if at <= version and len(names) == max(count, 1)
+    ]
+    return max(whole, key=lambda one: one.version, default=_NONE)
+
+
+def _unexpired(log: DeltaTable, found: dict[str, int]) -> dict[str, int]:
+    """Return the numbers of transactions that have not expired."""
+    if _RETENTION not in log.metadata().configuration:
+        return found
+    numbers = {application: log.transaction_version(application) for application in found}
+    return {application: number for application, number in numbers.items() if number is not None}

@@ -1,0 +1,190 @@
+"""Rejected rows counted, shown, exported and discarded without Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from jobs.core import clock
+from jobs.core.errors import UserError
+from jobs.rejected_rows import held
+from jobs.storage import table_log
+from jobs.storage.row_changes import put_rows
+from jobs.storage.table_rows import open_log
+from jobs.storage.warehouse import Tables
+from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
+from jobs.warehouse.tables import QUARANTINE
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+QUOTED = "it's 'late' %_ \\ \u00e4"
+
+
+def rejected(
+    number: int, reason: str, status: str | None = None, model: str = "walk", **more: Any
+) -> dict[str, Any]:
+    names = [part.split()[0] for part in QUARANTINE.replace("\n", " ").split(",")]
+    payload = json.dumps({"number": number})
+    values = {"id": f"r{number}", "model": model, "reason": reason, "status": status, "payload": payload}
+    return {
+        **dict.fromkeys(names),
+        **values,
+        "quarantined_at": AT + timedelta(days=number),
+        "source": "f",
+        **more,
+    }
+
+
+ROWS = [
+    rejected(1, "late"),
+    rejected(2, "late: a day", REPLAYED),
+    rejected(3, "late"),
+    rejected(4, QUOTED, payload="no JSON"),
+    rejected(5, "late", REPLAYING),
+    rejected(6, "late", DISCARDED),
+    rejected(7, "late", model="other"),
+]
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Tables:
+    return made(tmp_path)
+
+
+def made(root: Path, rows: list[dict[str, Any]] = ROWS, columns: str = QUARANTINE) -> Tables:
+    tables = Tables(str(root))
+    tables.create_small(TABLE, columns)
+    put_rows(tables, TABLE, ("id",) if "id string" in columns else ("payload",), lambda there: rows)
+    return tables
+
+
+def ids(tables: Tables, choice: Choice) -> list[str]:
+    return [row["id"] for row in held.held_rows(held.chosen(tables, "walk", choice))]
+
+
+def test_rows_are_counted_by_reason_and_status(tables: Tables) -> None:
+    late, quoted, day = held.count_by_reason(held.chosen(tables, "walk", Choice()))
+    assert (late["reason"], quoted["reason"], day["reason"]) == ("late", QUOTED, "late: a day")
+    assert {name: late[name] for name in (HELD, REPLAYING, REPLAYED, DISCARDED)} == {
+        HELD: 2, REPLAYING: 1, REPLAYED: 0, DISCARDED: 1,
+    }  # fmt: skip
+    assert (late["first"], late["last"]) == (AT + timedelta(days=1), AT + timedelta(days=6))
+    assert (day[HELD], day[REPLAYED]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        (Choice(), ["r1", "r3", "r4"]),
+        (Choice(reason="late"), ["r1", "r3"]),
+        (Choice(reason=QUOTED), ["r4"]),
+        (Choice(reason="%"), []),
+        (Choice(since="2026-01-04"), ["r3", "r4"]),
+        (Choice(ids=("r3", "r6", "r7", "it's")), ["r3"]),
+        (Choice(reason="late", since="2026-01-03"), ["r3"]),
+    ],
+)
+def test_what_is_chosen_is_shown_and_discarded(tables: Tables, choice: Choice, wanted: list[str]) -> None:
+    assert ids(tables, choice) == wanted
+    assert (
+        held.held_rows(held.chosen(tables, "walk", choice), 1)[0:1]
+        == held.held_rows(held.chosen(tables, "walk", choice))[:1]
+    )
+    before, began = {row["id"]: row for row in tables.rows(TABLE)}, clock.now()
+    assert held.discard(tables, "walk", choice) == len(wanted)
+    for row in tables.rows(TABLE):
+        if row["id"] in wanted:
+            assert began <= row["resolved_at"] <= clock.now() and row["status"] == DISCARDED
+            row |= {"status": None, "resolved_at": None}
+        assert row == before[row["id"]]
+    version = tables.latest_version(TABLE)
+    assert held.discard(tables, "walk", choice) == 0 and tables.latest_version(TABLE) == version
+
+
+def test_a_row_that_a_replay_marks_meanwhile_is_not_discarded(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = held.chosen
+
+    def overtaken(*arguments: Any) -> Any:
+        found = read(*arguments)
+        open_log(tables.root, TABLE).update({"status": "'replaying'"}, predicate="id = 'r1'")
+        return found
+
+    monkeypatch.setattr(held, "chosen", overtaken)
+    held.discard(tables, "walk", Choice(reason="late"))
+    found = {row["id"]: row["status"] for row in tables.rows(TABLE)}
+    assert (found["r1"], found["r3"]) == (REPLAYING, DISCARDED)
+
+
+def fates(tables: Tables) -> dict[str, tuple[str | None, str | None, str | None]]:
+    return {row["id"]: (row["status"], row["replay"], row["landing"]) for row in tables.rows(TABLE)}
+
+
+def test_a_replay_marks_held_rows_alone_and_ends_its_own(tables: Tables) -> None:
+    landings = pa.table({"id": ["r1", "r2", "r4", "r5"], "landing": ["it's {}", "no", None, "no"]})
+    before = {row["id"]: row for row in tables.rows(TABLE)}
+    held.mark_replaying(tables, landings, "one")
+    marked = {"r1": (REPLAYING, "one", "it's {}"), "r4": (REPLAYING, "one", None)}
+    others = {name: (row["status"], None, None) for name, row in before.items()}
+    assert fates(tables) == {**others, **marked}
+    version = tables.latest_version(TABLE)
+    held.mark_replaying(tables, landings, "two")
+    held.mark_replayed(tables, "two")
+    assert tables.latest_version(TABLE) == version  # there was nothing to mark
+    began = clock.now()
+    held.mark_replayed(tables, "one")
+    assert tables.latest_version(TABLE) == version + 1
+    for row in tables.rows(TABLE):
+        if row["id"] in marked:
+            assert row["status"] == REPLAYED and began <= row["resolved_at"] <= clock.now()
+            row |= {name: before[row["id"]][name] for name in ("status", "replay", "landing", "resolved_at")}
+        assert row == before[row["id"]]
+
+
+def test_a_row_that_another_replay_marks_first_stays_with_it(
+    tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes between the look at the table and the commit."""
+    properties, left = table_log._properties, ["other"]
+
+    def overtaken(*arguments: Any) -> Any:
+        if left:
+            left.pop()
+            values = {"status": "'replaying'", "replay": "'other'"}
+            open_log(tables.root, TABLE).update(values, predicate="id = 'r1'")
+        return properties(*arguments)
+
+    monkeypatch.setattr(table_log, "_properties", overtaken)
+    held.mark_replaying(tables, pa.table({"id": ["r1", "r3"], "landing": ["a", "b"]}), "one")
+    found = fates(tables)
+    assert (found["r1"], found["r3"]) == ((REPLAYING, "other", None), (REPLAYING, "one", "b"))
+
+
+def test_rows_are_exported_as_lines_to_mend(tables: Tables, tmp_path: Path) -> None:
+    held.export_rows(held.held_rows(held.chosen(tables, "walk", Choice())), tmp_path / "rows.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[0] == {"id": "r1", "reason": "late", "payload": {"number": 1}}
+    assert lines[2] == {"id": "r4", "reason": QUOTED, "payload": "no JSON"}
+    with pytest.raises(UserError, match="cannot be written"):
+        held.export_rows([], tmp_path / "absent" / "rows.jsonl")
+
+
+def test_rows_of_a_release_without_ids_get_them_once(tmp_path: Path) -> None:
+    assert not held.ready(Tables(str(tmp_path)))
+    columns = QUARANTINE.partition("id string")[0].strip().rstrip(",")
+    rows = [
+        {name: row[name] for name in row if name in columns.replace(",", " ").split()} for row in ROWS[:3]
+    ]
+    tables = made(tmp_path, rows, columns)
+    assert held.ready(tables)
+    found = ids(tables, Choice())
+    assert len({*found}) == 3 and all(len(one) == 32 for one in found)
+    version = tables.latest_version(TABLE)
+    assert held.ready(tables) and ids(tables, Choice()) == found and tables.latest_version(TABLE) == version
+    assert held.discard(tables, "walk", Choice(ids=(found[1],))) == 1
+    assert ids(tables, Choice()) == [found[0], found[2]]
