@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
 from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
-from jobs.encoding.keys import KeyKind, columns_of, integer_keys
+from jobs.encoding.key_texts import arrow_type, key_columns
+from jobs.encoding.keys import KeyKind, integer_keys
 from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
-from jobs.encoding.rows import KeyedRows, Packer
+from jobs.encoding.rows import KeyedRows
 from kalman.flags import FLAGS
 from kalman.run import Outputs
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kalman.types import Filter
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
-_ARROW = {"tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(), "bigint": pa.int64()}
 
 ROWS_A_PACKET = 32_768
 """Rows in a packet of estimates, so that a packet stays far below the 2 GiB limit of a binary value."""
@@ -117,108 +116,26 @@ def pack_estimates(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) -> I
 
 def estimate_schema(fmt: EstimateFormat, batch_id: bool) -> str:
     """Return the columns of `estimate_batch`."""
+    kind = fmt.kind
+    named = [] if kind.is_plain_key else zip(kind.columns, kind.types, strict=True)
+    columns = "".join(f"`{name.replace('`', '``')}` {type_}, " for name, type_ in named)
     extra = "".join(f", `{name}` {type_of_extra(name)}" for name, _ in fmt.extra)
-    number = f"{_number_column(fmt.kind)} {fmt.kind.types[0]}, " if _has_number(fmt.kind) else ""
     return (
-        f"key string, {number}event_time timestamp, mean array<double>, covariance array<double>, "
+        f"key string, {columns}event_time timestamp, mean array<double>, covariance array<double>, "
         f"log_likelihood double, nis double, flags string{extra}{', batch_id bigint' if batch_id else ''}"
     )
 
 
-def with_key_columns(rows: DataFrame, kind: KeyKind) -> DataFrame:
-    """Return rows of `estimate_batch` with the columns of the key where there are several, or one that is a text."""
-    if kind.integer or kind.is_plain_key:
-        return rows
-    _, *others = rows.columns
-    return rows.select("key", *columns_of(kind, F.col("key")), *others)
-
-
-def unpack_estimates(
-    packed: DataFrame,
-    fmt: EstimateFormat,
-    batch_id: int | None = None,
-    around: Callable[[Packer], Packer] = lambda unpack: unpack,
-) -> DataFrame:
-    """Unpack packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags.
-
-    The number of a micro-batch becomes a column `batch_id`: as a literal in Spark's plan it would make Spark compile
-    new code for each micro-batch. `around` wraps the unpacking function, for a profile.
-    """
-    schema = estimate_schema(fmt, batch_id is not None)
-    # The columns come in their final order: Spark would copy every row to reorder them.
-    rows = packed.select("payload").mapInArrow(around(_unpacker(fmt, batch_id)), schema)
-    return with_key_columns(rows, fmt.kind)
-
-
-def _has_number(kind: KeyKind) -> bool:
-    """Tell if the estimates have the key as an integer beside its text."""
-    return kind.integer and not kind.is_plain_key
-
-
-def _number_column(kind: KeyKind) -> str:
-    return "`" + kind.columns[0].replace("`", "``") + "`"
-
-
-def last_of_keys(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
-    """Keep the last row of each key in packets (column `payload`); a key's packets are in one partition, in order."""
-    return packed.select("payload").mapInArrow(_last_keeper(fmt), "payload binary")
-
-
-def _last_keeper(fmt: EstimateFormat) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    layout = fmt.layout
-
-    def one(records: Records) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([pa.array([layout.encode(records)], pa.binary())], ["payload"])
-
-    def keep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # The last row of the previous packet: the next packet may continue its key.
-        held: Records | None = None
-        for batch in batches:
-            for payload in batch.column("payload"):
-                records = layout.decode(payload.as_py())
-                if records.size == 0:
-                    continue
-                if held is not None and _key_at(held, 0) != _key_at(records, 0):
-                    yield one(held)
-                last = records.take(_ends_of_keys(records))
-                if last.size > 1:
-                    yield one(last.slice(0, last.size - 1))
-                held = last.slice(last.size - 1, last.size)
-        if held is not None:
-            yield one(held)
-
-    return keep
-
-
-def _ends_of_keys(records: Records) -> NDArray[np.int64]:
-    """Return the position of each key's last row; the rows of a key are adjacent."""
-    ends = np.ones(records.size, bool)
-    if records.text is None:
-        key = records.arrays["key"]
-        ends[:-1] = key[1:] != key[:-1]
-    else:
-        codes = records.text.dictionary_encode().indices.to_numpy(zero_copy_only=False)
-        ends[:-1] = codes[1:] != codes[:-1]
-    return np.flatnonzero(ends)
-
-
-def _key_at(records: Records, position: int) -> int | str:
-    return int(records.arrays["key"][position]) if records.text is None else records.text[position].as_py()
-
-
-def _unpacker(
-    fmt: EstimateFormat, batch_id: int | None = None
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
+    """Unpack packets (column `payload`) into rows: key, key columns, event_time, mean, covariance, ... and flags."""
     layout = fmt.layout
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for payload in batch.column("payload"):
-                records = layout.decode(payload.as_py())  # a copy, and aligned
-                number = None if batch_id is None else np.full(records.size, batch_id)
-                yield estimate_batch(fmt, records, number)
+                yield estimate_batch(fmt, layout.decode(payload.as_py()))  # a copy, and aligned
 
-    return unpack
+    return packed.select("payload").mapInArrow(unpack, estimate_schema(fmt, batch_id=False))
 
 
 def estimate_batch(
@@ -228,14 +145,8 @@ def estimate_batch(
     arrays = records.arrays
     covariance = arrays["covariance"] if fmt.diagonal else arrays["covariance"][full_of_packed(fmt.states)]
     nis = arrays["nis"]
-    number = None
-    if fmt.kind.integer:
-        number = pa.array(np.ascontiguousarray(arrays["key"])).cast(_ARROW[fmt.kind.types[0]])
-    named: dict[str, pa.Array] = {"key": records.text if number is None else number.cast(pa.string())}
-    if number is not None and _has_number(fmt.kind):
-        named[fmt.kind.columns[0]] = number
     columns = {
-        **named,
+        **_key_columns(fmt.kind, records),
         "event_time": pa.array(np.ascontiguousarray(arrays["time"])).view(_TIMESTAMP),
         "mean": lists(arrays["mean"]),
         "covariance": lists(covariance),
@@ -246,6 +157,17 @@ def estimate_batch(
         **({} if batch_id is None else {"batch_id": pa.array(batch_id)}),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
+    """Return the text of each record's key, and the columns of which it consists, unless it is that text."""
+    if kind.integer:
+        number = pa.array(np.ascontiguousarray(records.arrays["key"])).cast(arrow_type(kind.types[0]))
+        text, typed = number.cast(pa.string()), {kind.columns[0]: number}
+    else:
+        text = records.text
+        typed = {} if kind.is_plain_key else key_columns(kind, text)
+    return {"key": text, **({} if kind.is_plain_key else typed)}
 
 
 def flag_names(flags: NDArray[np.uint8]) -> pa.Array:

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.core.errors import UserError
 from jobs.encoding.keys import KeyKind
 
 _TYPES = {
     "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
     "int": pa.int32(),
     "bigint": pa.int64(),
-    "boolean": pa.bool_(),
+    "float": pa.float32(),
+    "double": pa.float64(),
     "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
 }
-"""Types whose texts Arrow and Spark write and read alike."""
-
-
-def has_columns(kind: KeyKind) -> bool:
-    """Tell if `key_columns` has all columns of such keys."""
-    return kind.integer or kind.is_plain_key or all(one in _TYPES for one in kind.types)
+_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
-    """Return the columns of keys (N,) by name, from their texts."""
+    """Return the columns of keys (N,) by name, from their texts.
+
+    Raises:
+        UserError: a column has a type of which no table has columns.
+    """
     if not kind.columns:
         return {}
     distinct = text.dictionary_encode()
@@ -37,21 +43,38 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
         [distinct.dictionary] if len(kind.columns) == 1 else _parts(distinct.dictionary, len(kind.columns))
     )
     return {
-        name: _typed(one, _TYPES[type_]).take(distinct.indices)
+        name: _typed(one, arrow_type(type_)).take(distinct.indices)
         for name, type_, one in zip(kind.columns, kind.types, values, strict=True)
     }
 
 
+def arrow_type(name: str) -> pa.DataType:
+    """Return Arrow's type of a type's name in Spark.
+
+    Raises:
+        UserError: no key has columns of this type.
+    """
+    found = _DECIMAL.fullmatch(name)
+    if found is not None:
+        return pa.decimal128(int(found[1]), int(found[2]))
+    if name not in _TYPES:
+        raise UserError(f"a key column has the type {name}: convert it to string")
+    return _TYPES[name]
+
+
 def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return the values of texts as Spark writes them."""
+    # Arrow wants a time zone in the text of an instant; Spark writes instants in UTC, without one.
+    plain = pa.timestamp("us") if pa.types.is_timestamp(kind) else kind
     try:
-        return texts.cast(kind)
+        return texts.cast(plain).cast(kind)
     except pa.ArrowInvalid:
-        if not pa.types.is_date(kind):
+        if not pa.types.is_temporal(kind):
             raise
-    # Arrow reads no dates before year 0 or after 9999.
-    days = np.array(texts.to_pylist(), "datetime64[D]")
-    return pa.array(days.astype(np.int64), mask=np.isnat(days)).cast(pa.int32()).cast(kind)
+    # Arrow reads no times before year 0 or after 9999.
+    unit, whole = ("D", pa.int32()) if pa.types.is_date(kind) else ("us", pa.int64())
+    found = np.array(texts.to_pylist(), f"datetime64[{unit}]")
+    return pa.array(found.astype(np.int64), mask=np.isnat(found)).cast(whole).cast(kind)
 
 
 def _parts(texts: pa.Array, count: int) -> list[pa.Array]:

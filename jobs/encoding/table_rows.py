@@ -1,4 +1,4 @@
-"""Rows of estimates with all columns of their table, in Arrow: what tasks write as files where Java does not."""
+"""Rows of estimates with all columns of their table, in Arrow: what tasks write as files."""
 
 from __future__ import annotations
 
@@ -8,24 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from jobs.encoding.key_texts import key_columns
-from jobs.encoding.keys import KeyKind
 
-
-def table_batch(
-    kind: KeyKind, found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]
-) -> pa.RecordBatch:
+def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]) -> pa.RecordBatch:
     """Return rows of `jobs.encoding.estimates.estimate_batch` with the columns of a table, in its order.
 
     Args:
-        kind: of the keys; `has_columns` is true for it.
         found: the rows (N).
         schema: the table's columns.
         constants: values of columns that are the same in all rows, by name.
     """
     columns = dict(zip(found.schema.names, found.columns, strict=True))
-    if not kind.integer and not kind.is_plain_key:
-        columns |= key_columns(kind, columns["key"])
     arrays = [
         columns[field.name].cast(field.type)
         if field.name in columns

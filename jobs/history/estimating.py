@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError
-from jobs.encoding.estimates import EstimateFormat, estimate_schema, with_key_columns
+from jobs.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
-from jobs.history.bucket import SLICES, Plan, estimator
+from jobs.history.bucket import SLICES, Plan
 from jobs.history.counting import Counts, Wanted, count_by_ends, count_by_log
-from jobs.history.files import can_be_files, write_files
+from jobs.history.files import write_files
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
@@ -378,13 +380,11 @@ class _Run:
 
     def _replaced(self, packed: DataFrame, plan: Plan, part: Part) -> int:
         """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
-        rows, mark = self._marked(packed, plan), self.question.mark
-        files = self.table.taking(rows, part) if can_be_files(plan) else None
-        if files is None:
-            return self.table.replace(rows, mark, part)
-        return self.table.add(
-            files, write_files(packed, plan, files, rows.schema, self._constants), mark, part
-        )
+        columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
+        schema = to_arrow_schema(StructType.fromDDL(columns), timezone="UTC")
+        table = self.table.ready(columns, schema)
+        written = write_files(packed, plan, table, schema, self._constants)
+        return self.table.replace(table, written, self.question.mark, part)
 
     @property
     def _constants(self) -> dict[str, Any]:
@@ -409,12 +409,3 @@ class _Run:
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
         both = packed.union(seeds.select("bucket", kind, "payload"))
         return both.repartition(layout.buckets, "bucket")
-
-    def _marked(self, packed: DataFrame, plan: Plan) -> DataFrame:
-        """Return the rows of estimates, with the run as their generation."""
-        rows = packed.mapInArrow(estimator(plan), estimate_schema(plan.estimates, batch_id=True))
-        rows = with_key_columns(rows, plan.estimates.kind)
-        spec = self.question.spec
-        return rows.withColumns(
-            {"model_version": F.lit(spec.version).cast("int"), "generation": F.lit(self.question.run)}
-        )

@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.encoding.key_texts import has_columns
+from jobs.encoding.estimates import ROWS_A_PACKET
 from jobs.encoding.table_rows import table_batch
 from jobs.history.bucket import Plan, estimator
 from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
+from jobs.storage.table_rows import open_parquet, plain_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
 
+    from jobs.history.table import Part
     from jobs.storage.table_log import FileTable
 
-OUTPUT = "file binary"
+_OUTPUT = "file binary"
 
-
-class Target(NamedTuple):
-    """What tasks write: below which folder, into files up to which size, with which columns.
-
-    attempt: of the run to write these rows, part of the names of its files; constants: values of columns by name.
-    """
-
-    folder: str
-    file_bytes: int
-    attempt: str
-    schema: pa.Schema
-    constants: dict[str, Any]
-
-
-def can_be_files(plan: Plan) -> bool:
-    """Tell if tasks can make all columns of the estimates' table."""
-    return has_columns(plan.estimates.kind)
+Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def write_files(
-    packed: DataFrame, plan: Plan, table: FileTable, schema: StructType, constants: dict[str, Any]
+    packed: DataFrame, plan: Plan, table: FileTable, schema: pa.Schema, constants: dict[str, Any]
 ) -> list[PartFile]:
     """Let tasks estimate the rows of packets and write them; return the files, which no commit names yet.
 
@@ -54,31 +38,47 @@ def write_files(
         schema: of the table's rows.
         constants: values of columns that the plan does not give.
     """
-    columns = to_arrow_schema(schema, timezone="UTC")
-    target = Target(table.path, table.file_bytes, uuid.uuid4().hex, columns, constants)
-    try:
-        found = packed.mapInArrow(_writer(plan, target), OUTPUT).collect()
-    except BaseException:
-        remove_of(table.path, target.attempt)
-        raise
-    return [PartFile.decode(bytes(row["file"])) for row in found]
-
-
-def _writer(plan: Plan, target: Target) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     estimates = estimator(plan)
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (table_batch(found, schema, constants) for found in estimates(batches))
+
+    return _written(packed, rows, table)
+
+
+def keep_rows(spark: SparkSession, table: FileTable, names: Collection[str], part: Part) -> list[PartFile]:
+    """Let tasks write the rows of some files that are not of a part; return the files, which no commit names yet."""
+    folder = table.path
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name in batch.column("name").to_pylist():
+                with open_parquet(folder, name) as file:
+                    for one in file.iter_batches(batch_size=ROWS_A_PACKET):
+                        yield part.without(plain_rows(one))
+
+    if not names:
+        return []
+    return _written(spark.createDataFrame([(name,) for name in sorted(names)], "name string"), rows, table)
+
+
+def _written(source: DataFrame, rows: Make, table: FileTable) -> list[PartFile]:
+    """Let tasks make rows of those of a source, and write them as files of a table."""
+    folder, full, attempt = table.path, table.file_bytes, uuid.uuid4().hex
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
         assert task is not None
-        name = attempt_name(task.partitionId(), target.attempt, task.stageId(), task.taskAttemptId())
-        rows = (
-            table_batch(plan.estimates.kind, found, target.schema, target.constants)
-            for found in estimates(batches)
-        )
-        done = write_parts(target.folder, name, rows, full=target.file_bytes)
+        name = attempt_name(task.partitionId(), attempt, task.stageId(), task.taskAttemptId())
+        done = write_parts(folder, name, rows(batches), full=full)
         if done:
             yield pa.RecordBatch.from_arrays(
                 [pa.array([one.encode() for one in done], pa.binary())], ["file"]
             )
 
-    return write
+    try:
+        found = source.mapInArrow(write, _OUTPUT).collect()
+    except BaseException:
+        remove_of(folder, attempt)
+        raise
+    return [PartFile.decode(bytes(row["file"])) for row in found]

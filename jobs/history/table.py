@@ -7,31 +7,35 @@ metadata of each commit says what it has replaced, so a run that was killed is c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.history.files import keep_rows
 from jobs.history.source import Interval
-from jobs.storage.table_log import FileTable, create_table, takes_files
+from jobs.storage.part_files import remove
+from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.storage.warehouse import LogEntry
-from jobs.warehouse.delta import Warehouse, commented
-from jobs.warehouse.positions import to_datetime
+from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from jobs.storage.part_files import PartFile
 
 STATISTICS = "generation,batch_id,event_time,key"
 """Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
 STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
 _SETTINGS = {STATISTICS_SETTING: STATISTICS}
-APPLICATION = "history"
-"""The transactions of runs whose tasks write files: of two that have not seen each other, one fails."""
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
+_TRIES = 5
+"""Rows that are kept are written again so often, if others have changed their files meanwhile."""
+_FAR = 1 << 62
+"""Beyond all slices and times."""
 
 
 _MARK = "-history-"
@@ -91,45 +95,45 @@ class HistoryTable(NamedTuple):
     warehouse: Warehouse
     name: str
 
-    def replace(self, rows: DataFrame, run: Run, part: Part) -> int:
-        """Replace a part of the table by rows of a run, in one commit; return how many were written."""
-        self._create(rows)
-        writer = rows.write.format("delta").mode("overwrite").option("replaceWhere", part.condition)
-        writer = writer.option("mergeSchema", "true").option("userMetadata", json.dumps(_detail(run, part)))
-        with self.warehouse.lock(self.name):
-            writer.save(self.warehouse.path(self.name))
-            return self._written()
+    def ready(self, columns: str, schema: pa.Schema) -> ReplacingTable:
+        """Return the table as one that takes files; it is made, and gets the columns that it lacks.
 
-    def taking(self, rows: DataFrame, part: Part) -> FileTable | None:
-        """Return the table as one that takes files with such rows of a part, or None if Java has to replace its rows.
-
-        It takes them if it is local, and no file of it can have a row of the part: so there is nothing to replace.
-        """
-        if not takes_files(self.warehouse):
-            return None
-        fields = commented(self.name, _columns(rows)).json()
-        if not create_table(self.warehouse, self.name, fields, _SETTINGS):
-            self._create(rows)
-        files = FileTable(self.warehouse, self.name, frozenset({STATISTICS_SETTING}))
-        try:
-            bounds = files.bounds() if files.takes(to_arrow_schema(rows.schema, timezone="UTC")) else None
-        except UserError:
-            return None  # Java may read what delta-rs cannot
-        return None if bounds is None or not part.is_beside(bounds) else files
-
-    def add(self, files: FileTable, parts: Sequence[PartFile], run: Run, part: Part) -> int:
-        """Add the files of a part's rows in one commit; return how many rows they have.
+        Args:
+            columns: of the files, as DDL.
+            schema: the same as Arrow has them.
 
         Raises:
-            UserError: another run has written rows of the part meanwhile, or the commit failed.
+            UserError: the table cannot take the files.
         """
-        detail = json.dumps(_detail(run, part))
-        if files.add(parts, APPLICATION, part.is_beside, {"userMetadata": detail}) is None:
-            raise UserError(
-                f"{files.path}: another run has written estimates of the same rows meanwhile; run it again",
-                RUN_FAILED,
-            )
-        return sum(one.rows for one in parts)
+        self.warehouse.create(self.name, columns, properties=_SETTINGS)
+        table = ReplacingTable(self.warehouse, self.name, frozenset({STATISTICS_SETTING}))
+        table.ready(schema)
+        return table
+
+    def replace(self, table: ReplacingTable, parts: Sequence[PartFile], run: Run, part: Part) -> int:
+        """Replace a part of the table by files of its rows, in one commit; return how many rows they have.
+
+        Files that have other rows besides are written again without those of the part.
+
+        Raises:
+            UserError: other runs have written rows of the part meanwhile, again and again, or the commit failed.
+        """
+        detail = {"userMetadata": json.dumps(_detail(run, part))}
+        for _ in range(_TRIES):
+            met = part.met_in(table.files())
+            kept = keep_rows(self.warehouse.spark, table, met.across, part)
+
+            def replaced(files: pa.Table, met: Met = met) -> Collection[str] | None:
+                return met.whole | met.across if part.met_in(files) == met else None
+
+            if table.replace([*parts, *kept], replaced, detail) is not None:
+                return sum(one.rows for one in parts)
+            remove(table.path, kept)
+        remove(table.path, parts)
+        raise UserError(
+            f"{table.path}: another run has written estimates of the same rows meanwhile; run it again",
+            RUN_FAILED,
+        )
 
     def runs(self) -> list[Run]:
         """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
@@ -161,16 +165,12 @@ class HistoryTable(NamedTuple):
         """Return the commits that Delta's history has, the newest first."""
         return self.warehouse.log_entries(self.name) if self.warehouse.exists(self.name) else []
 
-    def _create(self, rows: DataFrame) -> None:
-        self.warehouse.create(self.name, _columns(rows), properties=_SETTINGS)
 
-    def _written(self) -> int:
-        """Return how many rows the newest commit has written."""
-        files = self.warehouse.files(f"{self.name}/_delta_log")
-        line = files.first_line(f"{self.warehouse.latest_version(self.name):020d}.json")
-        metrics = json.loads(line or "{}").get("commitInfo", {}).get("operationMetrics", {})
-        copied = int(metrics.get("numCopiedRows", 0))
-        return int(metrics.get("numOutputRows", 0)) - copied
+class Met(NamedTuple):
+    """Files that may have rows of a part: those all of whose rows are of it, and the others."""
+
+    whole: frozenset[str]
+    across: frozenset[str]
 
 
 class Part(NamedTuple):
@@ -179,44 +179,48 @@ class Part(NamedTuple):
     slices: Slices
     interval: Interval
 
-    @property
-    def condition(self) -> str:
-        """Return the condition of its rows, in SQL."""
-        conditions = [f"batch_id >= {self.slices.first}", f"batch_id < {self.slices.stop}"]
-        for sign, micros in ((">=", self.interval.first), ("<", self.interval.last)):
-            time = to_datetime(micros)
-            if time is not None:
-                conditions.append(f"event_time {sign} TIMESTAMP '{time:%Y-%m-%d %H:%M:%S.%f}+00:00'")
-        return " AND ".join(conditions)
+    def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are not of the part."""
+        functions: Any = pc
+        bounds = [(rows.column("batch_id"), pa.int64(), self.slices)]
+        bounds.append((rows.column("event_time"), UTC_MICROSECONDS, self.interval))
+        inside: Any = pa.array(np.ones(rows.num_rows, bool))
+        for column, kind, (first, last) in bounds:
+            for compare, end in ((functions.greater_equal, first), (functions.less, last)):
+                if end is not None:
+                    inside = functions.and_(inside, compare(column, pa.scalar(end, pa.int64()).cast(kind)))
+        return rows.filter(functions.invert(functions.fill_null(inside, False)))
 
-    def is_beside(self, bounds: pa.Table) -> bool:
-        """Tell from the bounds of files (`FileTable.bounds`) if none of them has a row of the part.
+    def met_in(self, files: pa.Table) -> Met:
+        """Return which of a table's files (`live_files`) may have rows of the part, by their bounds.
 
-        A file without bounds may have some. Those of times are in whole milliseconds, which Delta in Java
-        rounds down.
+        Those of times are in whole milliseconds, which Delta in Java rounds down.
         """
-        if bounds.num_rows == 0:
-            return True
-        names = [f"{side}.{name}" for name in ("batch_id", "event_time") for side in ("min", "max")]
-        if not set(names) <= set(bounds.column_names):
-            return False
-        if any(bounds.column(name).null_count for name in names):
-            return False
-        least, greatest, earliest, latest = (
-            bounds.column(name).cast(kind).cast(pa.int64()).to_numpy()
-            for name, kind in zip(names, [pa.int64()] * 2 + [pa.timestamp("us", "UTC")] * 2, strict=True)
-        )
+        least, greatest = _bounds(files, "batch_id", pa.int64())
+        earliest, latest = _bounds(files, "event_time", UTC_MICROSECONDS)
+        latest = latest + 1000
+        first, last = self.interval
         beside = (greatest < self.slices.first) | (least >= self.slices.stop)
-        if self.interval.first is not None:
-            beside |= latest + 1000 < self.interval.first
-        if self.interval.last is not None:
-            beside |= earliest >= self.interval.last
-        return bool(beside.all())
+        whole = (least >= self.slices.first) & (greatest < self.slices.stop)
+        if first is not None:
+            beside, whole = beside | (latest < first), whole & (earliest >= first)
+        if last is not None:
+            beside, whole = beside | (earliest >= last), whole & (latest < last)
+        names = np.array(files.column("path").to_pylist(), object)
+        return Met(frozenset(names[whole & ~beside]), frozenset(names[~whole & ~beside]))
 
 
-def _columns(rows: DataFrame) -> str:
-    """Return the columns of rows as DDL."""
-    return ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
+def _bounds(files: pa.Table, name: str, kind: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the least and the greatest value of a column in each file; one without bounds may have any value."""
+
+    def bound(side: str, unknown: int) -> NDArray[np.int64]:
+        if f"{side}.{name}" not in files.column_names:
+            return np.full(files.num_rows, unknown)
+        functions: Any = pc
+        found = files.column(f"{side}.{name}").cast(kind).cast(pa.int64())
+        return functions.fill_null(found, unknown).to_numpy()
+
+    return bound("min", -_FAR), bound("max", _FAR)
 
 
 def _detail(run: Run, part: Part) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from jobs.key_inputs.table import home_of
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import measure, typed_states
+from jobs.snapshots.state_rows import StateRows, typed_states
 from jobs.snapshots.store import find_whole, write
+from jobs.snapshots.stored_rows import measure_rows
 from jobs.spark.job_labels import labelled
 from jobs.warehouse.quarantine import keep, rejected_rows
 
@@ -119,7 +120,7 @@ def import_states(
     try:
         with labelled(spark, f"import {spec.name}", "check every key"):
             good = typed_states(rows.filter(F.col("problem").isNull())).drop("problem", "given")
-            keys, checksum, _ = measure(good)
+            keys, checksum, _ = measure_rows(StateRows.of(good))
             left_out, some = _left_out(rows)
         _refuse(keys, left_out, some, name)
         identity = _identity(runtime, position, keys, checksum)

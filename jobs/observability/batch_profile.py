@@ -31,7 +31,7 @@ FILTER, TO_DELTA = "filter", "estimates to Delta"
 """Steps of the sink that are divided further: the one action that runs the filter; the write of the estimates."""
 
 OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE)
-"""Steps of the operator's tasks; the last two only where these write the files of the estimates."""
+"""Steps of the operator's tasks."""
 
 PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, COMMIT, COMMIT_LOG, REST = (
     "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "commit",
@@ -137,7 +137,7 @@ def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs
         if lap.step == FILTER:
             found = _filter(mine, lap, state)
         elif lap.step == TO_DELTA:
-            found = _estimates(mine, lap)
+            found = {COMMIT: lap.span[1] - lap.span[0]}
         else:
             found = {lap.step: lap.span[1] - lap.span[0]}
         for name, seconds in found.items():
@@ -197,20 +197,6 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
         for name, part in _shared(seconds, stage, parts, other).items():
             _add(steps, name, part)
     _add(steps, SCHEDULING, lap.span[1] - lap.span[0] - busy)
-    return steps
-
-
-def _estimates(jobs: Sequence[Job], lap: Lap) -> Seconds:
-    """Divide the write of the estimates: the job that writes the files, and Delta's work around it."""
-    steps: Seconds = {}
-    busy = 0.0
-    stages = [stage for job in jobs if not job.description.startswith(DELTA) for stage in job.stages]
-    for stage, seconds in shares(stages):
-        busy += seconds
-        unpacked = {UNPACK_ESTIMATES: lap.marks.get(UNPACK_ESTIMATES, 0.0)}
-        for name, part in _shared(seconds, stage, unpacked, WRITE).items():
-            _add(steps, name, part)
-    _add(steps, COMMIT, lap.span[1] - lap.span[0] - busy)
     return steps
 
 

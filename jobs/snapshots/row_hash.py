@@ -1,4 +1,4 @@
-"""The 64-bit hash of state rows in NumPy: the value that Spark's `xxhash64` gives, so either may compute a checksum.
+"""The 64-bit hash of state rows in NumPy: the value that Spark's `xxhash64` gives, which earlier releases computed.
 
 Spark folds a row's columns in turn, each with the hash so far as its seed: a null leaves the hash as it is, an array
 is the fold of its elements, a map that of its keys and values in their order. One value is hashed by xxHash64

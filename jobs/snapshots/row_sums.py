@@ -1,6 +1,6 @@
 """How many state rows there are, their checksum and the measurements behind them, summed up by the tasks.
 
-The numbers are those of `jobs.snapshots.state_rows.measure`, which Java computes.
+The checksum is the sum, modulo 2^64, of a 64-bit hash of each row, so the order of rows does not change it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.snapshots.row_hash import row_hashes
-from jobs.snapshots.state_rows import STATE_COLUMNS, checksum_text
+from jobs.snapshots.state_rows import STATE_COLUMNS
 
 SUMS = "keys bigint, hash bigint, rows bigint"
 """Columns of a task's sums."""
@@ -44,7 +44,7 @@ class Sums:
 
 
 class Measured(NamedTuple):
-    """What `measure` says of state rows: the number of keys, the checksum, and the number of measurements."""
+    """Of state rows: the number of keys, the checksum, and the number of measurements that they reflect."""
 
     keys: int
     checksum: str
@@ -55,4 +55,4 @@ def total_of(parts: Iterable[Any]) -> Measured:
     """Return what the sums of all tasks, rows with the columns of `SUMS`, say together."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
-    return Measured(keys, checksum_text(hashes), rows)
+    return Measured(keys, f"{hashes % (1 << 64):016x}", rows)

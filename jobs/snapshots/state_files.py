@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import TABLE, Make, StateRows
-from jobs.storage.part_files import PartFile, attempt_name, remove, remove_of, write_parts
-from jobs.storage.table_log import FileTable, takes_files
+from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
+from jobs.storage.replaced_files import ReplacingTable
 from jobs.warehouse.tables import SNAPSHOTS
 
 if TYPE_CHECKING:
@@ -27,14 +28,11 @@ if TYPE_CHECKING:
 PARTITION = ("model", "snapshot_id")
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
 """A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use."""
-APPLICATION = "snapshot"
-"""The transactions of writers of state rows: of two that have not seen each other, one fails and looks again."""
 _OUTPUT = f"files array<binary>, {SUMS}"
-_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class Written(NamedTuple):
-    """State rows that were committed: the version of their table, and what `measure` says of them."""
+    """State rows that were committed: the version of their table, and their sums."""
 
     version: int
     measured: Measured
@@ -53,33 +51,26 @@ class _Target(NamedTuple):
     model_version: int
 
 
-def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written | None:
-    """Let tasks write a snapshot's state rows, and commit the files in one commit.
+def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:
+    """Let tasks write a snapshot's state rows, and put the files in the place of its former ones, in one commit.
 
     Killed before the commit, the files are no part of the table, and VACUUM removes them.
 
     Args:
-        warehouse: of the snapshot, whose table exists.
+        warehouse: of the snapshot.
         manifest: of the snapshot.
         states: its rows, with the columns of their table behind `model_version`.
 
-    Returns:
-        What was committed, or None if Java has to write the rows: the table is not local, or has other columns or
-        features, or has rows of the snapshot already, which are to be replaced.
-
     Raises:
-        UserError: the commit failed.
+        UserError: the table cannot take the files, or the commit failed.
     """
-    if not takes_files(warehouse):
-        return None
+    warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
+    table = ReplacingTable(warehouse, TABLE)
+    columns = to_arrow_schema(StructType.fromDDL(SNAPSHOTS), timezone="UTC")
+    table.ready(columns)
+    schema = pa.schema([field for field in columns if field.name not in PARTITION])
     values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    if not all(_PLAIN.fullmatch(value) for value in values.values()):
-        return None  # Delta would escape it in the name of the folder
-    table = FileTable(warehouse, TABLE, frozenset(NO_STATISTICS), values)
-    schema = _columns()
-    if not table.takes(schema) or not _is_absent(table.bounds(), values):
-        return None
-    folder = "/".join(f"{name}={value}" for name, value in values.items())
+    folder = "/".join(f"{name}={re.sub('[^A-Za-z0-9_.-]', '_', value)}" for name, value in values.items())
     target = _Target(
         f"{table.path}/{folder}", table.file_bytes, uuid.uuid4().hex, schema, manifest.model_version
     )
@@ -90,28 +81,17 @@ def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | Da
         remove_of(target.folder, target.attempt)
         raise
     parts = [PartFile.decode(bytes(one)) for row in found for one in row["files"]]
-    placed = [part._replace(path=f"{folder}/{part.path}") for part in parts]
-    version = table.add(placed, APPLICATION, lambda bounds: _is_absent(bounds, values), {})
-    if version is None:
-        remove(target.folder, parts)
-        return None
+    placed = [one._replace(path=f"{folder}/{one.path}", values=tuple(values.items())) for one in parts]
+    version = table.replace(placed, lambda files: _names_of(files, values), {})
+    assert version is not None
     return Written(version, total_of(found))
 
 
-def _columns() -> pa.Schema:
-    """Return the columns that the files have: all but those of the partition."""
-    fields = StructType.fromDDL(SNAPSHOTS)
-    assert isinstance(fields, StructType)
-    kept = StructType([field for field in fields if field.name not in PARTITION])
-    return to_arrow_schema(kept, timezone="UTC")
-
-
-def _is_absent(bounds: pa.Table | None, values: dict[str, str]) -> bool:
-    """Tell from the table's files (`FileTable.bounds`) that none is of a partition."""
-    if bounds is None or bounds.num_rows == 0:
-        return True
-    texts = [bounds.column(f"partition.{name}").to_pylist() for name in values]
-    return tuple(values.values()) not in set(zip(*texts, strict=True))
+def _names_of(files: pa.Table, values: dict[str, str]) -> list[str]:
+    """Return those of a table's files (`live_files`) that are of a partition."""
+    for name, value in values.items():
+        files = files.filter(pc.field(f"partition.{name}") == value) if files.num_rows else files
+    return files["path"].to_pylist()
 
 
 def _writer(target: _Target) -> Make:

@@ -118,35 +118,6 @@ def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int |
     return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
 
 
-def measure(rows: DataFrame) -> tuple[int, str, int]:
-    """Return the number of keys, the checksum and the number of reflected measurements of state rows.
-
-    The checksum is the sum, modulo 2^64, of a 64-bit hash of each row, so the order of rows does not change it.
-    """
-    hashed = rows.select("state_index", row_hash().alias("hash"))
-    # Sums of halves, 32 bits each, are 64-bit integers for up to two billion keys; decimals take several times as long.
-    row = hashed.agg(
-        F.count("*").alias("count"),
-        F.sum(F.shiftright("hash", 32)).alias("high"),
-        F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
-        F.sum("state_index").alias("rows"),
-    ).first()
-    assert row is not None
-    checksum = checksum_text(((row["high"] or 0) << 32) + (row["low"] or 0))
-    return int(row["count"]), checksum, int(row["rows"] or 0)
-
-
-def row_hash() -> Column:
-    """Return the 64-bit hash of a state row, as `jobs.snapshots.row_hash` computes it in NumPy."""
-    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood"]
-    return F.xxhash64(*columns, F.map_entries("extras"))
-
-
-def checksum_text(total: int) -> str:
-    """Return the checksum of rows whose hashes have this sum."""
-    return f"{total % (1 << 64):016x}"
-
-
 def seed_packets(
     rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
 ) -> DataFrame:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
@@ -14,15 +13,14 @@ from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.snapshots import learned_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.row_sums import Measured
-from jobs.snapshots.state_files import NO_STATISTICS, PARTITION, Written, write_files
-from jobs.snapshots.state_rows import TABLE, StateRows, measure, read_rows
+from jobs.snapshots.state_files import write_files
+from jobs.snapshots.state_rows import TABLE, StateRows, read_rows
 from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
 from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
 from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import MANIFESTS, SNAPSHOTS
+from jobs.warehouse.tables import MANIFESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +50,8 @@ def write(
         learned: what was learned (`learned_rows.COLUMNS`), if anything was.
         check: called with the manifest before it is committed; what it raises leaves rows without a manifest.
     """
-    version, (count, checksum, total) = _write_states(warehouse, manifest, states)
+    with codegen_for(warehouse.spark, manifest.key_count):
+        version, (count, checksum, total) = write_files(warehouse, manifest, states)
     waiting = None
     if held is not None:
         waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
@@ -64,32 +63,6 @@ def write(
     if check is not None:
         check(written)
     return _commit(warehouse, written)
-
-
-def _write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:
-    """Write a snapshot's state rows, by the tasks or by Java, and return what was written."""
-    warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
-    with codegen_for(warehouse.spark, manifest.key_count):
-        written = write_files(warehouse, manifest, states)
-        if written is None:
-            version = _replace_states(warehouse, manifest, states)
-            rows = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
-            written = Written(version, Measured(*measure(rows)))
-    return written
-
-
-def _replace_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> int:
-    """Write a snapshot's state rows by Java in place of those of an earlier attempt; return their table's version."""
-    rows = (states.frame if isinstance(states, StateRows) else states).select(
-        F.lit(manifest.snapshot_id).alias("snapshot_id"),
-        F.lit(manifest.model).alias("model"),
-        F.lit(manifest.model_version).cast("int").alias("model_version"),
-        *("key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"),
-    )
-    where = f"model = '{manifest.model}' AND snapshot_id = '{manifest.snapshot_id}'"
-    with warehouse.lock(TABLE):
-        rows.write.format("delta").mode("overwrite").option("replaceWhere", where).save(warehouse.path(TABLE))
-        return warehouse.latest_version(TABLE)
 
 
 def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
@@ -168,11 +141,11 @@ def whole_version(warehouse: Warehouse, manifest: Manifest) -> int:
     with codegen_for(warehouse.spark, manifest.key_count):
         try:
             count, checksum, _ = measure_stored(warehouse, manifest, version)
-        except (PySparkException, Py4JJavaError):  # a missing file raises the latter
+        except (PySparkException, UserError):
             try:
                 version = warehouse.latest_version(TABLE)
                 count, checksum, _ = measure_stored(warehouse, manifest, version)
-            except (PySparkException, Py4JJavaError) as error:
+            except (PySparkException, UserError) as error:
                 raise UserError(
                     f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
                     RUN_FAILED,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from jobs.core.errors import UserError
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
-from jobs.snapshots.state_rows import STATE_COLUMNS, TABLE, StateRows, measure, read_rows
-from jobs.storage.table_rows import files_of
+from jobs.snapshots.state_rows import STATE_COLUMNS, TABLE, StateRows
+from jobs.storage.table_rows import files_of, open_parquet
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -22,29 +19,31 @@ if TYPE_CHECKING:
 def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
     """Return a snapshot's state rows at a version of their table, to go on with in the tasks that read them.
 
-    Of a warehouse that is no folder Java reads them.
+    Raises:
+        UserError: the log does not have the version, or the table's files do not tell its rows.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    try:
-        files = files_of(warehouse.root, TABLE, mine, version) if warehouse.local else None
-    except UserError:
-        files = None  # Java may read what delta-rs cannot
-    # Of a file that is gone, or whose name is spelled otherwise in the log, Java tells more.
-    if files is None or not all(os.path.exists(path) for path in files):
-        return StateRows.of(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
-    paths = warehouse.spark.createDataFrame([(path,) for path in files], "path string")
-    return StateRows(paths, _read, False)
+    names = files_of(warehouse.root, TABLE, mine, version)
+    folder = warehouse.path(TABLE)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        columns = ["key", *(field.name for field in STATE_COLUMNS)]
+        for batch in batches:
+            for name in batch.column("name").to_pylist():
+                with open_parquet(folder, name) as file:
+                    yield from map(_plain, file.iter_batches(65_536, columns=columns))
+
+    frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
+    return StateRows(frame, read, False)
 
 
 def measure_rows(rows: StateRows) -> Measured:
-    """Return what `measure` does, of rows that tasks make."""
+    """Return the number, the checksum and the measurements of rows that tasks make."""
     return total_of(rows.through(_sum, SUMS).collect())
 
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
-    """Return what `measure` does, of a snapshot's rows at a version of their table."""
-    if not warehouse.local:
-        return Measured(*measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version)))
+    """Return what `measure_rows` does, of a snapshot's rows at a version of their table."""
     return measure_rows(stored_rows(warehouse, manifest, version))
 
 
@@ -54,16 +53,6 @@ def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         sums.add(hashed_columns(batch))
     if sums.keys:
         yield pa.RecordBatch.from_pydict(sums.arrays())
-
-
-def _read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the state rows of the files that batches name."""
-    names = ["key", *(field.name for field in STATE_COLUMNS)]
-    for batch in batches:
-        for path in batch.column("path").to_pylist():
-            # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
-            file: Any = pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
-            yield from map(_plain, file.iter_batches(65_536, columns=names))
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -70,21 +70,26 @@ def parts_of(
     """
     path = f"{root}/{table}"
     try:
-        for uri in _uris(root, table, partition or {}, version):
-            yield _read(_content(root, uri), columns, among)
+        for name in _names(root, table, open_log(root, table, version), partition or {}):
+            yield _read(open_parquet(path, name), columns, among)
     except TableNotFoundError:
         return
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
-def _uris(root: str, table: str, partition: Mapping[str, str], version: int | None) -> list[str]:
-    """Return the files of a table, or of one of its partitions, as its log names them, sorted."""
-    return uris_of(root, table, open_log(root, table, version), partition)
+def live_files(log: DeltaTable) -> pa.Table:
+    """Return the files of the version of a log, as `DeltaTable.get_add_actions` flattens them.
+
+    Their `path` is below the table's folder, as `open_parquet` takes it.
+    """
+    found = to_arrow(log.get_add_actions(flatten=True))
+    names = pa.array([unquote(path) for path in found["path"].to_pylist()], pa.string())
+    return found.set_column(found.column_names.index("path"), "path", names)
 
 
-def uris_of(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
-    """Return the files of a table, or of one of its partitions, as its log names them, sorted.
+def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
+    """Return the files of the version of a log, which tell the table's rows.
 
     Raises:
         UserError: the table has a feature by which its files alone do not tell its rows.
@@ -92,8 +97,15 @@ def uris_of(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]
     features = set(log.protocol().reader_features or ()) & _UNREADABLE
     if features:
         raise UserError(f"{root}/{table}: cannot be read without Spark: it has {', '.join(sorted(features))}")
-    kept = [(name, "=", value) for name, value in partition.items()]
-    return sorted(log.file_uris(file_pruning_predicate=kept or None))
+    return live_files(log)
+
+
+def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
+    """Return the files of the version of a log, or those of a partition, sorted."""
+    found = _readable_files(root, table, log)
+    for name, value in partition.items():
+        found = found.filter(pc.field(f"partition.{name}") == value) if found.num_rows else found
+    return sorted(found["path"].to_pylist())
 
 
 def _unreadable(path: str, error: Exception) -> UserError:
@@ -101,14 +113,14 @@ def _unreadable(path: str, error: Exception) -> UserError:
 
 
 def files_of(root: str, table: str, partition: Mapping[str, str], version: int | None = None) -> list[str]:
-    """Return the paths of the files of a partition of a table in a folder, at a version or the newest, sorted.
+    """Return the files of a partition of a table, at a version or the newest, as `open_parquet` takes them, sorted.
 
     Raises:
         UserError: the table, or the version, cannot be read without Spark.
     """
     path = f"{root}/{table}"
     try:
-        return [unquote(uri) for uri in _uris(root, table, partition, version)]
+        return _names(root, table, open_log(root, table, version), partition)
     except (DeltaError, OSError) as error:
         raise _unreadable(path, error) from error
 
@@ -138,14 +150,21 @@ def _uri(root: str) -> str:
     return f"s3://{root.partition('://')[2]}" if in_s3(root) else root
 
 
-def _content(root: str, uri: str) -> str | pa.BufferReader:
-    """Return the path of one of a table's files, or its content if it is in an object store."""
-    if local_path(root) is not None:
-        return unquote(uri)
-    content = ObjectFiles(root).read(unquote(uri).removeprefix(f"{_uri(root)}/"))
-    if content is None:
-        raise FileNotFoundError(f"{uri} is gone")
-    return pa.BufferReader(content)
+def open_parquet(folder: str, name: str) -> pq.ParquetFile:
+    """Open a Parquet file below a folder, given as a path or as a URI of an object store.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    local = local_path(folder)
+    source: Any = f"{local}/{name}"
+    if local is None:
+        content = ObjectFiles(folder).read(name)
+        if content is None:
+            raise FileNotFoundError(f"{folder}/{name} is gone")
+        source = pa.BufferReader(content)
+    # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
+    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
 def _existing(root: str, table: str) -> DeltaTable | None:
@@ -192,7 +211,8 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     fields = {field.name: field.type for field in pa.schema(schema)}
     wanted = list(fields if names is None else names)
     try:
-        parts = [_read_or_count(_content(root, uri), wanted) for uri in uris_of(root, table, log, {})]
+        files = _names(root, table, log, {})
+        parts = [_read_or_count(open_parquet(f"{root}/{table}", one), wanted) for one in files]
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise _unreadable(f"{root}/{table}", error) from error
     if not parts:
@@ -209,10 +229,10 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     return pa.Table.from_arrays(columns, wanted)
 
 
-def _read_or_count(source: str | pa.BufferReader, wanted: Sequence[str]) -> pa.Table:
+def _read_or_count(file: pq.ParquetFile, wanted: Sequence[str]) -> pa.Table:
     """Return columns of a file, or as many nulls as it has rows if it has none of them."""
-    found = _read(source, wanted, None)
-    return found if found.num_columns else pa.table({"": pa.nulls(pq.read_metadata(source).num_rows)})
+    found = _read(file, wanted, None)
+    return found if found.num_columns else pa.table({"": pa.nulls(file.metadata.num_rows)})
 
 
 def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
@@ -227,12 +247,9 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
         UserError: the table cannot be read without Spark.
     """
     try:
-        log = open_log(root, table)
-        known = set(uris_of(root, table, log, {}))
-        files = to_arrow(log.get_add_actions(flatten=True))
+        files = _readable_files(root, table, open_log(root, table))
         for path in files.filter(_may_have(files, where))["path"].to_pylist():
-            uri = next(one for one in known if one.endswith(path))
-            found = _read(_content(root, uri), list(where), None)
+            found = _read(open_parquet(f"{root}/{table}", path), list(where), None)
             if set(found.column_names) == set(where):
                 for name, value in where.items():
                     found = found.filter(pc.field(name) == value)
@@ -255,11 +272,7 @@ def _may_have(files: pa.Table, where: Mapping[str, Any]) -> pa.ChunkedArray:
     return may
 
 
-def _read(
-    source: str | pa.BufferReader, columns: Sequence[str], among: tuple[str, Sequence[str]] | None
-) -> pa.Table:
-    # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
-    file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequence[str]] | None) -> pa.Table:
     wanted = [name for name in columns if name in file.schema_arrow.names]
     if among is None:
         rows = file.read(wanted)
@@ -270,8 +283,17 @@ def _read(
         is_in: Any = pc.is_in  # type: ignore[attr-defined]
         parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
+    return rows.cast(_plain_schema(rows.schema))
+
+
+def plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a file in the types in which all files have them."""
+    return batch.cast(_plain_schema(batch.schema))
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
     # Writers differ in Arrow's type of text, and releases in that of times.
-    return rows.cast(pa.schema([field.with_type(_plain(field.type)) for field in rows.schema]))
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
 def to_arrow(batches: Any) -> pa.Table:

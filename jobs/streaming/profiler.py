@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.accumulators import AccumulatorParam
 
-from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, UNPACK_ESTIMATES, Into, Seconds, added, watched
+from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, Into, Seconds, added, watched
 from jobs.encoding.rows import Packer
 from jobs.observability.batch_profile import Lap, Profile, Profiled, mean_of, profile_of
 from jobs.observability.job_times import Job, JobTimes
@@ -94,10 +94,6 @@ class NoProfiler:
         """Return the function that packs rows, timed."""
         return pack
 
-    def unpacking(self, unpack: Packer) -> Packer:
-        """Return the function that unpacks estimates, timed."""
-        return unpack
-
     def step(self, batch_id: int, name: str) -> AbstractContextManager[None]:
         """Time a step of the sink."""
         return nullcontext()
@@ -132,9 +128,6 @@ class Profiler(NoProfiler):
 
     def packing(self, pack: Packer) -> Packer:
         return watched(pack, PACK, self._marks)
-
-    def unpacking(self, unpack: Packer) -> Packer:
-        return watched(unpack, UNPACK_ESTIMATES, self._marks)
 
     @contextmanager
     def step(self, batch_id: int, name: str) -> Iterator[None]:

@@ -19,7 +19,6 @@ from jobs.key_inputs.pins import InputPins, join_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
-from jobs.lineage.source_ranges import RangeWriter
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
@@ -133,8 +132,8 @@ class QueryContext:
         return self.spec.order.kind == "replay"
 
     @cached_property
-    def files(self) -> EstimateFiles | None:
-        """Return the files of estimates that the operator's tasks write, or None if they put out packets."""
+    def files(self) -> EstimateFiles:
+        """Return the files of estimates that the operator's tasks write."""
         return EstimateFiles.of(self.warehouse, self.generation, self.runtime.estimates, self.corrects)
 
     @property
@@ -200,9 +199,7 @@ def stateful_operator(context: QueryContext) -> StatefulProcessor:
         wrappers.append(PassThroughRejects)
     for wrap in wrappers:
         processor = wrap(processor)
-    if context.files is not None:
-        processor = EstimateWriter(processor, context.files.rows)
-    return profiler().operator(processor)
+    return profiler().operator(EstimateWriter(processor, context.files.rows))
 
 
 def sinks(
@@ -220,9 +217,8 @@ def sinks(
     return MicroBatchWriter(
         generation=context.generation,
         rows=runtime.rows,
-        estimates=runtime.estimates,
+        files=context.files,
         fence=fence,
-        ranges=RangeWriter(warehouse, context.generation),
         on_progress=on_progress,
         limit=spec.quarantine,
         latest=_latest(context, fence, deployed.sinks),
@@ -230,9 +226,7 @@ def sinks(
         pins=pins,
         ended=ended,
         reached=_reached(context),
-        corrects=context.corrects,
         check_source=check_source,
-        files=context.files,
     )
 
 

@@ -13,7 +13,6 @@ import pytest
 from jobs.core.errors import ALREADY_RUNNING
 from jobs.lineage import generations
 from jobs.snapshots import manifests
-from jobs.storage.table_log import WRITER
 from jobs.warehouse.tables import QUARANTINE
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
@@ -47,18 +46,8 @@ def killed_in_batch(pipeline: Pipeline, batch: int, delay: float, whole_group: b
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(
-    ("kills", "writer"),
-    [
-        (2, "files"),
-        pytest.param(2, "java", marks=pytest.mark.slow),
-        pytest.param(10, "files", marks=pytest.mark.soak),
-    ],
-)
-def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int, writer: str
-) -> None:
-    monkeypatch.setenv(WRITER, writer)
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_a_stream_whose_driver_is_killed_ends_as_if_it_had_not_been(tmp_path: Path, kills: int) -> None:
     pipeline, frames = prepared(tmp_path, kills + 3)
     moments = random.Random(kills)
     for batch in range(kills):

@@ -5,8 +5,7 @@ they become Parquet where they are computed, and one small row a file goes on. N
 commits the files whose rows have reached it: a task that failed, was repeated, or ran twice at once leaves files that
 no commit names.
 
-The driver decides for each micro-batch, and tells the tasks by a property of their job: without it packets pass
-unchanged (the first micro-batch makes the table that way, and one after a change of its columns changes them).
+The driver tells the tasks of each micro-batch where to write by a property of their job.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
@@ -26,6 +24,7 @@ from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batc
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.table_rows import table_batch
 from jobs.storage.part_files import PartFile, PartWriter, attempt_name, remove
+from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor
 
 PROPERTY = "kalman.estimates"
@@ -74,7 +73,7 @@ class EstimateRows(NamedTuple):
         """Return the rows of a packet."""
         found = estimate_batch(self.estimates, self.estimates.layout.decode(packet))
         constants = {**target.constants, "correction": kind == OutputPacket.CORRECTION}
-        return table_batch(self.estimates.kind, found, self.schema, constants)
+        return table_batch(found, self.schema, constants)
 
 
 class EstimateWriter(DelegatingProcessor):
@@ -94,10 +93,9 @@ class EstimateWriter(DelegatingProcessor):
 
     def _written(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         context = TaskContext.get()
-        told = None if context is None else context.getLocalProperty(PROPERTY)
-        if context is None or told is None:
-            yield from frames
-            return
+        assert context is not None
+        told = context.getLocalProperty(PROPERTY)
+        assert told is not None, "the driver tells where estimates go"
         target = Target.decode(told)
         task = attempt_name(context.partitionId(), target.attempt, context.stageId(), context.taskAttemptId())
         yield from self._in_files(frames, target, task)
@@ -143,11 +141,12 @@ def _rows_of(parts: list[PartFile], kind: OutputPacket) -> Iterator[pd.DataFrame
 Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def file_reader(paths: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
+def file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
     """Return the function from numbers of partitions to the rows of their files, in order, passed `along`.
 
     Args:
-        paths: of the files of each partition that has some.
+        folder: path or URI of the files' table.
+        names: of the files of each partition that has some.
         schema: of the columns to read.
         along: from batches of a partition's rows to what is to be returned of them.
     """
@@ -155,8 +154,8 @@ def file_reader(paths: dict[int, list[str]], schema: pa.Schema, along: Along) ->
     def batches(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                for path in paths.get(number, []):
-                    with pq.ParquetFile(path) as file:
+                for name in names.get(number, []):
+                    with open_parquet(folder, name) as file:
                         for rows in file.iter_batches(batch_size=ROWS_A_PACKET, columns=schema.names):
                             yield rows.select(schema.names).cast(schema)
 

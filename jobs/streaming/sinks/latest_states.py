@@ -19,13 +19,13 @@ from jobs.encoding.keys import columns_of
 from jobs.encoding.packet_kinds import STATE_INDEX
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
-from jobs.streaming.sinks.estimated import Estimated
 from jobs.warehouse.tables import latest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.lineage.generations import Generation
+    from jobs.streaming.sinks.written_files import FileEstimates
 
 
 @dataclass
@@ -59,12 +59,12 @@ class Latest:
             warehouse.create(self.table, columns, partition_by=("generation",))
         self.fence.begin(lambda: self._seeds(states()), self.table)
 
-    def write(self, estimated: Estimated, batch_id: int) -> None:
+    def write(self, estimated: FileEstimates, batch_id: int) -> None:
         """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
         rows = self._last(estimated)
         self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key")
 
-    def _last(self, estimated: Estimated) -> DataFrame:
+    def _last(self, estimated: FileEstimates) -> DataFrame:
         """Return the last row of each key; at one event time a correction is later than the estimate."""
         if not self.scattered:
             return estimated.last_rows(corrections=False)

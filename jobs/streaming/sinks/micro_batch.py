@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, marked
-from jobs.lineage.source_ranges import RangeWriter
 from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
@@ -29,14 +27,13 @@ from jobs.specs.row_order import QuarantineLimit
 from jobs.streaming.operators.estimate_files import FILES
 from jobs.streaming.operators.wrappers import rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
-from jobs.streaming.sinks.estimated import Estimated, PacketEstimates
 from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
-from jobs.streaming.sinks.written_files import EstimateFiles, WrittenPart, written_parts
+from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, written_parts
 from jobs.warehouse.quarantine import TABLE, identified, refusal, too_many, topic_quarantine
 from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import SOURCE_RANGE, archive, estimates
+from jobs.warehouse.tables import archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,7 +46,6 @@ KEPT_BATCHES = 1000
 
 
 COUNTED = {
-    OutputPacket.ESTIMATES: "rows",
     OutputPacket.LATE: "late",
     OutputPacket.LATE_BY_WATERMARK: "late",
     OutputPacket.BEYOND_REPLAY_WINDOW: "late",
@@ -58,7 +54,6 @@ COUNTED = {
     OutputPacket.DUPLICATE_ID: "duplicates",
     OutputPacket.DROPPED: "duplicates",
     OutputPacket.EXPIRED: "expired",
-    OutputPacket.CORRECTION: "corrected",
     OutputPacket.ESTIMATES_FILE: "rows",
     OutputPacket.CORRECTION_FILE: "corrected",
     OutputPacket.KEYS_TAKEN: "keys_taken",
@@ -69,12 +64,12 @@ COUNTED = {
 """The count of a report to which a kind of packet adds its rows."""
 
 
-_OF_PACKETS = ("kind", "rows")
-_OF_FILES = (
-    *_OF_PACKETS,
+_COLLECTED = (
+    "kind",
+    "rows",
     f"CASE WHEN kind IN ({', '.join(str(kind.value) for kind in FILES.values())}) THEN payload END AS payload",
 )
-"""What is collected of packets; where files are written, their names too. The payloads of rows stay where they are."""
+"""What is collected of packets: files' names, while the payloads of rows stay where they are."""
 
 
 @dataclass
@@ -122,12 +117,12 @@ class Counts(NamedTuple):
     @property
     def estimated(self) -> int:
         """Return the accepted rows."""
-        return self.of[OutputPacket.ESTIMATES] + self.of[OutputPacket.ESTIMATES_FILE]
+        return self.of[OutputPacket.ESTIMATES_FILE]
 
     @property
     def corrected(self) -> int:
         """Return the corrected estimates."""
-        return self.of[OutputPacket.CORRECTION] + self.of[OutputPacket.CORRECTION_FILE]
+        return self.of[OutputPacket.CORRECTION_FILE]
 
     @property
     def refused(self) -> dict[str, int]:
@@ -144,9 +139,9 @@ class MicroBatchWriter:
 
     generation: Generation
     rows: RowFormat
-    estimates: EstimateFormat
+    files: EstimateFiles
+    """The files of estimates that the operator's tasks write."""
     fence: Fence
-    ranges: RangeWriter
     on_progress: Callable[[Totals], None]
     limit: QuarantineLimit | None
     latest: Latest | None
@@ -157,12 +152,8 @@ class MicroBatchWriter:
     """Turns packets of ended keys into rows, if keys end."""
     reached: ReachedCommits | None
     """Notes which commit of the measurements a micro-batch reaches, if they are the source."""
-    corrects: bool
-    """Estimates have a column that marks corrections of earlier ones."""
     check_source: Callable[[], None]
     """Raises if what was read is not what the generation reads: its topic was made anew."""
-    files: EstimateFiles | None = None
-    """The files of estimates that the operator's tasks write; None: they put out packets, and Java writes the table."""
     totals: Totals = field(default_factory=Totals)
     profiler: NoProfiler = field(default_factory=profiler)
 
@@ -180,7 +171,7 @@ class MicroBatchWriter:
             self._write(packets, counts, batch_id)
             self.fence.check()
         finally:
-            if self.files is not None and (found is None or found.files):
+            if found is None or found.files:
                 self.files.remove_unnamed()
             packets.unpersist()
             # Spark plans the next micro-batch in this thread.
@@ -194,20 +185,16 @@ class MicroBatchWriter:
         watermark = None
         # The one action that runs the filter: the writes read its packets from the cache.
         with self._step(batch_id, FILTER):
-            if self.files is not None:
-                self.files.ask(packets.sparkSession, batch_id)
+            self.files.begin(packets.sparkSession, batch_id)
             packets.persist()
-            found = packets.selectExpr(*(_OF_PACKETS if self.files is None else _OF_FILES)).collect()
+            found = packets.selectExpr(*_COLLECTED).collect()
         for row in found:
             if row["kind"] == OutputPacket.WATERMARK:
                 watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
             else:
                 of[row["kind"]] += row["rows"]
         # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
-        counts = Counts(of, watermark, [] if self.files is None else written_parts(found))
-        assert not (counts.files and (of[OutputPacket.ESTIMATES] or of[OutputPacket.CORRECTION])), (
-            f"micro-batch {batch_id} has estimates both in files and in packets"
-        )
+        counts = Counts(of, watermark, written_parts(found))
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
@@ -233,34 +220,18 @@ class MicroBatchWriter:
         estimated = None
         if found.files:
             estimated = self._added(found.files, packets, batch_id)
-        elif counts[OutputPacket.ESTIMATES]:
-            some = packets.filter(F.col("kind").isin(OutputPacket.ESTIMATES, OutputPacket.CORRECTION))
-            estimated = self._estimates(some, batch_id)
         if counts[OutputPacket.EXPIRED]:
             self._archive(packets.filter(F.col("kind") == OutputPacket.EXPIRED), batch_id)
         self._others(estimated, batch_id)
 
-    def _added(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> Estimated:
+    def _added(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
         """Commit the files of a micro-batch's estimates, and return these."""
         files = self.files
-        assert files is not None
         with self._step(batch_id, TO_DELTA):
             self.fence.add([one.file for one in parts], files.table, files.schema, batch_id)
         return files.reading(packets.sparkSession, parts)
 
-    def _estimates(self, packets: DataFrame, batch_id: int) -> Estimated:
-        """Append packets of estimates to their table, and return these."""
-        estimated = PacketEstimates(
-            packets, self.estimates, self.generation, self.corrects, batch_id, self.profiler.unpacking
-        )
-        table = estimates(self.generation.model)
-        with self._step(batch_id, TO_DELTA):
-            rows = estimated.rows().withColumn(SOURCE_RANGE, F.lit(self.ranges.of(batch_id)))
-            # Another version of the model may have more output columns.
-            self.fence.append(rows, table, batch_id)
-        return estimated
-
-    def _others(self, estimated: Estimated | None, batch_id: int) -> None:
+    def _others(self, estimated: FileEstimates | None, batch_id: int) -> None:
         """Write a micro-batch's estimates to the at-least-once sinks, after the exactly-once one."""
         latest = self.latest
         if latest is not None and estimated is not None:

@@ -18,7 +18,6 @@ from jobs.core.report import Report
 from jobs.history import estimating
 from jobs.history.source import listed_by_job
 from jobs.spark.read_files import files_of
-from jobs.storage.table_log import WRITER
 from jobs.warehouse.tables import estimates_history
 from tests.jobs.history import small_commits
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
@@ -65,13 +64,6 @@ SMOOTHED: dict[str, dict[str, Any]] = {
     "imm": KINDS["imm"],
     "expiry": {"expiry": {"after": "6h"}},
 }
-
-
-@pytest.fixture(autouse=True, params=["files", pytest.param("java", marks=pytest.mark.slow)])
-def writer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who writes estimates that replace none."""
-    monkeypatch.setenv(WRITER, request.param)
-    return request.param
 
 
 def pipeline_of(folder: Path, **changes: Any) -> Pipeline:

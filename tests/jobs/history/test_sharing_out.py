@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from jobs.history.bucket import SLICES
 from jobs.history.estimating import ROWS_A_COMMIT, layout_for
 from jobs.history.source import Interval
 from jobs.history.table import Part, Slices
+from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.training.batch_filter import ROWS_A_BUCKET
 
 
@@ -44,9 +46,19 @@ def test_slices_are_covered_if_each_one_is(others: list[tuple[int, int]], first:
     assert Slices(first, stop).within([Slices(*one) for one in others]) == expected
 
 
-def test_the_condition_of_what_is_replaced_is_exact_to_the_microsecond() -> None:
-    part = Part(Slices(0, 4), Interval(1, 1_380_585_600_000_001))
-    assert part.condition == (
-        "batch_id >= 0 AND batch_id < 4 AND event_time >= TIMESTAMP '1970-01-01 00:00:00.000001+00:00' "
-        "AND event_time < TIMESTAMP '2013-10-01 00:00:00.000001+00:00'"
+def test_what_is_replaced_is_exact_to_the_microsecond() -> None:
+    times = [0, 1, 1_380_585_600_000_000, 1_380_585_600_000_001]
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([0, 3, 4, 4] * 4),
+            pa.array([one for one in times for _ in range(4)]).cast(UTC_MICROSECONDS),
+        ],
+        ["batch_id", "event_time"],
     )
+    left = Part(Slices(1, 4), Interval(1, times[3])).without(rows)
+    kept = list(
+        zip(left["batch_id"].to_pylist(), left["event_time"].cast(pa.int64()).to_pylist(), strict=True)
+    )
+    assert kept == [
+        (slice_, at) for at in times for slice_ in (0, 3, 4, 4) if slice_ != 3 or at not in times[1:3]
+    ]

@@ -47,10 +47,9 @@ FILTERING = job(
 MARKS = {"pack rows": 0.2, "unpack and sort": 0.2, "filter": 0.6, "state read": 0.1, "state write": 0.2}
 LAPS = [Lap(FILTER, (9.95, 11.3), MARKS)]
 DELTA_JOBS = [
-    job(2, "walk-g0001: micro-batch 7, estimates to Delta", stage(3, 11.35, 11.55, 0.4)),
     job(3, "Delta: Compute snapshot for version: 3", stage(4, 11.6, 11.65, 0.1)),
 ]
-WRITING = Lap(TO_DELTA, (11.3, 11.7), {"unpack estimates": 0.1})
+WRITING = Lap(TO_DELTA, (11.3, 11.7), {})
 
 
 def test_the_time_of_a_stage_is_divided_by_the_work_of_its_tasks() -> None:
@@ -69,15 +68,13 @@ def test_the_time_of_a_stage_is_divided_by_the_work_of_its_tasks() -> None:
     assert found.rest == pytest.approx(0.08)
 
 
-def test_the_write_of_the_estimates_is_divided_into_its_job_and_the_commit() -> None:
+def test_the_commit_of_the_estimates_is_a_step_of_its_own() -> None:
     whole = progress(triggerExecution=2000, addBatch=1800, **PHASES)
     found = profile_of(
         whole, 5, [*LAPS, WRITING, Lap("latest states", (11.7, 11.75), {})], [FILTERING, *DELTA_JOBS]
     )
-    steps = {name: found.steps[name] for name in ("unpack estimates", "write", "commit", "latest states")}
-    assert steps == pytest.approx(
-        {"unpack estimates": 0.05, "write": 0.15, "commit": 0.2, "latest states": 0.05}
-    )
+    steps = {name: found.steps[name] for name in ("commit", "latest states")}
+    assert steps == pytest.approx({"commit": 0.4, "latest states": 0.05})
     assert found.rest == pytest.approx(2.0 - 0.17 - 1.35 - 0.4 - 0.05)
 
 

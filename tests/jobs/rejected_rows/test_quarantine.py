@@ -17,7 +17,6 @@ from jobs.core.report import Report
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
-from jobs.storage.table_log import WRITER
 from jobs.warehouse.quarantine import Choice
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -175,11 +174,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     assert (stale.data["landed"], stale.data["reasons"]) == (0, {replay.STALE: refused})
 
 
-@pytest.mark.parametrize("writer", ["files", pytest.param("java", marks=pytest.mark.slow)])
-def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
-) -> None:
-    monkeypatch.setenv(WRITER, writer)
+def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:
     days = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
     pipeline.land(days[0])

@@ -1,4 +1,4 @@
-"""State rows of snapshots: written by the tasks or by Java, the same rows and checksum, whole whenever it is killed."""
+"""State rows of snapshots: written by the tasks that make them, whole whenever they are killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.encoding.arrow import lists
-from jobs.snapshots import manifests, state_files, store
+from jobs.snapshots import manifests, store
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, measure, read_rows
-from jobs.storage.table_log import WRITER, FileTable
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, read_rows
+from jobs.storage.replaced_files import ReplacingTable
 from jobs.warehouse.delta import Warehouse
 
 pytestmark = pytest.mark.spark
@@ -75,12 +76,6 @@ def rows_in(warehouse: Warehouse, name: str = "walk-v1-1-abc") -> list[Any]:
     return read_rows(warehouse, name, "walk").orderBy("key").collect()
 
 
-def engines(warehouse: Warehouse, table: str) -> list[str]:
-    """Return who wrote the commits of a table, the first one first, without the one that made it."""
-    found = reversed(DeltaTable(warehouse.path(table)).history())
-    return ["delta-rs" if "delta-rs" in one.get("engineInfo", "") else "java" for one in found][1:]
-
-
 @pytest.fixture
 def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
     return Warehouse(spark, str(tmp_path / "warehouse"))
@@ -88,33 +83,28 @@ def warehouse(spark: SparkSession, tmp_path: Path) -> Warehouse:
 
 @pytest.mark.core
 @pytest.mark.parametrize("integer", [False, True])
-def test_the_tasks_write_what_java_writes(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, integer: bool
+def test_the_table_has_the_rows_that_tasks_make_and_the_manifest_their_sums(
+    spark: SparkSession, warehouse: Warehouse, integer: bool
 ) -> None:
-    found = {}
-    for writer in ("java", "files"):
-        monkeypatch.setenv(WRITER, writer)
-        warehouse = Warehouse(spark, str(tmp_path / writer))
-        written = store.write(warehouse, manifest(), made(spark, integer=integer))
-        assert (written.key_count, written.rows) == (KEYS, KEYS * (KEYS + 1) // 2)
-        assert store.verify(warehouse, written).count() == KEYS
-        assert measure(read_rows(warehouse, written.snapshot_id, "walk"))[1] == written.checksum
-        found[writer] = (
-            rows_in(warehouse),
-            written.checksum,
-            read_rows(warehouse, "walk-v1-1-abc", "walk").schema,
-        )
-    assert repr(found["files"]) == repr(found["java"])  # NaN is no number that equals itself
-    assert engines(Warehouse(spark, str(tmp_path / "files")), "snapshots") == ["delta-rs"]
-    assert engines(Warehouse(spark, str(tmp_path / "files")), "manifests") == ["delta-rs"]
-    assert engines(Warehouse(spark, str(tmp_path / "java")), "snapshots") == ["java"]
+    states = made(spark, integer=integer)
+    written = store.write(warehouse, manifest(), states)
+    assert (written.key_count, written.rows) == (KEYS, KEYS * (KEYS + 1) // 2)
+    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
+    found = store.verify(warehouse, written)
+    assert repr(found.select(*columns).orderBy("key").collect()) == repr(
+        states.frame.select(*columns).orderBy("key").collect()  # NaN is no number that equals itself
+    )
+    hashed = F.xxhash64(*columns[:-1], F.map_entries("extras")).cast("decimal(38,0)")
+    (total,) = found.agg(F.sum(hashed)).first() or (0,)
+    assert f"{int(total) % (1 << 64):016x}" == written.checksum
+    (row,) = found.select("model", "snapshot_id", "model_version").distinct().collect()
+    assert tuple(row) == ("walk", "walk-v1-1-abc", 7)
 
 
 def test_a_plain_table_of_states_is_written_by_the_tasks_too(warehouse: Warehouse) -> None:
     first = store.write(warehouse, manifest(), made(warehouse.spark))
     second = store.write(warehouse, manifest("walk-v1-2-abc"), made(warehouse.spark).frame)
     assert second.checksum == first.checksum and second.snapshots_version == first.snapshots_version + 1
-    assert engines(warehouse, "snapshots") == ["delta-rs", "delta-rs"]
     assert repr([row["mean"] for row in rows_in(warehouse)]) == repr(
         [row["mean"] for row in rows_in(warehouse, "walk-v1-2-abc")]
     )
@@ -141,7 +131,6 @@ def test_rows_of_an_attempt_that_was_killed_before_its_manifest_are_replaced(
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     assert len(rows_in(warehouse)) == written.key_count == KEYS
     assert store.find_whole(warehouse, written.snapshot_id) == written
-    assert engines(warehouse, "snapshots") == ["delta-rs", "java"]
 
 
 def test_a_task_that_fails_leaves_no_file(warehouse: Warehouse) -> None:
@@ -155,43 +144,46 @@ def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one commits while this one's tasks write; its manifest goes on naming its own version."""
-    add, others = FileTable.add, []
+    replace, others = ReplacingTable.replace, []
 
-    def overtaken(self: FileTable, *arguments: Any) -> Any:
+    def overtaken(self: ReplacingTable, *arguments: Any) -> Any:
         if not others:
             others.append(None)
             others[0] = store.write(warehouse, manifest(), made(warehouse.spark))
-        return add(self, *arguments)
+        return replace(self, *arguments)
 
-    monkeypatch.setattr(FileTable, "add", overtaken)
+    monkeypatch.setattr(ReplacingTable, "replace", overtaken)
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     assert len(rows_in(warehouse)) == KEYS
     for one in (others[0], written):
         assert store.verify(warehouse, one).count() == KEYS
-    assert engines(warehouse, "snapshots") == ["delta-rs", "java"]
-    named = {Path(one).name for one in DeltaTable(warehouse.path("snapshots")).file_uris()}
-    first = {Path(one).name for one in DeltaTable(warehouse.path("snapshots"), version=1).file_uris()}
-    there = {path.name for path in Path(warehouse.root).glob("snapshots/*/*/*.parquet")}
-    assert there == named | first  # the files that this one wrote first are gone
 
 
 def test_a_file_that_vanished_before_the_commit_is_told(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = FileTable.add
+    replace = ReplacingTable.replace
 
-    def vacuumed(self: FileTable, parts: Any, *rest: Any) -> Any:
-        (self.folder / parts[0].path).unlink()
-        return add(self, parts, *rest)
+    def vacuumed(self: ReplacingTable, parts: Any, *rest: Any) -> Any:
+        Path(self.path, parts[0].path).unlink()
+        return replace(self, parts, *rest)
 
-    monkeypatch.setattr(FileTable, "add", vacuumed)
+    monkeypatch.setattr(ReplacingTable, "replace", vacuumed)
     with pytest.raises(UserError, match="the file was changed or removed before it was committed"):
         store.write(warehouse, manifest(), made(warehouse.spark))
     assert manifests.all_of(warehouse) == []
 
 
-def test_names_that_delta_would_escape_are_written_by_java(warehouse: Warehouse) -> None:
-    odd = manifest("walk-v1-1-a=b")
-    assert state_files.write_files(warehouse, odd, made(warehouse.spark)) is None
-    written = store.write(warehouse, odd, made(warehouse.spark))
-    assert store.find_whole(warehouse, odd.snapshot_id) == written
+def test_rows_with_a_name_that_delta_escapes_are_replaced_and_removed(warehouse: Warehouse) -> None:
+    odd = manifest("walk-v1-1-a=b c%")
+    store.write(warehouse, odd, made(warehouse.spark, 10))
+    written = store.write(warehouse, odd, made(warehouse.spark, 20))
+    assert store.verify(warehouse, written).count() == len(rows_in(warehouse, odd.snapshot_id)) == 20
+    rewritten = warehouse.read("snapshots").drop("model_version").withColumn("model_version", F.lit(7))
+    rewritten.write.format("delta").mode("overwrite").save(
+        warehouse.path("snapshots")
+    )  # in folders of Delta's
+    again = store.write(warehouse, odd, made(warehouse.spark, 30))
+    assert store.verify(warehouse, again).count() == len(rows_in(warehouse, odd.snapshot_id)) == 30
+    store.remove(warehouse, "walk", [odd.snapshot_id])
+    assert rows_in(warehouse, odd.snapshot_id) == []

@@ -1,4 +1,4 @@
-"""State rows that tasks read from files by Arrow: the rows and the checksum that Java gives, whoever wrote them."""
+"""State rows that tasks read from files by Arrow: the rows that Spark reads, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.snapshots import store
-from jobs.snapshots.state_rows import measure, read_rows
+from jobs.snapshots.state_rows import read_rows
 from jobs.snapshots.stored_rows import measure_rows, stored_rows
-from jobs.storage.table_log import WRITER
 from jobs.warehouse.delta import Warehouse
 from tests.jobs.snapshots.test_state_files import KEYS, made, manifest
 
@@ -26,32 +25,27 @@ def rows_of(frame: Any) -> str:
 
 
 @pytest.mark.core
-def test_they_are_those_of_java_whoever_wrote_them(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for writer in ("java", "files"):
-        monkeypatch.setenv(WRITER, writer)
-        warehouse = Warehouse(spark, str(tmp_path / writer))
-        store.write(warehouse, manifest("walk-v1-0-abc"), made(spark, 7))  # another partition
-        written = store.write(warehouse, manifest(), made(spark))
-        rows = stored_rows(warehouse, written, written.snapshots_version)
-        assert rows.source.columns == ["path"]
-        by_java = read_rows(warehouse, written.snapshot_id, "walk")
-        columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
-        assert rows_of(rows.frame) == rows_of(by_java.select(*columns))
-        assert measure_rows(rows) == measure(by_java) == (KEYS, written.checksum, written.rows)
+def test_they_are_those_that_spark_reads(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = Warehouse(spark, str(tmp_path))
+    store.write(warehouse, manifest("walk-v1-0-abc"), made(spark, 7))  # another partition
+    written = store.write(warehouse, manifest(), made(spark))
+    rows = stored_rows(warehouse, written, written.snapshots_version)
+    columns = ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"]
+    assert rows_of(rows.frame) == rows_of(read_rows(warehouse, written.snapshot_id, "walk").select(*columns))
+    assert measure_rows(rows) == (KEYS, written.checksum, written.rows)
 
 
-def test_times_that_nanoseconds_cannot_hold_are_read(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_times_of_earlier_releases_that_nanoseconds_cannot_hold_are_read(
+    spark: SparkSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(WRITER, "java")  # whose times are INT96
     warehouse = Warehouse(spark, str(tmp_path / "warehouse"))
     far = made(spark, 3).frame.withColumn("event_time", F.expr("timestamp'1500-01-01 00:00:00.000001Z'"))
     written = store.write(warehouse, manifest(), far)
-    rows = stored_rows(warehouse, written, written.snapshots_version)
-    assert rows_of(rows.frame.select("key", "event_time")) == rows_of(far.select("key", "event_time"))
-    assert store.find_whole(warehouse, written.snapshot_id) == written
+    rows = warehouse.read("snapshots").localCheckpoint()
+    rows.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))  # Java's times are INT96
+    found = stored_rows(warehouse, written, written.snapshots_version + 1)
+    assert rows_of(found.frame.select("key", "event_time")) == rows_of(far.select("key", "event_time"))
+    assert measure_rows(found) == (3, written.checksum, written.rows)
 
 
 def damage(path: Path) -> None:

@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.key_texts import has_columns, key_columns
-from jobs.encoding.keys import KeyKind
+from jobs.encoding.key_texts import arrow_type, key_columns
+from jobs.encoding.keys import KeyKind, columns_of, text_of
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.packets import Records
 from jobs.storage.part_files import partition_of, remove_of
-from jobs.storage.table_log import WRITER
 from jobs.streaming.operators.estimate_files import (
     PROPERTY,
     EstimateRows,
@@ -30,7 +31,7 @@ from jobs.streaming.operators.estimate_files import (
     last_of_runs,
     unchanged,
 )
-from jobs.streaming.sinks.written_files import EstimateFiles, written_parts
+from jobs.streaming.sinks.written_files import written_parts
 
 LIST = pa.list_(pa.float64())
 SCHEMA = pa.schema(
@@ -102,15 +103,6 @@ def put_out(monkeypatch: pytest.MonkeyPatch, told: str | None, attempt: int = 1)
     return [row for one in frames for row in one.to_dict("records")]
 
 
-def test_packets_pass_unless_the_driver_asks_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [row["kind"] for row in put_out(monkeypatch, None)] == [
-        OutputPacket.ESTIMATES,
-        OutputPacket.LATE,
-        OutputPacket.CORRECTION,
-        OutputPacket.ESTIMATES,
-    ]
-
-
 def test_of_two_attempts_of_a_task_only_the_one_whose_rows_arrive_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,20 +159,13 @@ def test_the_files_of_all_tasks_of_an_attempt_and_no_others_are_removed(
     remove_of(str(tmp_path / "absent"), "a2")
 
 
-def test_a_writer_that_is_none_of_the_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(WRITER, "rust")
-    unused: Any = None
-    with pytest.raises(UserError, match="KALMAN_DELTA_WRITER=rust: unknown; use files"):
-        EstimateFiles.of(unused, unused, FORMAT, False)
-
-
 @pytest.mark.parametrize("cuts", [1, 2, 1000])
 def test_files_are_read_in_the_order_of_the_packets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int
 ) -> None:
     told = Target(str(tmp_path), "a1", 1 << 28, {"batch_id": 5, "generation": "g1"}).encode()
-    paths = [
-        str(tmp_path / one.file.path)
+    names = [
+        one.file.path
         for attempt in (1, 2)
         for one in written_parts(put_out(monkeypatch, told, attempt))  # type: ignore[arg-type]
         if one.kind == OutputPacket.ESTIMATES_FILE
@@ -189,14 +174,13 @@ def test_files_are_read_in_the_order_of_the_packets(
     columns = pa.schema([SCHEMA.field("mean"), SCHEMA.field("key")])
     numbers = [pa.RecordBatch.from_pydict({"id": [0, 3]})]
     for along, expected in ((unchanged, [0, 1, 2, 3, 4] * 2), (last_of_runs, [1, 3, 4] * 2)):
-        found = list(file_reader({3: paths}, columns, along)(iter(numbers)))
+        found = list(file_reader(str(tmp_path), {3: names}, columns, along)(iter(numbers)))
         assert all(one.schema.equals(columns) for one in found)
         assert [value for one in found for (value,) in one.column("mean").to_pylist()] == expected
 
 
 def test_columns_of_a_key_come_from_its_text() -> None:
     kind = KeyKind(("site", "day", "n", "on"), ("string", "date", "smallint", "boolean"), False)
-    assert has_columns(kind)
     texts = [
         '["a","2024-02-29","-7","true"]',
         '["q\\"\\\\u","1969-12-31","8","false"]',
@@ -215,5 +199,67 @@ def test_columns_of_a_key_come_from_its_text() -> None:
     days = key_columns(KeyKind(("day",), ("date",), False), far)["day"].cast(pa.int32()).to_pylist()
     assert days == [3_789_391, -735_525, None, 19_782]
     assert key_columns(KeyKind((), (), False), pa.array(["[]"])) == {}
-    assert not has_columns(KeyKind(("at",), ("timestamp",), False))
-    assert not has_columns(KeyKind(("a", "b"), ("string", "double"), False))
+    with pytest.raises(UserError, match="a key column has the type array<int>: convert it to string"):
+        arrow_type("array<int>")
+
+
+AWKWARD = {
+    "string": ["'a'", "''", r"'ü\"\\,]'"],
+    "binary": ["X'61'", "X''", "X'C3BC'"],
+    "boolean": ["true", "false", "NULL"],
+    "tinyint": ["-128Y", "127Y", "0Y"],
+    "float": [
+        "float('NaN')",
+        "float('-Infinity')",
+        "float('-0.0')",
+        "1.0E10f",
+        "1.4E-45f",
+        "3.4028235E38f",
+        "0.1f",
+    ],
+    "double": [
+        "double('NaN')",
+        "double('Infinity')",
+        "-0.0D",
+        "1.0E10D",
+        "4.9E-324D",
+        "1.7976931348623157E308D",
+    ],
+    "decimal(10,2)": ["1.5BD", "-0.01BD", "99999999.99BD"],
+    "decimal(38,18)": ["0.000000000000000001BD", "-12345678901234567890.5BD", "0BD"],
+    "decimal(5,0)": ["-99999BD", "7BD", "0BD"],
+    "date": ["DATE'0001-01-01'", "DATE'9999-12-31'", "DATE'1582-10-04'"],
+    "timestamp": [
+        *("TIMESTAMP'1850-01-01 00:00:00.000001Z'", "TIMESTAMP'2024-02-29 12:30:00.1Z'"),
+        *("TIMESTAMP'0001-01-01 00:00:00Z'", "timestamp_micros(327403382400100000)"),
+        *("timestamp_micros(-63555753599876544)", "TIMESTAMP'9999-12-31 23:59:59.999999Z'"),
+    ],
+    "timestamp_ntz": ["TIMESTAMP_NTZ'1850-01-01 00:00:00.000001'", "TIMESTAMP_NTZ'2024-02-29 12:30:00'"],
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("type_", AWKWARD)
+def test_a_key_of_any_type_has_the_columns_that_spark_reads_from_its_text(
+    spark: SparkSession, type_: str
+) -> None:
+    values = ", ".join(f"(CAST({one} AS {type_}))" for one in AWKWARD[type_])
+    given = spark.sql(f"SELECT a, a AS b FROM VALUES {values} AS t(a)")
+    for names in (("a",), ("a", "b")):
+        kind = KeyKind(names, (type_,) * len(names), False)
+        text = given.select(text_of(kind).alias("text"))
+        table = text.select("text", *columns_of(kind, F.col("text"))).toArrow()
+        found = key_columns(kind, table["text"].combine_chunks())
+        for name in names:
+            expected = table[name].combine_chunks().cast(arrow_type(type_))
+            assert found[name].type == expected.type
+            assert repr(found[name].view(_bits(expected.type)).to_pylist()) == repr(
+                expected.view(_bits(expected.type)).to_pylist()
+            )
+
+
+def _bits(kind: pa.DataType) -> pa.DataType:
+    """Return a type in which Python holds all values of another one."""
+    if pa.types.is_timestamp(kind):
+        return pa.int64()
+    return pa.int32() if pa.types.is_date(kind) else kind

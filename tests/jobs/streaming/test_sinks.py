@@ -18,13 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.estimates import EstimateFormat, _last_keeper
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
 from jobs.specs.sinks import Sinks
-from jobs.storage.table_log import WRITER
+from jobs.streaming.operators.estimate_files import last_of_runs
 from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.warehouse.delta import Warehouse
@@ -53,36 +50,16 @@ def take(rows, generation, batch_id):
 """
 
 
-@pytest.mark.parametrize("integer", [True, False])
-def test_the_last_row_of_each_key_is_kept_wherever_packets_end(integer: bool) -> None:
-    fmt = EstimateFormat(KeyKind(("id",), ("bigint" if integer else "string",), integer), 1, False, ())
-    rng = np.random.default_rng(integer)
+def test_the_last_row_of_each_key_is_kept_wherever_batches_end() -> None:
+    rng = np.random.default_rng(1)
     key = np.repeat(rng.permutation(40), rng.integers(1, 6, 40))
     n = len(key)
-    arrays: dict[str, Any] = {
-        "time": np.zeros(n, np.int64),
-        "mean": np.arange(n, dtype=float)[None],
-        "covariance": np.ones((1, n)),
-        "log_likelihood": np.zeros(n),
-        "nis": np.zeros(n),
-        "flag": np.zeros(n, np.uint8),
-    }
-    text = None if integer else pa.array([f"ü{one}" for one in key])
-    records = Records({**arrays, "key": key} if integer else arrays, text)
+    rows = pa.RecordBatch.from_pydict({"key": [f"ü{one}" for one in key], "mean": np.arange(n, dtype=float)})
     last = pd.Series(np.arange(n, dtype=float)).groupby(key, sort=False).last()
-    for cuts in ([], [1], [7, 8, 50], list(range(n))):
-        edges = [0, *(cut for cut in cuts if 0 < cut < n), n]
-        packets = [fmt.layout.encode(records.slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
-        batches = [
-            pa.RecordBatch.from_arrays([pa.array(packets[i : i + 3], pa.binary())], ["payload"])
-            for i in range(0, len(packets), 3)
-        ]
-        kept = [
-            fmt.layout.decode(one.as_py())
-            for batch in _last_keeper(fmt)(iter(batches))
-            for one in batch.column("payload")
-        ]
-        found = [float(value) for one in kept for value in one.arrays["mean"][0]]
+    for cuts in ([], [0, 1], [7, 8, 50], list(range(n))):
+        edges = [0, *cuts, n]
+        batches = [rows.slice(a, b - a) for a, b in zip(edges, edges[1:], strict=False)]
+        found = [value for one in last_of_runs(iter(batches)) for value in one.column("mean").to_pylist()]
         assert found == last.to_list()
 
 
@@ -148,11 +125,7 @@ def assert_latest(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("writer", ["files", pytest.param("java", marks=pytest.mark.slow)])
-def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
-) -> None:
-    monkeypatch.setenv(WRITER, writer)
+def test_a_failing_sink_fails_its_micro_batch_and_the_retry_converges(tmp_path: Path) -> None:
     pipeline, frames = prepared(
         tmp_path, 3, latest=True, files={"folder": "handed", "format": "json"}, functions=["shelf:take"]
     )

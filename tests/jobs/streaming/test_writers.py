@@ -1,4 +1,4 @@
-"""The two writers of estimates, Delta in Java and the tasks of the operator: the same table, for any reader."""
+"""The table of estimates as files that the operator's tasks have written: for any reader, beside foreign commits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs import maintain
-from jobs.storage.table_log import WRITER
+from jobs.core.errors import UserError
 from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -34,12 +34,6 @@ def actions(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [found[kind] for found in map(json.loads, lines) if kind in found]
 
 
-def writers(folder: Path) -> list[str]:
-    """Return who made each commit that added files."""
-    made = [one for one in actions(folder, "commitInfo") if one["operation"] == "WRITE"]
-    return ["files" if "delta-rs" in one["engineInfo"] else "java" for one in made]
-
-
 def streamed(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
     """Return a pipeline whose stream has processed each day but the first in a run of its own."""
     pipeline = Pipeline(folder, random_walk_spec())
@@ -53,25 +47,13 @@ def streamed(folder: Path, days: list[pd.DataFrame]) -> Pipeline:
 
 
 @pytest.mark.slow
-def test_the_tables_of_both_writers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_has_the_rows_of_a_batch_pass_and_says_what_is_in_its_files(tmp_path: Path) -> None:
     days = random_rows(5)
-    monkeypatch.setenv(WRITER, "files")
-    by_files = streamed(tmp_path / "files", days)
-    monkeypatch.setenv(WRITER, "java")
-    by_java = streamed(tmp_path / "java", days)
-    tables = [Path(one.warehouse.path(estimates(one.name))) for one in (by_files, by_java)]
-    assert writers(tables[0]) == ["java", *["files"] * 3]  # the first micro-batch makes the table
-    assert writers(tables[1]) == ["java"] * 4
-    assert_bit_equal(by_files.estimates(), since(by_files.batch(), days[1]))
-    frames = [one.warehouse.read(estimates(one.name)) for one in (by_files, by_java)]
-    assert frames[0].schema == frames[1].schema
-    pd.testing.assert_frame_equal(by_files.estimates(), by_java.estimates(), check_exact=True)
-    for folder in tables:
-        read = DeltaTable(str(folder)).to_pyarrow_table()
-        assert read.num_rows == len(by_java.estimates())
-    check_statistics(tables[0])
-    numbers = [[one["version"] for one in actions(folder, "txn")] for folder in tables]
-    assert numbers[0] == numbers[1]
+    pipeline = streamed(tmp_path, days)
+    table = Path(pipeline.warehouse.path(estimates(pipeline.name)))
+    assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
+    assert DeltaTable(str(table)).to_pyarrow_table().num_rows == len(pipeline.estimates())
+    check_statistics(table)
 
 
 def site_rows(days: int) -> list[pd.DataFrame]:
@@ -106,17 +88,6 @@ def replayed(folder: Path, frames: list[pd.DataFrame]) -> Pipeline:
     return pipeline
 
 
-def content(pipeline: Pipeline, table: str, by: list[str]) -> pd.DataFrame:
-    found = pipeline.warehouse.read(table).toPandas()
-    for name in found.columns:
-        if name in ("mean", "covariance"):
-            found[name] = [tuple(one) for one in found[name]]
-    told = [name for name in ("source_range", "quarantined_at") if name in found] + ["id"] * (
-        table == "quarantine"
-    )
-    return found.drop(columns=told).sort_values(by, ignore_index=True)
-
-
 def handed(pipeline: Pipeline) -> pd.DataFrame:
     found = pipeline.warehouse.spark.read.parquet(pipeline.warehouse.path("handed")).toPandas()
     for name in ("mean", "covariance"):
@@ -124,37 +95,35 @@ def handed(pipeline: Pipeline) -> pd.DataFrame:
     return found.sort_values(["batch_id", "ordinal"], ignore_index=True)
 
 
-def test_every_sink_has_the_same_rows_in_the_same_places_by_either_writer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames = site_rows(4)
-    monkeypatch.setenv(WRITER, "files")
-    by_files = replayed(tmp_path / "files", frames)
-    monkeypatch.setenv(WRITER, "java")
-    by_java = replayed(tmp_path / "java", frames)
-    assert set(writers(Path(by_files.warehouse.path(estimates("walk"))))) == {"java", "files"}
-    by = ["batch_id", "key", "event_time", "correction", "log_likelihood"]
-    for table, order in ((estimates("walk"), by), ("latest/walk", ["key"]), ("quarantine", ["payload"])):
-        found, wanted = (content(one, table, order) for one in (by_files, by_java))
-        assert len(found) and list(found.columns) == list(wanted.columns)
-        pd.testing.assert_frame_equal(found, wanted, check_exact=True)
-    rows = content(by_files, estimates("walk"), by)
+def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path) -> None:
+    pipeline = replayed(tmp_path, site_rows(4))
+    rows = pipeline.warehouse.read(estimates("walk")).toPandas()
+    for name in ("mean", "covariance"):
+        rows[name] = [tuple(one) for one in rows[name]]
     assert bool(rows["correction"].any()) and set(rows["site"]) >= {'quo"te', "back\\slash"}
-    pd.testing.assert_frame_equal(handed(by_files), handed(by_java), check_exact=True)
-    for one in (by_files, by_java):
-        root = Path(one.warehouse.root)
-        assert several_types(root) == {}
-        times = {
-            pq.read_schema(path).field("event_time").type for path in root.glob("handed/*/*/part-*.parquet")
-        }
-        assert times == {UTC_MICROSECONDS}
+    assert [
+        json.dumps([site, str(number)], ensure_ascii=False, separators=(",", ":"))
+        for site, number in zip(rows["site"], rows["id"], strict=True)
+    ] == rows["key"].to_list()
+    by = ["batch_id", "key", "event_time", "correction", "log_likelihood"]
+    given = handed(pipeline)
+    same = [name for name in given.columns if name in rows.columns]
+    pd.testing.assert_frame_equal(
+        given[same].sort_values(by, ignore_index=True), rows[same].sort_values(by, ignore_index=True)
+    )
+    assert (given.groupby("batch_id")["ordinal"].nunique() == given.groupby("batch_id").size()).all()
+    last = pipeline.warehouse.read("latest/walk").toPandas().set_index("key")
+    newest = rows.sort_values(["event_time", "correction", "batch_id"]).groupby("key").last()
+    newest = newest[newest.index.isin(last.index)]
+    assert len(newest) and [tuple(last.loc[key, "mean"]) for key in newest.index] == newest["mean"].to_list()
+    root = Path(pipeline.warehouse.root)
+    assert several_types(root) == {}
+    times = {pq.read_schema(path).field("event_time").type for path in root.glob("handed/*/*/part-*.parquet")}
+    assert times == {UTC_MICROSECONDS}
 
 
-def test_both_kinds_of_commit_go_on_after_each_other_and_maintenance_leaves_only_what_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    days = random_rows(6, rows=40)
-    monkeypatch.setenv(WRITER, "files")
+def test_maintenance_leaves_what_counts_and_a_table_that_asks_for_more_is_refused(tmp_path: Path) -> None:
+    days = random_rows(5, rows=40)
     pipeline = streamed(tmp_path, days[:3])
     folder = Path(pipeline.warehouse.path(estimates("walk")))
     (old,) = [one["path"] for one in actions(folder, "add")][-1:]
@@ -162,27 +131,20 @@ def test_both_kinds_of_commit_go_on_after_each_other_and_maintenance_leaves_only
     shutil.copy(folder / old, orphan)  # as a killed attempt leaves it
     ago = time.time() - 30 * 24 * 3600
     os.utime(orphan, (ago, ago))
-    monkeypatch.setenv(WRITER, "java")
+    maintain.run(pipeline.settings, "walk")
+    assert not orphan.exists()
+    sql = pipeline.warehouse.spark.sql
+    sql(f"ALTER TABLE delta.`{folder}` ADD COLUMNS (note string)")
     pipeline.land(days[3])
     pipeline.stream()
-    maintain.run(pipeline.settings, "walk")
-    assert not orphan.exists() and (folder / old).exists()
-    monkeypatch.setenv(WRITER, "files")
-    pipeline.warehouse.spark.sql(f"ALTER TABLE delta.`{folder}` ADD COLUMNS (note string)")
+    sql(f"ALTER TABLE delta.`{folder}` ADD CONSTRAINT certain CHECK (nis IS NULL OR nis >= 0)")
     pipeline.land(days[4])
+    with pytest.raises(
+        UserError, match="it has the constraint certain: ALTER TABLE ... DROP CONSTRAINT certain"
+    ):
+        pipeline.stream()
+    sql(f"ALTER TABLE delta.`{folder}` DROP CONSTRAINT certain")
     pipeline.stream()
-    # A table that asks more of its writers is left to Java.
-    pipeline.warehouse.spark.sql(
-        f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES (delta.enableChangeDataFeed = true)"
-    )
-    pipeline.land(days[5])
-    pipeline.stream()
-    made = [
-        one["engineInfo"].split("/")[0]
-        for one in actions(folder, "commitInfo")
-        if one["operation"] == "WRITE"
-    ]
-    assert ["delta-rs" in one for one in made] == [False, True, False, True, False]
     assert_bit_equal(pipeline.estimates(), since(pipeline.batch(), days[1]))
 
 
