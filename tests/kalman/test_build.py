@@ -66,6 +66,8 @@ WRONG = [
     ("initial.mean", [0.0], "initial.mean", "2 numbers"),
     ("initial.covariance", [[1, 0], [0, -1]], "initial.covariance[1][1]", "-1 is a variance below zero"),
     ("initial", {"diffuse": "yes"}, "initial.diffuse", "not true or false"),
+    ("initial", {"diffuse": True, "mean": [0.0, 0.0]}, "initial.covariance", "missing"),
+    ("initial", {"diffuse": True, "covariance": [[0.0] * 2] * 2}, "initial.mean", "missing"),
     ("initial.diffuse", [True, False], "initial.covariance[0]", "diffuse and has a covariance"),
     ("learn.parameters", ["Q"], "learn.parameters[0]", "no parameter"),
     ("learn.scope", "tribe", "learn.scope", "not known"),

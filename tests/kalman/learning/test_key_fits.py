@@ -158,10 +158,21 @@ def test_derivatives_are_those_of_the_adjoint(kind, start):
     definition = random_definition(rng, kind, 2, 2, 1 if kind == "explicit" else 0)
     definition |= {"learn": {"parameters": LEARNED[kind], "scope": "key"}, **STARTS[start]}
     definition["observation"]["H"] = rng.normal(size=np.shape(definition["observation"]["H"])).tolist()
-    learner = maximum_likelihood(definition)
     rows = random_rows(rng, definition, 8, 9)
     if start == "diffuse":  # see test_gradient_is_exact
         rows = rows._replace(time=np.cumsum(rng.choice([0, 500_000, 1_000_000], len(rows.time))))
+    assert_derivatives(maximum_likelihood(definition), rows, rng)
+
+
+def test_derivatives_of_three_measurements_are_those_of_the_adjoint():
+    """With correlated noise: the covariance of two of them leaves the part of the third one's alone."""
+    rng = np.random.default_rng(3)
+    definition = random_definition(rng, "explicit", 2, 3) | {"learn": {"parameters": ["R"], "scope": "key"}}
+    assert_derivatives(maximum_likelihood(definition), random_rows(rng, definition, 8, 9), rng)
+
+
+def assert_derivatives(learner, rows, rng):
+    """Assert value, gradient and information at numbers about the written ones, of eight keys."""
     theta = learner.start[:, None] + 0.2 * rng.normal(size=(len(learner.start), 8))
     expected = score(learner.each, learner.own_names, rows, 8, UNIT, learner.begun(theta, 8))
     of, taken = learned(learner.each), by_rounds(rows, UNIT)
