@@ -101,6 +101,22 @@ def test_nile():
     )
 
 
+def test_a_key_without_doubt_is_searched_once(monkeypatch):
+    """Only an end that is not told, at a bound or at zero is searched for again from other starts."""
+    searched, real = [], key_learning.search
+
+    def search(point, begin, *more, **others):
+        searched.append(begin.shape[1])
+        return real(point, begin, *more, **others)
+
+    monkeypatch.setattr(key_learning, "search", search)
+    rng = np.random.default_rng(1)
+    slopes = np.cumsum(rng.normal(size=(3, 300)), axis=1)
+    y = np.cumsum(slopes + 3.0 * rng.normal(size=(3, 300)), axis=1) + 3.0 * rng.normal(size=(3, 300))
+    assert TRENDS.fit_keys(rows_of(y), 3, UNIT, None).outcome.tolist() == [Outcome.CONVERGED] * 3
+    assert searched == [3]
+
+
 def test_a_variance_of_zero_is_an_answer():
     rng = np.random.default_rng(2)
     noise, walk = rng.normal(5.0, 2.0, 200), np.cumsum(rng.normal(size=200))
