@@ -11,7 +11,7 @@ import kalman
 from kalman.evaluation.diagnostics import innovations, ljung_box
 from kalman.learning import constraints, key_learning
 from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import ARRIVED, Outcome, Population
+from kalman.learning.key_fits import ARRIVED, Outcome, Population, unexamined
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import by_rounds
 from kalman.learning.key_search import Box
@@ -23,7 +23,7 @@ from kalman.models.structure import Parameter
 from tests.kalman.learning.test_learning import LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers
 from tests.kalman.support.key_series import LEVEL, TREND, loads, made, rows_of
-from tests.kalman.support.models import random_definition, random_rows, states_with
+from tests.kalman.support.models import random_definition, random_rows, same, states_with
 from tests.kalman.support.oracles import UNIT
 
 LEVELS, TRENDS = maximum_likelihood(LEVEL), maximum_likelihood(TREND)
@@ -212,6 +212,15 @@ def assert_derivatives(learner, rows, rng):
     np.testing.assert_allclose(own[i, j], J, rtol=2e-3, atol=2e-3 * np.abs(J).max())
 
 
+def test_of_fits_that_give_values_alone_nothing_else_is_known():
+    theta, entries = np.arange(6.0).reshape(2, 3), np.ones((4, 3))
+    found = unexamined(theta, entries, np.zeros(3), np.full(3, 9))
+    assert found.converged.all() and found.reason == [None] * 3 and found.own.tolist() == [1.0] * 3
+    shapes = {"errors": (4, 3), "information": (2, 2, 3), "nis": (3,), "ljung_box": (3,)}
+    for name, shape in shapes.items():
+        same(getattr(found, name), np.full(shape, np.nan))
+
+
 def test_few_rows_lean_on_the_population():
     rng = np.random.default_rng(5)
     keys = 160
@@ -275,6 +284,7 @@ def test_nothing_to_learn_from_is_said_and_the_others_go_on():
     assert alone.outcome.tolist() == expected
     assert alone.reason[1] == "its measurements do not vary" and alone.reason[4] == "it has no rows"
     assert alone.used.tolist() == [59, 50, 1, 3, 0, 4] and np.isfinite(alone.parameters).all()
+    assert np.isfinite(alone.errors[:, 0]).all() and np.isnan(alone.errors[:, [1, 2, 4, 5]]).all()
     population = Population(np.array([0.5, 0.2]), np.eye(2), 9)
     found = LEVELS.fit_keys(rows, 6, UNIT, population)
     assert found.outcome.tolist() == expected
