@@ -148,7 +148,7 @@ def test_a_start_that_is_no_distribution_flags_its_row(kind):
     np.testing.assert_array_equal(out.mean[:, rows.key == 5], good.mean[:, rows.key == 5])
 
 
-@pytest.mark.parametrize("kind", ["linear", "square root", "unscented"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_infinite_mean_flags_its_row_alone(kind):
     rows = rows_of(many=1)
     u = rows.u.copy()
