@@ -15,7 +15,7 @@ from kalman.learning.key_fits import ARRIVED, Outcome, Population, unexamined
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import by_rounds
 from kalman.learning.key_search import Box
-from kalman.learning.key_starts import Free, _differences
+from kalman.learning.key_starts import Free, _differences, free_numbers
 from kalman.learning.maximum_likelihood import STEP, maximum_likelihood
 from kalman.learning.score import score
 from kalman.learning.tangents import evaluate, learned
@@ -219,6 +219,22 @@ def test_of_fits_that_give_values_alone_nothing_else_is_known():
     shapes = {"errors": (4, 3), "information": (2, 2, 3), "nis": (3,), "ljung_box": (3,)}
     for name, shape in shapes.items():
         same(getattr(found, name), np.full(shape, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("Q", "numbers"),
+    [
+        (np.diag([1.0, 2.0]), {"Q[0][0]": (2, True), "Q[1][1]": (2, True)}),
+        ([[1.0, 0.5], [0.5, 2.0]], {"Q[0][0]": (2, False), "Q[1][0]": (0, False), "Q[1][1]": (2, False)}),
+    ],
+    ids=["diagonal", "full"],
+)
+def test_a_variance_that_has_covariances_cannot_be_zero_alone(Q, numbers):
+    process = {"kind": "explicit", "F": [[1.0, 1.0], [0.0, 0.5]], "Q": np.asarray(Q).tolist()}
+    given = {**TREND, "process": process, "observation": {"H": [[1.0, 0.0]], "R": [[1.0]]}}
+    learner = maximum_likelihood({**given, "learn": {"parameters": ["Q"], "scope": "key"}})
+    found = free_numbers(learner.each, learner.learned)
+    assert {one.name: (one.power, one.alone) for one in found} == numbers
 
 
 def test_few_rows_lean_on_the_population():
