@@ -60,7 +60,8 @@ class PartFile(NamedTuple):
     @classmethod
     def decode(cls, text: bytes) -> PartFile:
         """Return the file of `encode`."""
-        return cls(**json.loads(text))
+        found = json.loads(text)
+        return cls(**{**found, "values": tuple((name, value) for name, value in found["values"])})
 
 
 class PartWriter:

@@ -146,17 +146,22 @@ class FileTable:
         self._log: DeltaTable | None = None
         self._seen: Seen | None = None
         self._asked: pa.Schema | None = None
+        self._by_partition = False
         self.tried = False
         """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
 
-    def ready(self, schema: pa.Schema) -> None:
+    def ready(self, schema: pa.Schema, by_partition: bool = False) -> None:
         """Make the table ready for files with these columns: it gets those that it lacks, in one commit.
+
+        Args:
+            schema: the columns.
+            by_partition: each file has values of partition columns of its own (`PartFile.values`).
 
         Raises:
             UserError: there is no such table, its owner asks more of a writer than files honour, or a column has
                 another type.
         """
-        self._asked = schema
+        self._asked, self._by_partition = schema, by_partition
         log = self._need()
         why = self._refusal(log, schema)
         if why is not None:
@@ -378,7 +383,8 @@ class FileTable:
         why = refusal(log, self._settings) or other_type(log, schema)
         if why is not None:
             return why
-        lacking = set(log.metadata().partition_columns) - {*self._partition, *schema.names}
+        given = {*self._partition, *(schema.names if self._by_partition else ())}
+        lacking = set(log.metadata().partition_columns) - given
         return f"it is partitioned by {', '.join(sorted(lacking))}: make it anew" if lacking else None
 
     def _refused(self, why: str) -> UserError:

@@ -58,7 +58,7 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
         UserError: the table does not take such rows.
     """
     schema = _columns(rows, table, more_columns)
-    table.ready(schema)
+    table.ready(schema, by_partition=True)
     target = _Target(
         table.path, table.file_bytes, table.indexed, uuid.uuid4().hex, schema, table.partition_by
     )

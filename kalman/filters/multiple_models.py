@@ -172,7 +172,8 @@ class MultipleModels(StateLayout):
             wrong |= bad
         weights = list(np.exp(state[self.places["log_probabilities"]][:, first]))
         gaussians = [self._moments(list(state[part][:, first])) for part in self.parts]
-        mixed = mixture_moments.moments(weights, gaussians)
+        with np.errstate(all="ignore"):  # a start that is no distribution is flagged
+            mixed = mixture_moments.moments(weights, gaussians)
         state[: self._gaussian, first] = np.array([*mixed.m, *mixed.P])
         return state, wrong
 

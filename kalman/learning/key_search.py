@@ -20,8 +20,6 @@ MOST = 60
 """Steps of one search."""
 TOLERANCE = 1e-8
 """Gain in log-likelihood a row that is worth no further step."""
-LIMIT = 2.0
-"""Largest step of a free number that has no unit: a factor e^2 for a variance."""
 PAIRS = 3
 """Number of last steps whose gradient changes correct the information."""
 SHORTEST = 1e-5

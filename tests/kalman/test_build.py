@@ -66,6 +66,8 @@ WRONG = [
     ("initial.mean", [0.0], "initial.mean", "2 numbers"),
     ("initial.covariance", [[1, 0], [0, -1]], "initial.covariance[1][1]", "-1 is a variance below zero"),
     ("initial", {"diffuse": "yes"}, "initial.diffuse", "not true or false"),
+    ("initial", {"diffuse": True, "mean": [0.0, 0.0]}, "initial.covariance", "missing"),
+    ("initial", {"diffuse": True, "covariance": [[0.0] * 2] * 2}, "initial.mean", "missing"),
     ("initial.diffuse", [True, False], "initial.covariance[0]", "diffuse and has a covariance"),
     ("learn.parameters", ["Q"], "learn.parameters[0]", "no parameter"),
     ("learn.scope", "tribe", "learn.scope", "not known"),
@@ -155,3 +157,17 @@ def test_a_matrix_of_another_size_is_told_by_its_rows(lengths, said):
         checks.matrix("process.F", [[1.0] * length for length in lengths], 2, 2)
     assert (error.value.field, error.value.problem) == ("process.F", said)
     assert "a list of rows, 2 x 2, such as [[1.0, 0.0], [0.0, 1.0]]" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "written"),
+    [
+        (1, 1, "[[1.0]]"),
+        (4, 2, "[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0]]"),
+        (5, 2, "[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 0.0], ...]"),
+        (1, 4, "[[1.0, 0.0, 0.0, 0.0]]"),
+        (2, 5, "[[1.0, 0.0, 0.0, 0.0, ...], [0.0, 1.0, 0.0, 0.0, ...]]"),
+    ],
+)
+def test_an_example_of_a_matrix_has_its_size_up_to_four(rows, columns, written):
+    assert checks.example(rows, columns) == written

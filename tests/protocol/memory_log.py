@@ -194,7 +194,7 @@ def write_rows(rows: Frame, table: FileTable, more_columns: bool) -> list[PartFi
     """Stand in for `jobs.warehouse.written_rows.write_rows`: rows are put aside under a name that is used once."""
     last = latest(table.path)
     assert last is not None, table.path
-    absent = [one for one in rows.schema.fields if one.name not in last.schema.names]
+    absent: list[Any] = [one for one in rows.schema.fields if one.name not in last.schema.names]
     assert more_columns or not absent, f"{table.path} has no column {absent}"
     if absent:
         table.change(lambda log, properties: log.alter.add_columns(absent, commit_properties=properties))

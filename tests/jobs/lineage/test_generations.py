@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.exceptions import MetadataChangedException
-from delta.tables import DeltaTableBuilder
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
@@ -18,7 +16,6 @@ from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import open_log
 from jobs.storage.warehouse import Tables
 from jobs.warehouse.tables import GENERATIONS
-from tests.jobs.support.pipeline import random_rows, streaming
 
 
 def begun(root: Path, *models: str) -> Tables:
@@ -84,26 +81,3 @@ def test_a_switch_beside_another_models_commit_is_made_and_one_beside_its_own_re
     assert caught.value.exit_code == ALREADY_RUNNING
     assert [one.status for one in generations.all_of(tables, "walk")] == [generations.FAILED]
     assert [one.epoch for one in generations.all_of(tables, "other")] == [9]
-
-
-@pytest.mark.spark
-def test_commands_that_make_a_table_at_once_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is locked, the second creation is a conflict, and the table that it meets is as good."""
-    pipeline = streaming(tmp_path, *random_rows(2))
-    warehouse = pipeline.warehouse
-    execute = DeltaTableBuilder.execute
-
-    def overtaken(self: DeltaTableBuilder) -> Any:
-        execute(self)
-        raise MetadataChangedException("the table was made")
-
-    monkeypatch.setattr(DeltaTableBuilder, "execute", overtaken)
-    warehouse.create("other", "a int")
-    assert warehouse.column_names("other") == ["a"]
-
-    def fails(self: DeltaTableBuilder) -> Any:
-        raise MetadataChangedException("the table was not made")
-
-    monkeypatch.setattr(DeltaTableBuilder, "execute", fails)
-    with pytest.raises(MetadataChangedException):
-        warehouse.create("third", "a int")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def test_a_long_log_gets_checkpoints_which_keep_transactions_and_files(tmp_path:
     add(anew, 24, 100)
     add(anew, 25, 25)
     assert rows(tmp_path) == list(range(26))
-    assert one.takes(SCHEMA)
+    one.ready(SCHEMA)
     add(one, 26, 26)  # the first follows, though the commit that it read last may be gone
     assert rows(tmp_path) == list(range(27))
 
@@ -139,7 +140,7 @@ Warehouse.lock = lambda *_: nullcontext()  # as if the processes ran on machines
 table = FileTable(Warehouse(None, root), "t")
 for number in range(first, last):
     rows = pa.RecordBatch.from_pydict({"x": pa.array([number], pa.int64())})
-    assert table.takes(rows.schema)
+    table.ready(rows.schema)
     table.commit(write_parts(table.path, "part-00000", [rows]), (name, number))
     print(number, flush=True)
 """
@@ -218,7 +219,7 @@ def test_a_file_that_was_removed_before_its_commit_is_not_committed(tmp_path: Pa
 @pytest.mark.parametrize("change", ["constraint", "columns"])
 def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path, change: str) -> None:
     one = made(tmp_path)
-    assert one.takes(SCHEMA)
+    one.ready(SCHEMA)
     parts = write_parts(one.path, "part-00000", [some_rows(-1)])
     if change == "constraint":
         DeltaTable(one.path).alter.add_constraint({"positive": "x > 0"})
@@ -231,13 +232,10 @@ def test_a_table_that_changes_during_a_micro_batch_takes_no_files(tmp_path: Path
 
 
 FEATURES = {
-    (3, 7, "deletionVectors"): {"delta.enableDeletionVectors": "true"},
     (2, 5, ""): {"delta.columnMapping.mode": "name"},
     (1, 2, ""): {"delta.columnMapping.mode": "name"},
     (3, 7, "v2Checkpoint"): {"delta.checkpointPolicy": "v2"},
-    (3, 7, "variantType"): {},
     (3, 7, "typeWidening"): {"delta.enableTypeWidening": "true"},
-    (3, 7, "timestampNtz"): {},
     (3, 7, "catalogManaged"): {},
     (3, 7, "aFeatureOfTomorrow"): {},
     (1, 7, "rowTracking"): {"delta.enableRowTracking": "true"},
@@ -245,13 +243,12 @@ FEATURES = {
     (1, 7, "clustering"): {},
     (1, 7, "allowColumnDefaults"): {},
     (1, 7, "aWritersFeatureOfTomorrow"): {},
-    (1, 4, ""): {"delta.enableChangeDataFeed": "true"},
     (9, 9, ""): {},
 }
 
 
 @pytest.mark.parametrize(("asked", "settings"), FEATURES.items())
-def test_a_table_with_a_feature_beyond_files_is_left_to_java(
+def test_a_table_with_a_feature_beyond_files_is_refused(
     tmp_path: Path, asked: tuple[int, int, str], settings: dict[str, str]
 ) -> None:
     """Those that the library does not know are no error either."""
@@ -270,17 +267,14 @@ def test_a_table_with_a_feature_beyond_files_is_left_to_java(
         if "metaData" in line:
             line["metaData"]["configuration"] = settings
     path.write_text("\n".join(map(json.dumps, lines)))
-    try:
-        assert not one.takes(SCHEMA)
-    except UserError as error:
-        assert "the commit failed" in str(error)
+    with pytest.raises(UserError, match="the table cannot be written: it|its writers need|the commit failed"):
+        one.ready(SCHEMA)
 
 
 SETTINGS = {
     "delta.autoOptimize.autoCompact": "true",
     "delta.autoOptimize.optimizeWrite": "true",
     "delta.compatibility.symlinkFormatManifest.enabled": "true",
-    "delta.dataSkippingNumIndexedCols": "2",
     "delta.dataSkippingStatsColumns": "x",
     "delta.parquet.compression.codec": "zstd",
     "delta.checkpointPolicy": "v2",
@@ -290,7 +284,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(("name", "text"), SETTINGS.items())
-def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
+def test_a_table_that_asks_more_of_a_commit_than_its_files_is_refused(
     tmp_path: Path, name: str, text: str
 ) -> None:
     one = made(tmp_path)
@@ -298,10 +292,14 @@ def test_a_table_that_asks_more_of_a_commit_than_its_files_is_left_to_java(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     (about,) = (line["metaData"] for line in lines if "metaData" in line)
     harmless = {"of.ours": "1", "delta.logRetentionDuration": "interval 400 days", "delta.appendOnly": "true"}
-    for asked, taken in ((harmless, True), ({**harmless, name: text}, False), ({name: "false"}, True)):
+    for asked in (harmless, {**harmless, name: text}, {name: "false"}):
         about["configuration"] = asked
         path.write_text("\n".join(map(json.dumps, lines)))
-        assert table(tmp_path).takes(SCHEMA) == taken, asked
+        if asked.get(name) == text:
+            with pytest.raises(UserError, match=rf"UNSET TBLPROPERTIES \('{re.escape(name)}'\)"):
+                table(tmp_path).ready(SCHEMA)
+        else:
+            table(tmp_path).ready(SCHEMA)
 
 
 def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> None:
@@ -314,7 +312,6 @@ def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> 
     add(one, 2, 20)
     assert rows(tmp_path) == [1, 20]
     shutil.rmtree(tmp_path / "t")
-    assert not one.takes(SCHEMA)
     with pytest.raises(UserError, match="gone"):
         add(one, 3, 3)
     shutil.rmtree(tmp_path / "t", ignore_errors=True)
@@ -323,21 +320,31 @@ def test_a_table_that_was_put_back_or_made_anew_is_read_anew(tmp_path: Path) -> 
     assert rows(tmp_path) == [30]
 
 
-def test_a_table_takes_files_only_if_nothing_else_is_asked_of_a_writer(tmp_path: Path) -> None:
+def test_a_table_is_made_ready_for_files_or_says_why_it_cannot_be(tmp_path: Path) -> None:
     plain = made(tmp_path / "plain")
-    assert plain.takes(SCHEMA)
-    assert plain.takes(SCHEMA.remove(1))  # a column that is null
-    assert not plain.takes(SCHEMA.append(pa.field("more", pa.int64())))
-    assert not plain.takes(SCHEMA.set(0, pa.field("x", pa.int32())))
-    assert not made(tmp_path / "parts", partition_by=["x"]).takes(SCHEMA)
-    assert not made(tmp_path / "changes", configuration={"delta.enableChangeDataFeed": "true"}).takes(SCHEMA)
+    plain.ready(SCHEMA)
+    plain.ready(SCHEMA.remove(1))  # a column that is null
+    assert DeltaTable(plain.path).version() == 0
+    plain.ready(SCHEMA.append(pa.field("more", pa.int64())))
+    assert plain.columns().names == [*SCHEMA.names, "more"] and DeltaTable(plain.path).version() == 1
+
+    def refused(one: FileTable, why: str) -> None:
+        with pytest.raises(UserError, match=why):
+            one.ready(SCHEMA)
+
+    other = made(tmp_path / "other")
+    with pytest.raises(UserError, match="its column x has the type int64, and the new rows have string"):
+        other.ready(SCHEMA.set(0, pa.field("x", pa.string())))
+    refused(made(tmp_path / "parts", partition_by=["x"]), "it is partitioned by x")
+    for name in ("delta.enableChangeDataFeed", "delta.enableDeletionVectors"):
+        made(tmp_path / name, configuration={name: "true"}).ready(SCHEMA)
     checked = made(tmp_path / "checked")
-    DeltaTable(str(checked.path)).alter.add_constraint({"positive": "x > 0"})
-    assert not checked.takes(SCHEMA)
+    DeltaTable(checked.path).alter.add_constraint({"positive": "x > 0"})
+    refused(checked, "constraint positive: ALTER TABLE ... DROP CONSTRAINT positive")
     full = SCHEMA.set(0, pa.field("x", pa.int64(), nullable=False))
     DeltaTable.create(str(tmp_path / "full" / "t"), full)
-    assert not table(tmp_path / "full").takes(SCHEMA)
-    assert not table(tmp_path / "absent").takes(SCHEMA)
+    refused(table(tmp_path / "full"), "its column x has NOT NULL")
+    refused(table(tmp_path / "absent"), "the table is gone")
 
 
 def test_the_size_of_files_is_what_the_table_asks_for(tmp_path: Path) -> None:
@@ -362,10 +369,11 @@ def test_a_partitioned_table_takes_files_of_its_own_partition_alone(tmp_path: Pa
     spark: Any = None
     warehouse = Warehouse(spark, str(tmp_path))
     DeltaTable.create(str(tmp_path / "t"), SCHEMA.append(pa.field("of", pa.string())), partition_by=["of"])
-    assert not FileTable(warehouse, "t").takes(SCHEMA)
-    assert not FileTable(warehouse, "t", partition={"other": "a"}).takes(SCHEMA)
+    for partition in ({}, {"other": "a"}):
+        with pytest.raises(UserError, match="it is partitioned by of"):
+            FileTable(warehouse, "t", partition=partition).ready(SCHEMA)
     table = FileTable(warehouse, "t", partition={"of": "a"})
-    assert table.takes(SCHEMA)
+    table.ready(SCHEMA)
     parts = write_parts(table.path, "part-00000", [some_rows(1, 2)])
     assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) == 1
     assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) is None

@@ -26,7 +26,8 @@ def made(spark: SparkSession, root: Path, **properties: str) -> tuple[Warehouse,
 
 def append(warehouse: Warehouse, number: int, x: int) -> None:
     rows = warehouse.spark.createDataFrame([(x, [float(x)], None)], COLUMNS).coalesce(1)
-    warehouse.append(rows, "t", ("app", number))
+    writer = rows.write.format("delta").mode("append").option("txnAppId", "app").option("txnVersion", number)
+    writer.save(warehouse.path("t"))
 
 
 def by_java(warehouse: Warehouse, condition: str = "true") -> list[int]:
@@ -54,23 +55,23 @@ def test_each_goes_on_from_the_checkpoint_of_the_other(spark: SparkSession, tmp_
     append(warehouse, 0, 0)
     add(files, 1, 1)
     add(files, 2, 2)  # version 3: a checkpoint by delta-rs
-    forget_commits(files.folder, 3)
+    forget_commits(Path(files.path), 3)
     assert by_java(warehouse) == [0, 1, 2] and by_java(warehouse, "x > 1") == [2]
     append(warehouse, 2, 20)  # what the log holds of it is in the checkpoint alone
     append(warehouse, 1, 10)
     append(warehouse, 3, 3)
     append(warehouse, 4, 4)
     append(warehouse, 5, 5)  # version 6: a checkpoint by Java
-    forget_commits(files.folder, 6)
+    forget_commits(Path(files.path), 6)
     for one in (files, FileTable(warehouse, "t")):  # one follows the log, one reads it anew
         add(one, 5, 50)
         add(one, 3, 30)
     add(files, 6, 6)
-    spark.sql(f"OPTIMIZE delta.`{files.folder}`")
+    spark.sql(f"OPTIMIZE delta.`{files.path}`")
     add(files, 7, 7)  # version 9: a checkpoint by delta-rs of a table with removed files
-    forget_commits(files.folder, 9)
+    forget_commits(Path(files.path), 9)
     assert by_java(warehouse) == list(range(8)) and by_java(warehouse, "x = 5") == [5]
-    read = DeltaTable(str(files.folder))
+    read = DeltaTable(files.path)
     assert sorted(read.to_pyarrow_table()["x"].to_pylist()) == list(range(8))
     assert len(read.file_uris()) == 2 and read.transaction_version("app") == 7
     append(warehouse, 7, 70)

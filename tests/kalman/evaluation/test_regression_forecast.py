@@ -49,6 +49,18 @@ def test_without_residuals_or_with_a_free_coefficient_the_variance_is_infinite()
         assert np.isposinf(found.measurement_covariance).all() and np.isfinite(found.measurement_mean).all()
 
 
+def test_of_rows_that_fit_exactly_no_forecast_and_no_residual_is_judged() -> None:
+    """A residual sum of squares of zero tells nothing of the errors to come."""
+    model = kalman.build(definition("rls", states=["b0"], control=["x1"], observation={"H": [["x1"]]}))
+    u = np.array([[3.0, 4.0, 12.0]])
+    rows = kalman.SortedRows(np.zeros(3, np.int64), np.arange(3) * 1_000_000, np.zeros((1, 3)), u)
+    states, outputs = kalman.run(model, kalman.initial_states(model, 1), rows, UNIT)
+    assert outputs.covariance[0, -1] == 0.0
+    row = kalman.Rows(np.ones(1), np.zeros(1, bool), np.array([[4.0]]), np.array([[2.0]]))
+    for mean, covariance in (measured(model, states.values, row.u), model.residual(states.values, row)):
+        assert np.isfinite(mean).all() and np.isposinf(covariance).all()
+
+
 def test_two_measurements_share_their_coefficients() -> None:
     """A second measurement by the same coefficients: the covariance of both has the coefficients' part."""
     H = [[1.0, "x1", "x2"], [2.0, "x1", 0.0]]

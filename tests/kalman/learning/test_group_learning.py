@@ -128,6 +128,23 @@ def test_groups_do_not_see_each_other_and_a_bad_one_stays_at_the_pooled_values()
         np.testing.assert_allclose(gradient, drawn, atol=1e-4)
 
 
+def test_what_pooled_learning_left_at_a_bound_begins_as_written():
+    """By the scale of what it did determine, if there is any."""
+    learn = group_learning(learners.learnable(level({"parameters": ["variance", "R"], **BY_GROUP}, 1.0, 4.0)))
+    start, scale = learn.model.start, learn.model.variables.scale
+    np.testing.assert_allclose(start, [0.0, 0.5 * np.log(4.0)], rtol=1e-15)
+    for known, shift in (
+        (np.diag([0.1, 0.2]), None),
+        (np.diag([np.nan, 0.2]), 7.0),
+        (np.diag([np.nan] * 2), 0.0),
+    ):
+        free = np.isfinite(np.diag(known))
+        theta = np.where(free, start + 7.0 * scale, -99.0)
+        begin, determined = learn._inside(Fit(theta, 0.0, 0, Outcome.CONVERGED, covariance=known))
+        np.testing.assert_allclose(begin, theta if shift is None else start + shift * scale, rtol=1e-14)
+        np.testing.assert_array_equal(determined, free)
+
+
 def test_keys_begin_with_the_parameters_of_their_group():
     definition = {
         **level({"parameters": ["R", "initial.mean", "initial.covariance"], **BY_GROUP}, 1.0, 2.0),

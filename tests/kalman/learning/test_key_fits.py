@@ -11,11 +11,11 @@ import kalman
 from kalman.evaluation.diagnostics import innovations, ljung_box
 from kalman.learning import constraints, key_learning
 from kalman.learning.fisher_information import information
-from kalman.learning.key_fits import ARRIVED, Outcome, Population
+from kalman.learning.key_fits import ARRIVED, Outcome, Population, unexamined
 from kalman.learning.key_population import evidence, own_share, posterior
 from kalman.learning.key_rows import by_rounds
 from kalman.learning.key_search import Box
-from kalman.learning.key_starts import Free, _differences
+from kalman.learning.key_starts import Free, _differences, free_numbers
 from kalman.learning.maximum_likelihood import STEP, maximum_likelihood
 from kalman.learning.score import score
 from kalman.learning.tangents import evaluate, learned
@@ -23,7 +23,7 @@ from kalman.models.structure import Parameter
 from tests.kalman.learning.test_learning import LEARNED, NILE, STARTS, assert_same_fits
 from tests.kalman.support import peers
 from tests.kalman.support.key_series import LEVEL, TREND, loads, made, rows_of
-from tests.kalman.support.models import random_definition, random_rows, states_with
+from tests.kalman.support.models import random_definition, random_rows, same, states_with
 from tests.kalman.support.oracles import UNIT
 
 LEVELS, TRENDS = maximum_likelihood(LEVEL), maximum_likelihood(TREND)
@@ -101,6 +101,22 @@ def test_nile():
     )
 
 
+def test_a_key_without_doubt_is_searched_once(monkeypatch):
+    """Only an end that is not told, at a bound or at zero is searched for again from other starts."""
+    searched, real = [], key_learning.search
+
+    def search(point, begin, *more, **others):
+        searched.append(begin.shape[1])
+        return real(point, begin, *more, **others)
+
+    monkeypatch.setattr(key_learning, "search", search)
+    rng = np.random.default_rng(1)
+    slopes = np.cumsum(rng.normal(size=(3, 300)), axis=1)
+    y = np.cumsum(slopes + 3.0 * rng.normal(size=(3, 300)), axis=1) + 3.0 * rng.normal(size=(3, 300))
+    assert TRENDS.fit_keys(rows_of(y), 3, UNIT, None).outcome.tolist() == [Outcome.CONVERGED] * 3
+    assert searched == [3]
+
+
 def test_a_variance_of_zero_is_an_answer():
     rng = np.random.default_rng(2)
     noise, walk = rng.normal(5.0, 2.0, 200), np.cumsum(rng.normal(size=200))
@@ -158,10 +174,21 @@ def test_derivatives_are_those_of_the_adjoint(kind, start):
     definition = random_definition(rng, kind, 2, 2, 1 if kind == "explicit" else 0)
     definition |= {"learn": {"parameters": LEARNED[kind], "scope": "key"}, **STARTS[start]}
     definition["observation"]["H"] = rng.normal(size=np.shape(definition["observation"]["H"])).tolist()
-    learner = maximum_likelihood(definition)
     rows = random_rows(rng, definition, 8, 9)
     if start == "diffuse":  # see test_gradient_is_exact
         rows = rows._replace(time=np.cumsum(rng.choice([0, 500_000, 1_000_000], len(rows.time))))
+    assert_derivatives(maximum_likelihood(definition), rows, rng)
+
+
+def test_derivatives_of_three_measurements_are_those_of_the_adjoint():
+    """With correlated noise: the covariance of two of them leaves the part of the third one's alone."""
+    rng = np.random.default_rng(3)
+    definition = random_definition(rng, "explicit", 2, 3) | {"learn": {"parameters": ["R"], "scope": "key"}}
+    assert_derivatives(maximum_likelihood(definition), random_rows(rng, definition, 8, 9), rng)
+
+
+def assert_derivatives(learner, rows, rng):
+    """Assert value, gradient and information at numbers about the written ones, of eight keys."""
     theta = learner.start[:, None] + 0.2 * rng.normal(size=(len(learner.start), 8))
     expected = score(learner.each, learner.own_names, rows, 8, UNIT, learner.begun(theta, 8))
     of, taken = learned(learner.each), by_rounds(rows, UNIT)
@@ -183,6 +210,31 @@ def test_derivatives_are_those_of_the_adjoint(kind, start):
     own = np.einsum("iak,abk,jbk->ijk", by_theta, found.information, by_theta)
     i, j = np.tril_indices(len(theta))
     np.testing.assert_allclose(own[i, j], J, rtol=2e-3, atol=2e-3 * np.abs(J).max())
+
+
+def test_of_fits_that_give_values_alone_nothing_else_is_known():
+    theta, entries = np.arange(6.0).reshape(2, 3), np.ones((4, 3))
+    found = unexamined(theta, entries, np.zeros(3), np.full(3, 9))
+    assert found.converged.all() and found.reason == [None] * 3 and found.own.tolist() == [1.0] * 3
+    shapes = {"errors": (4, 3), "information": (2, 2, 3), "nis": (3,), "ljung_box": (3,)}
+    for name, shape in shapes.items():
+        same(getattr(found, name), np.full(shape, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("Q", "numbers"),
+    [
+        (np.diag([1.0, 2.0]), {"Q[0][0]": (2, True), "Q[1][1]": (2, True)}),
+        ([[1.0, 0.5], [0.5, 2.0]], {"Q[0][0]": (2, False), "Q[1][0]": (0, False), "Q[1][1]": (2, False)}),
+    ],
+    ids=["diagonal", "full"],
+)
+def test_a_variance_that_has_covariances_cannot_be_zero_alone(Q, numbers):
+    process = {"kind": "explicit", "F": [[1.0, 1.0], [0.0, 0.5]], "Q": np.asarray(Q).tolist()}
+    given = {**TREND, "process": process, "observation": {"H": [[1.0, 0.0]], "R": [[1.0]]}}
+    learner = maximum_likelihood({**given, "learn": {"parameters": ["Q"], "scope": "key"}})
+    found = free_numbers(learner.each, learner.learned)
+    assert {one.name: (one.power, one.alone) for one in found} == numbers
 
 
 def test_few_rows_lean_on_the_population():
@@ -248,6 +300,7 @@ def test_nothing_to_learn_from_is_said_and_the_others_go_on():
     assert alone.outcome.tolist() == expected
     assert alone.reason[1] == "its measurements do not vary" and alone.reason[4] == "it has no rows"
     assert alone.used.tolist() == [59, 50, 1, 3, 0, 4] and np.isfinite(alone.parameters).all()
+    assert np.isfinite(alone.errors[:, 0]).all() and np.isnan(alone.errors[:, [1, 2, 4, 5]]).all()
     population = Population(np.array([0.5, 0.2]), np.eye(2), 9)
     found = LEVELS.fit_keys(rows, 6, UNIT, population)
     assert found.outcome.tolist() == expected

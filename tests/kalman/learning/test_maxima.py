@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kalman.learning import learners
-from kalman.learning.bounds import _flat_way, _seen
+from kalman.learning.bounds import JUMP, Variables, _flat_way, _released, _seen
 from kalman.learning.em import Fit
 from kalman.learning.groups import group_learning
 from kalman.learning.key_fits import Outcome, expected_gain
@@ -245,3 +245,45 @@ def test_a_flat_way_ends_where_more_is_seen_and_gained(value, known, used, end):
     tried = Point(np.ones(1), value, np.zeros(1), np.array([[known]]), used)
     found, why = maximise(lambda theta: tried, _flat_way(FLAT_VARIANCE, 0, -3.0, 100))
     assert why == end and found is (FLAT_VARIANCE if end == "worse" else tried)
+
+
+@pytest.mark.parametrize(
+    ("held", "scale", "gradient", "known", "way"),
+    [
+        (-1, 1.0, 0.2, 0.5, np.log(1.4)),  # scoring in the variance v: v + v g / J
+        (-1, 0.5, 0.2, 0.5, np.log(1.8) / 2.0),  # v = exp(2 theta)
+        (-1, 0.0, 0.2, 0.5, JUMP),
+        (1, 0.0, -0.2, 0.5, -JUMP),
+        (0, 1.0, 0.2, 0.99 * FLAT, np.log1p(0.2 / (0.99 * FLAT))),
+        (0, 1.0, 0.2, FLAT, None),  # seen: it is the search's
+        (0, 0.0, 0.2, 0.99 * FLAT, None),
+        (0, 1.0, -0.2, 0.99 * FLAT, None),  # outwards
+        (-1, 1.0, -0.2, 0.5, None),
+        (1, 0.0, 0.2, 0.5, None),
+        (-1, 1.0, np.sqrt(0.0051), 0.5, np.log1p(2.0 * np.sqrt(0.0051))),
+        (-1, 1.0, np.sqrt(0.0049), 0.5, None),  # a gain below that of what has arrived
+    ],
+)
+def test_a_variable_is_released_from_its_bound_where_that_promises_likelihood(
+    held, scale, gradient, known, way
+):
+    """Beside one at its bound that promises nothing; by the whole way, or by 0.8 or 0.6 of it."""
+    variables = Variables(
+        ("a", "b"), np.full(2, np.inf), np.array([1.0, scale]), 1, (None, None), (None, None)
+    )
+    point = Point(np.array([2.0, 3.0]), -10.0, np.array([0.0, gradient]), np.diag([1.0, known]), 100)
+    found = Maximum(point, 5, np.array([-1, held]), None)
+    for enough in range(4):
+        asked: list[np.ndarray] = []
+
+        def tried(theta, asked=asked, enough=enough):
+            asked.append(theta)
+            return point._replace(theta=theta, value=-9.9 if len(asked) > enough else -10.0)
+
+        ended = maximise(tried, _released(found, variables, 100))
+        if way is None or enough == 3:
+            assert ended is found and len(asked) == (0 if way is None else 3)
+            continue
+        share = (1.0, 0.8, 0.6)[enough]
+        np.testing.assert_allclose(ended.point.theta, [2.0, 3.0 + share * way], rtol=1e-14)
+        assert ended.point.value == -9.9 and ended.held.tolist() == [-1, 0]

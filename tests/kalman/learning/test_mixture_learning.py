@@ -12,6 +12,8 @@ import kalman
 from kalman.learning.key_fits import Outcome, Population
 from kalman.learning.learners import learnable
 from kalman.learning.mixtures import MixtureLearner, mixture_learner
+from kalman.mixtures.building import request
+from kalman.mixtures.seeds import seeds
 from tests.kalman.support.models import random_covariance, same
 from tests.kalman.support.oracles import UNIT
 
@@ -407,3 +409,18 @@ def test_only_mixtures_learn_so():
     assert isinstance(learnable(given), MixtureLearner)
     with pytest.raises(kalman.ModelError, match="the model has no parameter 'R'"):
         learner("poisson_mixture", 2, learn=["R"])
+
+
+def test_a_start_s_clusters_have_one_row_more_at_the_overall_mean():
+    """Two clusters far apart, of three and of one row: weights, means and the variance within, by hand."""
+    learn = {"parameters": NAMES["gaussian_mixture"]}
+    given = {"filter": "gaussian_mixture", "measurement": ["y"], "mixture": {"components": 2}, "learn": learn}
+    asked = request(given)
+    for start in seeds(asked, np.array([[0.0, 1.0, 2.0, 101.0]]), 4):
+        order = np.argsort(start[2:4])
+        np.testing.assert_allclose(start[:2][order], [4 / 6, 2 / 6], rtol=1e-14)
+        np.testing.assert_allclose(start[2:4][order], [(3 + 26) / 4, (101 + 26) / 2], rtol=1e-14)
+        variance = np.var([0.0, 1.0, 2.0, 101.0])
+        away = np.array([0.0, 1.0, 2.0]) - 29 / 4
+        within = 0.01 * variance + (away @ away + (101 - 127 / 2) ** 2) / 4
+        np.testing.assert_allclose(start[4:], within, rtol=1e-14)

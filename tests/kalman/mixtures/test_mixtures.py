@@ -455,6 +455,10 @@ POISSON = {"filter": "poisson_mixture", "measurement": ["y"], "mixture": {"rates
             {"filter": "gaussian_mixture", "mixture": {"means": [1.0], "covariances": [0.0]}},
             "mixture.covariances[0]",
         ),
+        (
+            {"filter": "gaussian_mixture", "mixture": {"means": [1.0], "covariances": [-1.0]}},
+            "mixture.covariances[0][0][0]",
+        ),
     ],
 )
 def test_an_error_names_the_field(change, field):

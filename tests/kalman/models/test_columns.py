@@ -237,3 +237,10 @@ def test_a_control_that_nothing_uses_is_refused():
     model["process"]["offset"] = ["push", "bias"]
     with pytest.raises(kalman.ModelError, match="does not use it: unused"):
         kalman.build(model)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_covariance_of_columns_has_a_row_for_each_measurement(rows):
+    with pytest.raises(kalman.ModelError) as error:
+        columns.covariance("observation.R", [["a", "b"]] * rows, 2, ["a", "b"])
+    assert (error.value.field, error.value.problem) == ("observation.R", f"2 x 2 is needed, found {rows} x 2")

@@ -10,6 +10,7 @@ import pytest
 
 import kalman
 from kalman.models.differences import slope
+from kalman.models.functions import _places
 from kalman.models.named import Named, find
 from tests.kalman.support.oracles import run_one
 
@@ -289,3 +290,15 @@ def test_an_observation_of_any_arguments_is_called_with_the_state_alone(folder):
         for jacobian in ("bent_slope", "bent_slope_of_any")
     )
     np.testing.assert_array_equal(unknown.mean, known.mean)
+
+
+def test_functions_are_checked_at_three_places_near_the_start():
+    """Within a fifth of a deviation, or of the mean or 1 where a deviation is large, at other shares of each state."""
+    mean, spread = (0.0, 5.0, -300.0, 2.0, 0.0), (1.0, 1e-3, 1e9, 0.0, 50.0)
+    places, sigma = _places(mean, spread)
+    np.testing.assert_array_equal(places[:, 0], mean)
+    np.testing.assert_array_equal(sigma, np.repeat(np.array(spread)[:, None], 3, axis=1))
+    size = np.array([1.0, 1e-3, 300.0, 0.0, 1.0])
+    shares = (places - places[:, :1])[size > 0.0, 1:] / size[size > 0.0, None]
+    assert (np.abs(shares) < 0.2).all() and len(np.unique(shares.round(6))) == shares.size
+    np.testing.assert_array_equal(places[3], 2.0)

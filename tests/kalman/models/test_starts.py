@@ -100,6 +100,21 @@ def test_the_start_is_that_of_statsmodels():
     np.testing.assert_allclose(out.log_likelihood, truth.llf_obs, rtol=1e-11)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_state_begins_there(kind):
+    """Before its first row is used: each entry of it, of the keys that begin alone."""
+    model = kalman.build(KINDS[kind])
+    u = rows_of().u[:, ::8]
+    first = np.arange(KEYS) % 2 == 0
+    before = model.initial(KEYS)
+    begun, wrong = model.begun(before, first, u)
+    assert not wrong.any()
+    np.testing.assert_array_equal(begun[:, ~first], before[:, ~first])
+    for key in np.flatnonzero(first):
+        number = kalman.build(with_numbers(KINDS[kind], u[:, key]))
+        np.testing.assert_array_equal(begun[:, key], number.initial(1)[:, 0])
+
+
 @pytest.mark.parametrize("kind", ["linear", "square root", "unscented", "imm", "fixed lag"])
 def test_smoothing_begins_there_too(kind):
     rows = rows_of()
@@ -131,6 +146,16 @@ def test_a_start_that_is_no_distribution_flags_its_row(kind):
     np.testing.assert_array_equal(out.mean[:, 9:16], alone.mean)
     good = kalman.run(model, kalman.initial_states(model, KEYS), rows, UNIT)[1]
     np.testing.assert_array_equal(out.mean[:, rows.key == 5], good.mean[:, rows.key == 5])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_infinite_mean_flags_its_row_alone(kind):
+    rows = rows_of(many=1)
+    u = rows.u.copy()
+    u[0, 4] = np.inf
+    model = kalman.build(KINDS[kind])
+    out = kalman.run(model, kalman.initial_states(model, KEYS), rows._replace(u=u), UNIT)[1]
+    assert [kalman.FLAGS[flag] for flag in out.flag] == [*[None] * 4, "not_psd", None]
 
 
 def test_what_a_key_has_of_its_own_stays():
