@@ -16,11 +16,22 @@ from typing import Any, NamedTuple
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.table import InputsTable
+from jobs.lineage.source_ranges import RangeWriter
+from jobs.snapshots.row_sums import Measured
 from jobs.snapshots.seeds import meaning_of
+from jobs.snapshots.state_files import PARTITION, Written
+from jobs.snapshots.state_rows import TABLE as STATES
+from jobs.snapshots.state_rows import read_rows
+from jobs.storage.part_files import PartFile
+from jobs.storage.table_log import FileTable
+from jobs.streaming.operators.estimate_files import PROPERTY as FILES_PROPERTY
+from jobs.streaming.operators.estimate_files import Target
 from jobs.streaming.sinks.refused_rows import REASONS
+from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.warehouse.measurements_table import create_new_keys_table
-from jobs.warehouse.tables import measurements
+from jobs.warehouse.tables import SNAPSHOTS, SOURCE_RANGE, estimates, measurements
 from tests.protocol import memory_columns as F
+from tests.protocol import memory_delta, world
 from tests.protocol.memory_frame import Frame, parse_schema
 from tests.protocol.memory_state import States, read_states
 from tests.protocol.memory_stream import StreamFrame
@@ -28,6 +39,12 @@ from tests.protocol.memory_stream import StreamFrame
 STATE_ROWS = parse_schema(
     "key string, state_index bigint, event_time timestamp, mean array<double>, covariance array<double>, "
     "log_likelihood double, extras map<string, array<double>>"
+)
+
+
+ESTIMATES = (
+    "key string, event_time timestamp, y double, inputs bigint, flags string, batch_id bigint, model_version int, "
+    f"generation string, {SOURCE_RANGE} string"
 )
 
 
@@ -102,7 +119,7 @@ def operator(context: Any) -> Any:
                     state["inputs"] = {**state.get("inputs", {}), str(row[value]): used}
             kind = OutputPacket.LATE if late else OutputPacket.ESTIMATES
             packets.append({**_packet(kind, row[key], at, row[value]), "inputs": used})
-        return packets
+        return _in_files(context, packets)
 
     return process
 
@@ -132,24 +149,82 @@ def micros(at: Any) -> int:
 
 
 def _packet(kind: OutputPacket, key: str, at: int, value: float) -> dict[str, Any]:
-    return {"kind": kind.value, "rows": 1, "key": key, "at": at, "y": value, "inputs": None}
+    return {"kind": kind.value, "rows": 1, "key": key, "at": at, "y": value, "inputs": None, "payload": None}
 
 
 def _state_of(seed: dict[str, Any]) -> dict[str, Any]:
     return {"at": micros(seed["event_time"]), "ids": list(seed["mean"])}
 
 
-def unpack_estimates(packets: Frame, *rest: Any) -> Frame:
-    """Return the rows of packets of estimates."""
-    return packets.select(
-        "key", F.timestamp_micros("at").alias("event_time"), "y", "inputs", F.lit(None).alias("flags")
-    )
+class MemoryEstimateFiles(EstimateFiles):
+    """`EstimateFiles` whose rows are those of this model; the operator puts them aside as the tasks write files."""
+
+    @classmethod
+    def of(cls, warehouse: Any, generation: Any, fmt: Any, corrects: bool) -> MemoryEstimateFiles:
+        """Return the files of a generation's estimates."""
+        table: Any = FileTable(warehouse, estimates(generation.model))
+        rows: Any = None
+        return cls(warehouse, generation, RangeWriter(warehouse, generation), table, ESTIMATES, rows)
+
+    def begin(self, spark: Any, batch_id: int) -> None:
+        """Make the table, and tell the operator which files to write."""
+        self.warehouse.create(self.table.name, self.columns)
+        self.attempt, self.table.tried = world.current().new_id(), False
+        spark.sparkContext.setLocalProperty(FILES_PROPERTY, self._target(batch_id).encode())
+
+    def remove_unnamed(self) -> None:
+        """A file that no commit names is seen by nobody."""
+
+    def reading(self, spark: Any, parts: Any) -> Any:
+        """Return the rows of files as the other sinks take them."""
+        return MemoryEstimates(spark, self.table.path, [one.file.path for one in parts])
 
 
-def last_of_keys(packets: Frame, fmt: Any) -> Frame:
-    """Return the last packet of each key."""
-    last = {row["key"]: row for row in packets.rows}
-    return Frame(packets.sparkSession, last.values(), packets.schema)
+class MemoryEstimates(NamedTuple):
+    """`FileEstimates`: the estimates of a micro-batch, from the files of its table."""
+
+    spark: Any
+    folder: str
+    names: list[str]
+
+    def rows(self) -> Frame:
+        """Return all rows but without their source range."""
+        return Frame(self.spark, self._found(), parse_schema(ESTIMATES)).drop(SOURCE_RANGE)
+
+    def last_rows(self, corrections: bool) -> Frame:
+        """Return the last row of each key, without the columns of the micro-batch."""
+        last = {row["key"]: row for row in self._found()}
+        rows = Frame(self.spark, last.values(), parse_schema(ESTIMATES))
+        return rows.select("key", "event_time", "y", "inputs", "flags")
+
+    def _found(self) -> list[dict[str, Any]]:
+        parts = world.current().parts
+        return [row for name in self.names for row in parts[f"{self.folder}/{name}"].detail]
+
+
+def _in_files(context: Any, packets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put estimates aside as a file of their table, and return a packet that names it in their place."""
+    told = context.warehouse.spark.sparkContext.getLocalProperty(FILES_PROPERTY)
+    target, here = Target.decode(told), world.current()
+    mine = [one for one in packets if one["kind"] == OutputPacket.ESTIMATES.value]
+    rows = [
+        {
+            "key": one["key"],
+            "event_time": F.EPOCH + timedelta(microseconds=one["at"]),
+            "y": one["y"],
+            "inputs": one["inputs"],
+            "flags": None,
+            **target.constants,
+        }
+        for one in mine
+    ]
+    if not rows:
+        return packets
+    name = f"part-00000-{here.new_id()}"
+    here.parts[f"{target.folder}/{name}"] = world.Stored(b"", here.clock.now(), tuple(rows))
+    file = {**_packet(OutputPacket.ESTIMATES_FILE, "", 0, 0.0), "rows": len(rows)}
+    file["payload"] = PartFile(name, 0, len(rows), 0, "{}").encode()
+    return [file, *(one for one in packets if one not in mine)]
 
 
 def refused_rows(packets: Frame, fmt: Any, model: str, generation: str, batch_id: int) -> Frame:
@@ -211,6 +286,25 @@ def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Frame, ro
     seeds = Frame(warehouse.spark, states.rows, states.schema)
     seeds.groupBy = lambda *names: seeds  # type: ignore[method-assign]
     return seeds
+
+
+def write_files(warehouse: Any, manifest: Any, states: Any) -> Any:
+    """Write a snapshot's state rows in the place of its former ones, in one commit."""
+    warehouse.create(STATES, SNAPSHOTS, PARTITION)
+    names = {"snapshot_id": manifest.snapshot_id, "model": manifest.model}
+    given = {**names, "model_version": manifest.model_version}
+    rows = [{**row, **given} for row in getattr(states, "frame", states).rows]
+    where = " AND ".join(f"{name} = '{value}'" for name, value in names.items())
+    memory_delta.overwrite(
+        Frame(warehouse.spark, rows, parse_schema(SNAPSHOTS)), warehouse.path(STATES), where
+    )
+    version = warehouse.latest_version(STATES)
+    return Written(version, Measured(*measure_stored(warehouse, manifest, version)))
+
+
+def measure_stored(warehouse: Any, manifest: Any, version: int) -> Any:
+    """Return what `measure` does, of a snapshot's rows at a version of their table."""
+    return measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
 
 
 def measure(rows: Frame) -> tuple[int, str, int]:

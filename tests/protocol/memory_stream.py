@@ -25,7 +25,7 @@ from tests.protocol.scheduler import MAINTENANCE
 ROWS_A_FILE = 2
 """Rows of one file of a commit, so that a commit may have several."""
 
-PACKETS = parse_schema("kind int, rows bigint, key string, at bigint, y double, inputs bigint")
+PACKETS = parse_schema("kind int, rows bigint, key string, at bigint, y double, payload string, inputs bigint")
 """A packet of the operator's output: one row."""
 
 RETAINED = 100
@@ -333,7 +333,7 @@ class Packets:
         return self._frame.select(*columns)
 
     def selectExpr(self, *names: str) -> Frame:  # noqa: N802
-        return self._frame.select(*names)
+        return self._frame.select(*(name.rpartition(" AS ")[2] for name in names))
 
     def filter(self, condition: Any) -> Frame:
         return self._frame.filter(condition)

@@ -28,7 +28,7 @@ from jobs.encoding.rows import select_columns
 from jobs.key_inputs import pins
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import leases
-from jobs.snapshots import seeds, state_rows
+from jobs.snapshots import seeds, state_files, stored_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.planned import planned_once
@@ -39,7 +39,8 @@ from jobs.storage.warehouse import Tables
 from jobs.streaming import query, state_reader
 from jobs.streaming.driver import Driver
 from jobs.streaming.recorder import recording
-from jobs.streaming.sinks import estimated, refused_rows
+from jobs.streaming.sinks import refused_rows
+from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
@@ -172,7 +173,9 @@ def _replacements() -> list[tuple[Any, Any]]:
         (query.stateful_operator, data_path.operator),
         (seeds.initial_state, data_path.initial_state),
         (seeds.offered, data_path.offered),
-        (state_rows.measure, data_path.measure),
+        (state_files.write_files, data_path.write_files),
+        (stored_rows.measure_stored, data_path.measure_stored),
+        (EstimateFiles, data_path.MemoryEstimateFiles),
         (state_reader.states_at, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),
         (planned_once, lambda session, rows: rows),
@@ -182,8 +185,6 @@ def _replacements() -> list[tuple[Any, Any]]:
         ),
         (LocalFiles, MemoryFiles),
         (InputsTable, data_path.MemoryInputs),
-        (estimated.unpack_estimates, data_path.unpack_estimates),
-        (estimated.last_of_keys, data_path.last_of_keys),
         (refused_rows.refused_rows, data_path.refused_rows),
         (batch_filter.batch_of, lambda runtime: SimpleNamespace(rows=runtime.rows)),
         (batch_filter.bucket_rows, lambda frame, rows, count: frame),

@@ -115,7 +115,7 @@ def _manifest_first() -> Iterator[None]:
         version = warehouse.latest_version("snapshots") + 1 if warehouse.exists("snapshots") else 1
         found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
         made = store._commit(warehouse, dataclasses.replace(manifest, **found))
-        store._write_states(warehouse, manifest, states)
+        store.write_files(warehouse, manifest, states)
         return made
 
     with mock.patch("jobs.training.pretraining.write", write):
