@@ -67,7 +67,7 @@ def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | Da
     warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
     table = ReplacingTable(warehouse, TABLE)
     columns = to_arrow_schema(StructType.fromDDL(SNAPSHOTS), timezone="UTC")
-    table.ready(columns)
+    table.ready(columns, by_partition=True)
     schema = pa.schema([field for field in columns if field.name not in PARTITION])
     values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
     folder = "/".join(f"{name}={re.sub('[^A-Za-z0-9_.-]', '_', value)}" for name, value in values.items())

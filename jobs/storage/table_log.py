@@ -6,14 +6,12 @@ what is to be committed is decided anew. Each commit carries an identity of its 
 the file of that version tells whether the commit was made.
 
 Delta in Java commits to the same tables. Both keep transactions (application, number) in the log, and skip one whose
-number the table has. What delta-rs cannot write, or would write differently, is left to Java: tables with further
-features, partitions or columns (`FileTable.takes`).
+number the table has.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import sys
@@ -25,12 +23,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.roots import local_path
 from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
@@ -38,10 +35,6 @@ from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile
 from jobs.storage.table_rows import open_log, to_arrow
 from jobs.storage.warehouse import Tables
 
-WRITER = "KALMAN_DELTA_WRITER"
-"""Environment variable that says who writes estimates where either can: `files` (the tasks) or `java` (Delta)."""
-FILES, JAVA = "files", "java"
-DEFAULT = FILES
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
@@ -59,57 +52,12 @@ class Conflict(UserError):
     """Other commits came before this one, each time that it was tried."""
 
 
-def wanted_writer() -> str:
-    """Return who is to write estimates where either can.
-
-    Raises:
-        UserError: the environment variable names none of the two.
-    """
-    found = os.environ.get(WRITER) or DEFAULT
-    if found not in (FILES, JAVA):
-        raise UserError(f"{WRITER}={found}: unknown; use {FILES} (the default is {DEFAULT}) or {JAVA}")
-    return found
-
-
-def takes_files(warehouse: Tables) -> bool:
-    """Tell if tables of a warehouse are to be written without Java where that can be.
-
-    Raises:
-        UserError: the environment variable names no writer.
-    """
-    return wanted_writer() == FILES and warehouse.local
-
-
-def create_table(warehouse: Tables, table: str, fields: str, settings: Mapping[str, str]) -> bool:
-    """Make an empty table of a local warehouse without Java, unless there is something in its place; tell if it did.
-
-    Args:
-        warehouse: of the table.
-        table: its name.
-        fields: its columns, as JSON of Spark's `StructType`.
-        settings: of the table.
-    """
-    root = local_path(warehouse.root)
-    assert root is not None, "the files of a remote warehouse are not within reach"
-    folder = root / table
-    with warehouse.lock(table):
-        # What a killed process has left of a first commit is Java's to repair (`Warehouse.create`).
-        if not folder.exists():
-            with suppress(DeltaError, OSError):  # Java makes the table then, or says why it cannot
-                DeltaTable.create(str(folder), Schema.from_json(fields), configuration=dict(settings))
-                return True
-    return False
-
-
 def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
-    """Return the files of a version of a local table, as `DeltaTable.get_add_actions` flattens them.
+    """Return the files of a version of a table, as `DeltaTable.get_add_actions` flattens them.
 
-    None if the table is not a local one, cannot be read here, or has features by which rows of a file may not count or
-    columns have other names.
+    None if the table cannot be read here, or has features by which rows of a file may not count or columns have other
+    names.
     """
-    root = local_path(warehouse.root)
-    if root is None:
-        return None
     try:
         log = open_log(warehouse.root, table, version)
     except (DeltaError, OSError):
@@ -117,7 +65,7 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     protocol = log.protocol()
     if protocol.min_reader_version > 1 or protocol.reader_features:
         return None
-    return _bounds(log)
+    return to_arrow(log.get_add_actions(flatten=True))
 
 
 class FileTable:
@@ -129,7 +77,6 @@ class FileTable:
         warehouse: of the table.
         table: its name.
         settings: of the table that the files honour, beside those that all files do.
-        partition: values of its partition columns that all of the files' rows have; empty: it has no such columns.
     """
 
     def __init__(
@@ -137,10 +84,9 @@ class FileTable:
         warehouse: Tables,
         table: str,
         settings: Set[str] = frozenset(),
-        partition: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._warehouse, self.name = warehouse, table
-        self._settings, self._partition = settings, partition
+        self._settings = settings
         self.path = warehouse.path(table)
         self._files = warehouse.files(table)
         self._log: DeltaTable | None = None
@@ -168,12 +114,6 @@ class FileTable:
             raise self._refused(why)
         if absent_fields(log, schema):
             self.change(lambda log, properties: _add_columns(log, schema, properties))
-
-    def takes(self, schema: pa.Schema) -> bool:
-        """Tell if the table, as it is now, takes files with these columns as they are."""
-        self._asked = schema
-        log = self._fresh()
-        return log is not None and self._refusal(log, schema) is None and not absent_fields(log, schema)
 
     def columns(self) -> pa.Schema:
         """Return the table's columns, those of its partitions among them.
@@ -206,14 +146,6 @@ class FileTable:
         """Tell if the table has neither a transaction (application, number) nor a later one of its application."""
         last = self._need().transaction_version(transaction[0])
         return last is None or last < transaction[1]
-
-    def bounds(self) -> pa.Table | None:
-        """Return the least and the greatest values of the table's files, as `DeltaTable.get_add_actions` flattens them.
-
-        None if there is no such table.
-        """
-        log = self._fresh()
-        return None if log is None else _bounds(log)
 
     def commit(
         self,
@@ -263,34 +195,6 @@ class FileTable:
         version = self._commit(parts, due, {**metadata, "isBlindAppend": True})
         assert version is not None
         return version
-
-    def add(
-        self,
-        parts: Sequence[PartFile],
-        application: str,
-        fits: Callable[[pa.Table], bool],
-        metadata: Mapping[str, Any],
-    ) -> int | None:
-        """Add files to the table in one commit if it has no rows in their place.
-
-        Return the version of the table that the commit made, or None if it has such rows.
-
-        Args:
-            parts: the files.
-            application: whose commits refuse each other, if one has not seen the other.
-            fits: tells from the bounds of the table's files (`bounds`) if none has such rows.
-            metadata: of the commit.
-
-        Raises:
-            UserError: as `commit` does.
-        """
-
-        def due(log: DeltaTable) -> list[Transaction] | None:
-            last = log.transaction_version(application)
-            number = 1 if last is None else last + 1
-            return [_transaction(application, number)] if fits(_bounds(log)) else None
-
-        return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
     def change(self, make: Callable[[DeltaTable, CommitProperties], object]) -> None:
         """Let the library change the table's rows in one commit, again on what others have written if one came between.
@@ -383,8 +287,7 @@ class FileTable:
         why = refusal(log, self._settings) or other_type(log, schema)
         if why is not None:
             return why
-        given = {*self._partition, *(schema.names if self._by_partition else ())}
-        lacking = set(log.metadata().partition_columns) - given
+        lacking = set(log.metadata().partition_columns) - set(schema.names if self._by_partition else ())
         return f"it is partitioned by {', '.join(sorted(lacking))}: make it anew" if lacking else None
 
     def _refused(self, why: str) -> UserError:
@@ -420,10 +323,7 @@ class FileTable:
         properties: CommitProperties,
     ) -> int:
         adds: list[Any] = [
-            AddAction(
-                one.path, one.size, {**self._partition, **dict(one.values)}, one.modified, True, one.stats
-            )
-            for one in parts
+            AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts
         ]
         log.create_write_transaction(
             adds,
@@ -512,10 +412,6 @@ def _reason(error: Exception) -> str:
 def _transaction(application: str, number: int) -> Transaction:
     # Delta in Java may forget a transaction that does not say when it was.
     return Transaction(application, number, int(time.time() * 1000))
-
-
-def _bounds(log: DeltaTable) -> pa.Table:
-    return to_arrow(log.get_add_actions(flatten=True))
 
 
 def _bytes_of(text: str | None) -> int | None:

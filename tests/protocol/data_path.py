@@ -304,7 +304,8 @@ def write_files(warehouse: Any, manifest: Any, states: Any) -> Any:
 
 def measure_stored(warehouse: Any, manifest: Any, version: int) -> Any:
     """Return what `measure` does, of a snapshot's rows at a version of their table."""
-    return measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version))
+    rows: Any = read_rows(warehouse, manifest.snapshot_id, manifest.model, version)
+    return measure(rows)
 
 
 def measure(rows: Frame) -> tuple[int, str, int]:

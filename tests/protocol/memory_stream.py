@@ -25,7 +25,9 @@ from tests.protocol.scheduler import MAINTENANCE
 ROWS_A_FILE = 2
 """Rows of one file of a commit, so that a commit may have several."""
 
-PACKETS = parse_schema("kind int, rows bigint, key string, at bigint, y double, payload string, inputs bigint")
+PACKETS = parse_schema(
+    "kind int, rows bigint, key string, at bigint, y double, payload string, inputs bigint"
+)
 """A packet of the operator's output: one row."""
 
 RETAINED = 100

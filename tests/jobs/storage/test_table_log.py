@@ -365,17 +365,14 @@ def test_a_commit_reads_as_one_that_delta_in_java_makes(tmp_path: Path) -> None:
     assert set(found) == {"commitInfo", "txn", "add"}
 
 
-def test_a_partitioned_table_takes_files_of_its_own_partition_alone(tmp_path: Path) -> None:
-    spark: Any = None
-    warehouse = Warehouse(spark, str(tmp_path))
-    DeltaTable.create(str(tmp_path / "t"), SCHEMA.append(pa.field("of", pa.string())), partition_by=["of"])
-    for partition in ({}, {"other": "a"}):
-        with pytest.raises(UserError, match="it is partitioned by of"):
-            FileTable(warehouse, "t", partition=partition).ready(SCHEMA)
-    table = FileTable(warehouse, "t", partition={"of": "a"})
-    table.ready(SCHEMA)
-    parts = write_parts(table.path, "part-00000", [some_rows(1, 2)])
-    assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) == 1
-    assert table.add(parts, "app", lambda bounds: bounds.num_rows == 0, {}) is None
-    found = DeltaTable(str(tmp_path / "t")).to_pyarrow_table()
-    assert found["of"].to_pylist() == ["a", "a"] and found["x"].to_pylist() == [1, 2]
+def test_files_of_a_partitioned_table_say_of_which_partition_they_are(tmp_path: Path) -> None:
+    columns = SCHEMA.append(pa.field("of", pa.string()))
+    DeltaTable.create(str(tmp_path / "t"), columns, partition_by=["of"])
+    one = table(tmp_path)
+    with pytest.raises(UserError, match="it is partitioned by of"):
+        one.ready(SCHEMA)
+    one.ready(columns, by_partition=True)
+    parts = write_parts(one.path, "part-00000", [some_rows(1, 2)])
+    one.commit([part._replace(values=(("of", "a b"),)) for part in parts], ("app", 1))
+    found = DeltaTable(one.path).to_pyarrow_table()
+    assert found["of"].to_pylist() == ["a b", "a b"] and found["x"].to_pylist() == [1, 2]
