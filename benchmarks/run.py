@@ -28,7 +28,6 @@ from benchmarks.contenders.contenders import (
     LIMIT,
     OURS,
     OURS_FILES,
-    OURS_JAVA,
     PARTITIONS,
     ROW_API,
 )
@@ -64,7 +63,7 @@ def shares_of(work: Work, quick: bool) -> list[Share]:
     if work in SCALE:
         return [Share(OURS, BATCHES)]
     if work in DELTA:
-        return [Share(OURS_FILES, BATCHES), Share(LIMIT, BATCHES), Share(OURS_JAVA, BATCHES)]
+        return [Share(OURS_FILES, BATCHES), Share(LIMIT, BATCHES)]
     shares = [Share(OURS, BATCHES), Share(LIMIT, BATCHES)]
     if work in KINDS:
         return shares

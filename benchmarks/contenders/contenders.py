@@ -177,8 +177,7 @@ def filterpy(frame: DataFrame, work: Work) -> DataFrame:
 
 OURS = Contender("ours", ours, 400_000)
 OURS_FILES = Contender("ours", ours_in_files, 600_000, committed_files)
-OURS_JAVA = Contender("ours_by_java", ours, 300_000)
-"""Into a table: our tasks write its files, or Delta in Java does."""
+"""Into a table, whose files our tasks write."""
 LIMIT = Contender("limit", limit, 800_000)
 FLOOR = Contender("floor", floor, 2_000)
 ROW_API = Contender("per_key_row", row_api, 15_000)

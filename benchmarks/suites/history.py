@@ -1,13 +1,11 @@
 """Estimates of every row in batch, as `estimate` makes them, compared with a shuffle of the same rows through Python.
 
 Without a sink, what is measured is the packing, the shuffle, the filter and the rows of estimates. Into Delta it is the
-whole of the verb's work in a running session: finding the state, counting the rows, and the commit, by files of the
-tasks and by Delta in Java.
+whole of the verb's work in a running session: finding the state, counting the rows, and the commit.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from benchmarks.contenders.contenders import PARTITIONS, limit
 from benchmarks.workloads.data import batch
 from benchmarks.workloads.work import Work
 from jobs.spark.conf import set_codegen_for
-from jobs.storage.table_log import FILES, JAVA, WRITER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,9 +28,8 @@ def compare(spark: SparkSession, work: Work, rounds: int, folder: Path) -> dict[
     frame = spark.read.parquet(str(source))
     if work.sink == "delta":
         contenders = {
-            "ours": lambda number: _into_delta(spark, work, source, folder / f"ours-{number}", FILES),
+            "ours": lambda number: _into_delta(spark, work, source, folder / f"ours-{number}"),
             "limit": lambda number: _save(limit(frame, work), "delta", folder / f"limit-{number}"),
-            "ours_by_java": lambda number: _into_delta(spark, work, source, folder / f"java-{number}", JAVA),
         }
     else:
         contenders: dict[str, Callable[[int], object]] = {
@@ -84,12 +80,11 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
     return packed.mapInArrow(estimator(plan), estimate_schema(out, batch_id=True))
 
 
-def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path, writer: str) -> None:
+def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:
     from jobs.history.estimating import Request, estimate
     from jobs.history.source import Interval
     from jobs.warehouse.delta import Warehouse
 
-    os.environ[WRITER] = writer
     request = Request(Interval(None, None), input=str(source))
     estimate(Warehouse(spark, str(folder)), work.spec, request, _silent)
 

@@ -132,7 +132,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 import pyarrow as pa
 from jobs.warehouse.delta import Warehouse
-from jobs.storage.table_log import WRITER, FileTable
+from jobs.storage.table_log import FileTable
 from jobs.storage.part_files import write_parts
 
 root, name, first, last = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
