@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError
 from jobs.encoding.estimates import EstimateFormat, estimate_schema
@@ -34,7 +33,7 @@ from jobs.spark.job_labels import labelled
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
 from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
-from jobs.warehouse.delta import Warehouse
+from jobs.warehouse.delta import Warehouse, struct_of
 from jobs.warehouse.tables import estimates_history
 from kalman.filters.own_parameters import own_parameters
 from kalman.filters.rounded import stored_as
@@ -381,7 +380,7 @@ class _Run:
     def _replaced(self, packed: DataFrame, plan: Plan, part: Part) -> int:
         """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
-        schema = to_arrow_schema(StructType.fromDDL(columns), timezone="UTC")
+        schema = to_arrow_schema(struct_of(columns), timezone="UTC")
         table = self.table.ready(columns, schema)
         written = write_files(packed, plan, table, schema, self._constants)
         return self.table.replace(table, written, self.question.mark, part)

@@ -182,8 +182,10 @@ class Part(NamedTuple):
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that are not of the part."""
         functions: Any = pc
-        bounds = [(rows.column("batch_id"), pa.int64(), self.slices)]
-        bounds.append((rows.column("event_time"), UTC_MICROSECONDS, self.interval))
+        bounds = (
+            (rows.column("batch_id"), pa.int64(), self.slices),
+            (rows.column("event_time"), UTC_MICROSECONDS, self.interval),
+        )
         inside: Any = pa.array(np.ones(rows.num_rows, bool))
         for column, kind, (first, last) in bounds:
             for compare, end in ((functions.greater_equal, first), (functions.less, last)):

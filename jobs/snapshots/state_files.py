@@ -11,19 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import TABLE, Make, StateRows
 from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
 from jobs.storage.replaced_files import ReplacingTable
+from jobs.warehouse.delta import Warehouse, struct_of
 from jobs.warehouse.tables import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.delta import Warehouse
 
 PARTITION = ("model", "snapshot_id")
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
@@ -66,7 +65,7 @@ def write_files(warehouse: Warehouse, manifest: Manifest, states: StateRows | Da
     """
     warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
     table = ReplacingTable(warehouse, TABLE)
-    columns = to_arrow_schema(StructType.fromDDL(SNAPSHOTS), timezone="UTC")
+    columns = to_arrow_schema(struct_of(SNAPSHOTS), timezone="UTC")
     table.ready(columns, by_partition=True)
     schema = pa.schema([field for field in columns if field.name not in PARTITION])
     values = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}

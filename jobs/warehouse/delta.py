@@ -246,11 +246,16 @@ class Warehouse(Tables):
                 time.sleep(random.uniform(*_PAUSE_SECONDS))
 
 
+def struct_of(columns: str) -> StructType:
+    """Return columns, given as DDL, as Spark's type of a row."""
+    found = StructType.fromDDL(columns)
+    assert isinstance(found, StructType)
+    return found
+
+
 def commented(table: str, columns: str) -> StructType:
     """Return columns (DDL) of a table with the comments that the dictionary has of them."""
-    fields = StructType.fromDDL(columns)
-    assert isinstance(fields, StructType)
-    return described(table, fields)
+    return described(table, struct_of(columns))
 
 
 def described(table: str, columns: StructType) -> StructType:

@@ -30,6 +30,7 @@ from jobs.streaming.operators.estimate_files import (
     last_of_runs,
     unchanged,
 )
+from jobs.warehouse.delta import Warehouse, struct_of
 from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     from jobs.encoding.estimates import EstimateFormat
     from jobs.lineage.generations import Generation
-    from jobs.warehouse.delta import Warehouse
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
 """Columns of the micro-batch, not of the estimate."""
@@ -80,7 +80,7 @@ class EstimateFiles:
             f"{estimate_schema(fmt, batch_id=True)}{correction}, model_version int, generation string, "
             f"{SOURCE_RANGE} string"
         )
-        rows = EstimateRows(fmt, to_arrow_schema(_fields(columns), timezone="UTC"))
+        rows = EstimateRows(fmt, to_arrow_schema(struct_of(columns), timezone="UTC"))
         table = FileTable(warehouse, estimates(generation.model))
         found = cls(warehouse, generation, RangeWriter(warehouse, generation), table, columns, rows)
         if warehouse.exists(table.name):
@@ -90,7 +90,7 @@ class EstimateFiles:
     @property
     def schema(self) -> StructType:
         """Return the columns of the table's rows."""
-        return _fields(self.columns)
+        return struct_of(self.columns)
 
     def begin(self, spark: SparkSession, batch_id: int) -> None:
         """Make the table ready, and tell the tasks of a micro-batch's jobs in this thread to write files of it.
@@ -172,9 +172,3 @@ def written_parts(found: Sequence[Row]) -> list[WrittenPart]:
 def _part(row: Row) -> WrittenPart:
     file = PartFile.decode(bytes(row["payload"]))
     return WrittenPart(OutputPacket(row["kind"]), partition_of(file.path), file)
-
-
-def _fields(columns: str) -> StructType:
-    fields = StructType.fromDDL(columns)
-    assert isinstance(fields, StructType)
-    return fields

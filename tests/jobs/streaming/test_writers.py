@@ -107,9 +107,10 @@ def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path)
     ] == rows["key"].to_list()
     by = ["batch_id", "key", "event_time", "correction", "log_likelihood"]
     given = handed(pipeline).astype({"batch_id": "int64"})
-    same = [name for name in given.columns if name in rows.columns]
+    same = rows[[name for name in given.columns if name in rows.columns]]
     pd.testing.assert_frame_equal(
-        given[same].sort_values(by, ignore_index=True), rows[same].sort_values(by, ignore_index=True)
+        given[list(same.columns)].sort_values(by=by, ignore_index=True),
+        same.sort_values(by=by, ignore_index=True),
     )
     assert (given.groupby("batch_id")["ordinal"].nunique() == given.groupby("batch_id").size()).all()
     last = pipeline.warehouse.read("latest/walk").toPandas().set_index("key")

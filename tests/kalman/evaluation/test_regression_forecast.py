@@ -51,7 +51,7 @@ def test_without_residuals_or_with_a_free_coefficient_the_variance_is_infinite()
 
 def test_of_rows_that_fit_exactly_no_forecast_and_no_residual_is_judged() -> None:
     """A residual sum of squares of zero tells nothing of the errors to come."""
-    model = kalman.build(definition("rls", states=["b0"], control=["x1"], observation={"H": [["x1"]]}))
+    model: Any = kalman.build(definition("rls", states=["b0"], control=["x1"], observation={"H": [["x1"]]}))
     u = np.array([[3.0, 4.0, 12.0]])
     rows = kalman.SortedRows(np.zeros(3, np.int64), np.arange(3) * 1_000_000, np.zeros((1, 3)), u)
     states, outputs = kalman.run(model, kalman.initial_states(model, 1), rows, UNIT)

@@ -103,7 +103,7 @@ def test_the_start_is_that_of_statsmodels():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_whole_state_begins_there(kind):
     """Before its first row is used: each entry of it, of the keys that begin alone."""
-    model = kalman.build(KINDS[kind])
+    model: Any = kalman.build(KINDS[kind])
     u = rows_of().u[:, ::8]
     first = np.arange(KEYS) % 2 == 0
     before = model.initial(KEYS)
