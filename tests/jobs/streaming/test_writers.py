@@ -97,7 +97,7 @@ def handed(pipeline: Pipeline) -> pd.DataFrame:
 
 def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path) -> None:
     pipeline = replayed(tmp_path, site_rows(4))
-    rows = pipeline.warehouse.read(estimates("walk")).toPandas()
+    rows: Any = pipeline.warehouse.read(estimates("walk")).toPandas()
     for name in ("mean", "covariance"):
         rows[name] = [tuple(one) for one in rows[name]]
     assert bool(rows["correction"].any()) and set(rows["site"]) >= {'quo"te', "back\\slash"}
@@ -106,7 +106,7 @@ def test_every_sink_has_the_rows_of_the_table_in_the_same_places(tmp_path: Path)
         for site, number in zip(rows["site"], rows["id"], strict=True)
     ] == rows["key"].to_list()
     by = ["batch_id", "key", "event_time", "correction", "log_likelihood"]
-    given = handed(pipeline).astype({"batch_id": "int64"})
+    given: Any = handed(pipeline).astype({"batch_id": "int64"})
     same = rows[[name for name in given.columns if name in rows.columns]]
     pd.testing.assert_frame_equal(
         given[list(same.columns)].sort_values(by=by, ignore_index=True),
