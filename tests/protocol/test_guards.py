@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+from jobs.encoding.packet_kinds import OutputPacket
 from jobs.ingestion.landing import FileLanding
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.pins import InputPins
@@ -18,10 +19,13 @@ from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
 from jobs.storage import table_log
+from jobs.storage.part_files import PartFile
 from jobs.streaming import exporting
+from jobs.streaming.sinks.micro_batch import MicroBatchWriter
+from jobs.streaming.sinks.written_files import WrittenPart
 from jobs.warehouse.checkpoints import Checkpoint
 from jobs.warehouse.delta import Warehouse
-from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios
+from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios, world
 from tests.protocol import memory_columns as F
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore
@@ -59,6 +63,28 @@ def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContex
         return append(self, frame, table, kept, *more, **options)
 
     return _patched(Warehouse, "append", plain)
+
+
+@contextlib.contextmanager
+def _dead_files() -> Iterator[None]:
+    """Commit every file of a micro-batch's estimates, those of tasks whose driver has died among them."""
+    added = MicroBatchWriter._added
+
+    def all_there(self: Any, parts: Any, packets: Any, batch_id: int) -> Any:
+        folder, wanted = self.files.table.path, (self.generation.generation, batch_id)
+        found = {
+            path.removeprefix(f"{folder}/"): len(kept.detail)
+            for path, kept in world.current().parts.items()
+            if path.startswith(f"{folder}/")
+            and {(row["generation"], row["batch_id"]) for row in kept.detail} == {wanted}
+        }
+        files = [PartFile(name, 0, rows, 0, "{}") for name, rows in found.items()]
+        return added(
+            self, [WrittenPart(OutputPacket.ESTIMATES_FILE, 0, one) for one in files], packets, batch_id
+        )
+
+    with mock.patch.object(MicroBatchWriter, "_added", all_there):
+        yield
 
 
 @contextlib.contextmanager
@@ -188,6 +214,21 @@ GUARDS = (
         "each row once in the live estimates",
         depth=2,
         faults=("freeze",),
+    ),
+    Guard(
+        "the number of a transaction, which a commit compares",
+        _patched(memory_log.MemoryLog, "transaction_version", _nothing),
+        scenarios.TAKE_OVER,
+        "each row once in the live estimates",
+        depth=2,
+        faults=("freeze",),
+    ),
+    Guard(
+        "the names of the files whose rows have reached the driver",
+        _dead_files,
+        scenarios.TAKE_OVER,
+        "each row once in the live estimates",
+        depth=2,
     ),
     Guard(
         "the check of the fence after a write",
