@@ -238,8 +238,8 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
     from contextlib import nullcontext
 
     from jobs.lineage import leases
-    from jobs.warehouse.delta import Warehouse
     from jobs.storage.table_log import FileTable
+    from jobs.storage.warehouse import Tables
 
     from tests.support.stand_ins import stand_in
 
@@ -250,20 +250,16 @@ if "jobs.cli" in sys.orig_argv and "FREEZE" in os.environ:
             flag.touch()
             os.killpg(0, signal.SIGSTOP)
 
-    def append(call, table, transaction, **_):
-        if transaction is not None and table == "estimates/walk":
-            freeze(transaction[1])
+    def write(call, self, properties, **_):
+        if self.name == "estimates/walk":
+            for one in properties.app_transactions or []:
+                freeze(one.version)
         return call()
 
-    def write(call, transaction, **_):
-        freeze(transaction.version)
-        return call()
-
-    Warehouse.append = stand_in(Warehouse.append, append)
     FileTable._write = stand_in(FileTable._write, write)
     # As if the drivers ran on different machines: a stopped process does not let go of its locks.
     leases.stream_lock = lambda *_, **__: nullcontext()
-    Warehouse.lock = lambda *_: nullcontext()
+    Tables.lock = lambda *_: nullcontext()
 """
 """Started with each driver: it stops its whole process group, Spark's too, right before a commit of micro-batch 1."""
 
