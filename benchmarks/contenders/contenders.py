@@ -35,8 +35,8 @@ class Contender(NamedTuple):
     name: str
     build: Build
     rows_a_second: float
-    into: Callable[[SparkSession, Work, Path], Callable[[DataFrame, int], None]] | None = None
-    """Makes the function that takes each micro-batch, for a table at a path; None: Spark's own sink takes it."""
+    into: Callable[[SparkSession, Work, Path, str], Callable[[DataFrame, int], None]] | None = None
+    """Makes the function that takes each micro-batch, for rows of a folder and a table; None: Spark's own sink does."""
 
 
 def ours(frame: DataFrame, work: Work) -> DataFrame:
@@ -99,8 +99,17 @@ def _rows_of(spark: SparkSession, out: EstimateFormat) -> EstimateRows:
     return EstimateRows(out, to_arrow_schema(schema, timezone="UTC"))
 
 
-def committed_files(spark: SparkSession, work: Work, path: Path) -> Callable[[DataFrame, int], None]:
-    """Return the function that commits the files of a micro-batch to a table, as the stream's own sink does."""
+def committed_files(
+    spark: SparkSession, work: Work, rows_from: Path, into: str
+) -> Callable[[DataFrame, int], None]:
+    """Return the function that commits the files of a micro-batch to a table, as the stream's own sink does.
+
+    Args:
+        spark: session.
+        work: whose rows are filtered.
+        rows_from: folder of these rows.
+        into: path or URI of the table, which is made.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
     import kalman
@@ -113,22 +122,23 @@ def committed_files(spark: SparkSession, work: Work, path: Path) -> Callable[[Da
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})
-    source = spark.read.parquet(str(path.parent / "source")).schema
+    source = spark.read.parquet(str(rows_from)).schema
     rows = _rows_of(spark, estimate_format(key_kind(spec.key, source), spec, kernel))
-    warehouse = Warehouse(spark, str(path.parent))
-    if not warehouse.exists(path.name):
-        warehouse.append(spark.createDataFrame([], from_arrow_schema(rows.schema)), path.name)
-    table = FileTable(warehouse, path.name)
+    root, _, name = into.rpartition("/")
+    warehouse = Warehouse(spark, root)
+    if not warehouse.exists(name):
+        warehouse.append(spark.createDataFrame([], from_arrow_schema(rows.schema)), name)
+    table = FileTable(warehouse, name)
 
     def take(packets: DataFrame, batch_id: int) -> None:
-        assert table.takes(rows.schema)
+        table.ready(rows.schema)
         constants = {
             "batch_id": batch_id,
             "model_version": 1,
             "generation": "bench-g0001",
             "source_range": "{}",
         }
-        target = Target(str(table.folder), uuid.uuid4().hex, table.file_bytes, constants)
+        target = Target(table.path, uuid.uuid4().hex, table.file_bytes, constants)
         spark.sparkContext.setLocalProperty(PROPERTY, target.encode())
         packets = packets.persist()
         try:

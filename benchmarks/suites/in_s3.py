@@ -1,7 +1,7 @@
 """Run the work in S3 in a process of its own, since Spark has the store's client from its start or never.
 
 The store is that of the tests: a server on this machine (`tests.support.object_store`). Ours and the limit have their
-checkpoint and their table there. Beside them ours runs into a folder, as a stream does it: the tasks write the files.
+checkpoint and their table there. Beside them ours runs into a folder.
 The rows come from a folder in all three.
 """
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.contenders.contenders import LIMIT, OURS, OURS_FILES, PARTITIONS
+from benchmarks.contenders.contenders import LIMIT, OURS_FILES, PARTITIONS
 from benchmarks.results import ROOT
 from benchmarks.suites.streaming import Share, compare
 from benchmarks.workloads.session import session
@@ -62,7 +62,7 @@ def main() -> int:
         os.environ.update(environment(store.address))
         spark = session(Settings.load(warehouse=WAREHOUSE, master=f"local[{PARTITIONS}]", quiet=True))
         shares = [
-            Share(OURS, given.batches, store=f"{WAREHOUSE}/ours"),
+            Share(OURS_FILES, given.batches, store=f"{WAREHOUSE}/ours"),
             Share(LIMIT, given.batches, store=f"{WAREHOUSE}/limit"),
             Share(OURS_FILES._replace(name="folder"), given.batches),
         ]

@@ -21,7 +21,7 @@ from benchmarks.contenders.contenders import KEYS_A_BLOCK, PARTITIONS
 from benchmarks.results import RESULTS, commit, machine, spread
 from benchmarks.workloads.data import MINUTE_US, START_US, names
 from benchmarks.workloads.work import DENSE, KINDS, TEXT, Work
-from jobs.encoding.estimates import _unpacker, estimate_format, pack_estimates
+from jobs.encoding.estimates import estimate_batch, estimate_format, pack_estimates
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import concat
 from jobs.encoding.routing import Routing, block_of
@@ -75,8 +75,6 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
     known = concat([state.decode(value) for value in values])
     advanced = filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later)
     packets = [packet for _, packet in pack_estimates(out, later, advanced.outputs)]
-    packed = pa.RecordBatch.from_arrays([pa.array(packets, pa.binary())], ["payload"])
-    unpack = _unpacker(out)
     return batch.num_rows, {
         "pack": lambda: list(pack(iter([batch]))),
         "unpack and sort": lambda: unpack_rows(payloads, rows),
@@ -84,7 +82,7 @@ def steps_of(work: Work) -> tuple[int, dict[str, Callable[[], Any]]]:
         "filter": lambda: filter_step(RowFilter(kernel, spec.unit_us), state.layout, known, later),
         "encode states": lambda: [state.encode(advanced.records.slice(start, stop)) for start, stop in parts],
         "pack estimates": lambda: list(pack_estimates(out, later, advanced.outputs)),
-        "unpack estimates": lambda: list(unpack(iter([packed]))),
+        "unpack estimates": lambda: [estimate_batch(out, out.layout.decode(one)) for one in packets],
     }
 
 

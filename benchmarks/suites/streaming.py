@@ -73,7 +73,9 @@ class Lane:
         writer = estimates.writeStream.outputMode(mode).trigger(availableNow=True)
         writer = writer.option("checkpointLocation", self.checkpoint)
         if self.contender.into is not None:
-            query = writer.foreachBatch(self.contender.into(self.spark, self.work, Path(self.table))).start()
+            query = writer.foreachBatch(
+                self.contender.into(self.spark, self.work, self.source, self.table)
+            ).start()
         elif self.work.sink == "noop":
             query = writer.format("noop").start()
         else:
