@@ -47,15 +47,18 @@ def write_files(
 
 
 def keep_rows(spark: SparkSession, table: FileTable, names: Collection[str], part: Part) -> list[PartFile]:
-    """Let tasks write the rows of some files that are not of a part; return the files, which no commit names yet."""
-    folder = table.path
+    """Let tasks write the rows of some files that are not of a part; return the files, which no commit names yet.
+
+    The new files have all columns of the table, of which files of earlier versions of the model may lack some.
+    """
+    folder, schema = table.path, table.columns()
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for name in batch.column("name").to_pylist():
                 with open_parquet(folder, name) as file:
                     for one in file.iter_batches(batch_size=ROWS_A_PACKET):
-                        yield part.without(plain_rows(one))
+                        yield part.without(plain_rows(one, schema))
 
     if not names:
         return []

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
 
 from jobs.storage.part_files import PartFile
-from jobs.storage.table_log import NO_HOOKS, FileTable
+from jobs.storage.table_log import Due, FileTable
 from jobs.storage.table_rows import live_files
 
 _OF_PARTITION = "partition."
@@ -49,47 +49,18 @@ class ReplacingTable(FileTable):
             UserError: the log cannot be read or written, a file is gone, the table no longer takes the columns of which
                 it was asked last, or its files do not tell its rows.
         """
-        made: list[int] = []
 
-        def swap(log: DeltaTable, properties: CommitProperties) -> None:
-            made.clear()
+        def due(log: DeltaTable) -> Due | None:
             files = live_files(log)
             gone = replaced(files)
-            if gone is None:
-                return
-            self._check(log, parts)
             if gone and "deletionVectors" in (log.protocol().reader_features or ()):
                 raise self._refused(
                     "it has the feature deletionVectors, and rows are to be replaced: "
                     "ALTER TABLE ... DROP FEATURE deletionVectors"
                 )
-            _describe(properties, parts, metadata)
-            self.tried = True
-            made.append(log.version() + 1)  # the store's answer may be lost, and the commit made
-            actions: Any = [*map(_added, parts), *_removed(files, gone)]
-            log.create_write_transaction(
-                actions,
-                "append",
-                log.schema(),
-                log.metadata().partition_columns,
-                commit_properties=properties,
-                post_commithook_properties=NO_HOOKS,
-            )
-            log.update_incremental()
+            return None if gone is None else Due(removed=_removed(files, gone))
 
-        self.change(swap)
-        return made[0] if made else None
-
-
-def _describe(properties: CommitProperties, parts: Sequence[PartFile], metadata: Mapping[str, Any]) -> None:
-    rows, size = sum(one.rows for one in parts), sum(one.size for one in parts)
-    metrics = {"numFiles": str(len(parts)), "numOutputRows": str(rows), "numOutputBytes": str(size)}
-    about = {**metadata, "operationMetrics": metrics, "isBlindAppend": False}
-    properties.custom_metadata = {**(properties.custom_metadata or {}), **about}
-
-
-def _added(part: PartFile) -> AddAction:
-    return AddAction(part.path, part.size, dict(part.values), part.modified, True, part.stats)
+        return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
 
 def _removed(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:

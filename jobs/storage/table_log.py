@@ -20,19 +20,25 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction, CommitProperties, PostCommitHookProperties, Transaction
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+    Transaction,
+)
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile
-from jobs.storage.table_rows import open_log, to_arrow
+from jobs.storage.table_rows import live_files, open_log
 from jobs.storage.warehouse import Tables
 
 _CHECKPOINT_EVERY = 10
@@ -48,12 +54,19 @@ _COMMIT = "kalmanCommit"
 """Field of a commit that identifies it."""
 
 
+class Due(NamedTuple):
+    """What a commit of files does besides adding them: the transactions that it ends, and the files that it removes."""
+
+    transactions: Sequence[Transaction] = ()
+    removed: Sequence[RemoveAction] = ()
+
+
 class Conflict(UserError):
     """Other commits came before this one, each time that it was tried."""
 
 
 def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
-    """Return the files of a version of a table, as `DeltaTable.get_add_actions` flattens them.
+    """Return the files of a version of a table (`live_files`).
 
     None if the table cannot be read here, or has features by which rows of a file may not count or columns have other
     names.
@@ -65,7 +78,7 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     protocol = log.protocol()
     if protocol.min_reader_version > 1 or protocol.reader_features:
         return None
-    return to_arrow(log.get_add_actions(flatten=True))
+    return live_files(log)
 
 
 class FileTable:
@@ -144,8 +157,7 @@ class FileTable:
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
         """Tell if the table has neither a transaction (application, number) nor a later one of its application."""
-        last = self._need().transaction_version(transaction[0])
-        return last is None or last < transaction[1]
+        return _is_due(self._need(), transaction)
 
     def commit(
         self,
@@ -163,12 +175,10 @@ class FileTable:
                 or the table no longer takes the columns of which it was asked last.
         """
 
-        def due(log: DeltaTable) -> list[Transaction] | None:
+        def due(log: DeltaTable) -> Due | None:
             if transaction is None:
-                return []
-            # The library compares with commits after those that it has read, not with the latter.
-            last = log.transaction_version(transaction[0])
-            return [_transaction(*transaction)] if last is None or last < transaction[1] else None
+                return Due()
+            return Due([_transaction(*transaction)]) if _is_due(log, transaction) else None
 
         # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
         return self._commit(parts, due, {**metadata, "isBlindAppend": True})
@@ -183,14 +193,14 @@ class FileTable:
             UserError: as `commit` does.
         """
 
-        def due(log: DeltaTable) -> list[Transaction]:
+        def due(log: DeltaTable) -> Due:
             ended = [name for name, _ in transactions if log.transaction_version(name) is not None]
             if ended:
                 raise Conflict(
                     f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
                     RUN_FAILED,
                 )
-            return [_transaction(*one) for one in transactions]
+            return Due([_transaction(*one) for one in transactions])
 
         version = self._commit(parts, due, {**metadata, "isBlindAppend": True})
         assert version is not None
@@ -216,20 +226,19 @@ class FileTable:
     def _commit(
         self,
         parts: Sequence[PartFile],
-        due: Callable[[DeltaTable], list[Transaction] | None],
+        due: Callable[[DeltaTable], Due | None],
         metadata: Mapping[str, Any],
     ) -> int | None:
-        """Commit files with the transactions that are due; return the version made, or None if none is to be made."""
+        """Commit files with what is due besides; return the version made, or None if none is to be made."""
 
         def write(log: DeltaTable, identity: str) -> int | None:
-            transactions = due(log)
-            if transactions is None:
+            found = due(log)
+            if found is None:
                 return None
             self._check(log, parts)
             self.tried = True
-            return self._write(
-                log, parts, _properties(identity, {**_metrics(parts), **metadata}, transactions)
-            )
+            properties = _properties(identity, {**_metrics(parts), **metadata}, found.transactions)
+            return self._write(log, parts, properties, found.removed)
 
         return self._tried(write)
 
@@ -321,12 +330,13 @@ class FileTable:
         log: DeltaTable,
         parts: Sequence[PartFile],
         properties: CommitProperties,
+        removed: Sequence[RemoveAction],
     ) -> int:
         adds: list[Any] = [
             AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts
         ]
         log.create_write_transaction(
-            adds,
+            [*adds, *removed],
             "append",
             log.schema(),
             log.metadata().partition_columns,
@@ -407,6 +417,12 @@ def _reason(error: Exception) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
     return ": ".join(cause for cause in causes if cause)[:600]
+
+
+def _is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
+    # The library compares with commits after those that it has read, not with the latter.
+    last = log.transaction_version(transaction[0])
+    return last is None or last < transaction[1]
 
 
 def _transaction(application: str, number: int) -> Transaction:

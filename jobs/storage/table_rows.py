@@ -286,9 +286,15 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
     return rows.cast(_plain_schema(rows.schema))
 
 
-def plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a file in the types in which all files have them."""
-    return batch.cast(_plain_schema(batch.schema))
+def plain_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows of a file with the columns of a table, in the types in which all files have them."""
+    columns = [
+        batch.column(field.name).cast(_plain(field.type))
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, _plain(field.type))
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -27,10 +27,10 @@ from pyspark.sql.types import StructField, StructType
 
 from jobs.spark.conf import with_local_paths
 from jobs.storage.dictionary import comments
-from jobs.storage.part_files import PartFile
+from jobs.storage.part_files import PartFile, remove
 from jobs.storage.table_log import FileTable
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.written_rows import remove_rows, write_rows
+from jobs.warehouse.written_rows import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -280,7 +280,7 @@ def _committed(
         version = commit(parts)
     finally:
         if version is None and not files.tried:
-            remove_rows(files, parts)
+            remove(files.path, parts)
     return version
 
 

@@ -71,11 +71,6 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     return [PartFile.decode(bytes(row["file"])) for row in found]
 
 
-def remove_rows(table: FileTable, parts: Sequence[PartFile]) -> None:
-    """Remove files of `write_rows` that no commit has named or will name."""
-    remove(table.path, parts)
-
-
 def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
     """Return the columns of rows with the table's names and types, in the table's order; further ones follow.
 

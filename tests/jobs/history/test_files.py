@@ -7,17 +7,21 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from jobs import estimate
 from jobs.core.errors import UserError
 from jobs.history.bucket import estimator
+from jobs.history.files import keep_rows
 from jobs.history.source import Interval
 from jobs.history.table import Met, Part, Slices
 from jobs.storage.part_files import write_parts
 from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.warehouse.delta import Warehouse
 from jobs.warehouse.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
@@ -115,6 +119,33 @@ def test_a_run_replaces_its_interval_and_leaves_other_rows_as_they_are(tmp_path:
     pipeline.warehouse.spark.sql(f"OPTIMIZE delta.`{pipeline.warehouse.path(TABLE)}`")
     estimate.run(pipeline.settings, "walk")
     assert len(rows(pipeline)) == 180 and rows(pipeline)["generation"].nunique() == 1
+
+
+@pytest.mark.spark
+def test_kept_rows_of_files_with_fewer_columns_have_all_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """More files than tasks, so that one task meets both kinds."""
+    warehouse = Warehouse(spark, str(tmp_path))
+    warehouse.create("t", "batch_id bigint, event_time timestamp")
+    table = ReplacingTable(warehouse, "t")
+    for number in range(24):
+        columns: dict[str, Any] = {
+            "batch_id": pa.array([number, number], pa.int64()),
+            "event_time": pa.array([0, 1], UTC_MICROSECONDS),
+        }
+        if number >= 12:
+            columns["more"] = pa.array(["a", None], pa.string())
+        batch = pa.RecordBatch.from_pydict(columns)
+        table.ready(batch.schema)
+        table.commit(write_parts(table.path, "part-00000", [batch]), ("app", number))
+    names = table.files()["path"].to_pylist()
+    kept = keep_rows(spark, table, names, part_of(1, None))
+    assert sum(one.rows for one in kept) == 24
+    found = [pq.read_table(Path(table.path, one.path)) for one in kept]
+    assert {tuple(one.column_names) for one in found} == {("batch_id", "event_time", "more")}
+    assert sorted(str(value) for one in found for value in one["more"].to_pylist()) == [
+        *["None"] * 12,
+        *["a"] * 12,
+    ]
 
 
 @pytest.mark.spark
