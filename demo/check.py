@@ -33,13 +33,13 @@ from jobs.lineage import generations
 from jobs.snapshots import manifests
 from jobs.snapshots.state_rows import seed_packets
 from jobs.snapshots.store import verify
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import estimates, measurements
 from jobs.streaming.state_reader import states_at
 from jobs.training.batch_filter import Batch, bucket_rows, final_states, packed_estimates
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, measurements
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
 from kalman.filters.rounded import stored_as
 

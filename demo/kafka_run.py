@@ -121,8 +121,8 @@ class KafkaDemo:
         from demo.kafka_feed import read
         from jobs import ingest
         from jobs.lineage.live import live_latest
+        from jobs.spark.warehouse import Warehouse
         from jobs.specs.loading import load_spec
-        from jobs.warehouse.delta import Warehouse
 
         with self.display.phase("Check every estimate against one batch pass") as phase:
             ingest.run(self.settings, MODEL)

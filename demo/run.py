@@ -168,8 +168,8 @@ class Demo:
         """Compare everything with one batch pass."""
         from demo.check import check
         from jobs.spark.session import spark_session
+        from jobs.spark.warehouse import Warehouse
         from jobs.specs.loading import load_spec
-        from jobs.warehouse.delta import Warehouse
 
         with self.display.phase("Check every row and key against one batch pass") as phase:
             warehouse = Warehouse(spark_session(self.settings, "demo"), self.settings.warehouse)

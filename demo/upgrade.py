@@ -106,7 +106,7 @@ def upgrade_and_roll_back(
     from demo.land_day import land_day
     from jobs import rollback, stream, upgrade
     from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     newer = replace(settings, models=write_models(settings.models, folder))
     warehouse = Warehouse(spark_session(settings, "demo"), settings.warehouse)
@@ -184,7 +184,7 @@ def estimates_of(warehouse: Any, names: list[str], since: int) -> dict[str, dict
     """Return some generations' estimates since a time, by key: of what is measured, the sum of the states."""
     from pyspark.sql import functions as F
 
-    from jobs.warehouse.tables import estimates
+    from jobs.storage.tables import estimates
 
     mine = warehouse.read(estimates(MODEL)).filter(
         F.col("generation").isin(names) & (F.unix_micros("event_time") >= since)

@@ -64,9 +64,9 @@ def run(
         from jobs.choosing.landed import landed_rows
         from jobs.spark.conf import short_command_conf
         from jobs.spark.session import spark_session
+        from jobs.spark.warehouse import Warehouse
+        from jobs.storage.tables import need_measurements
         from jobs.storage.warehouse import Tables
-        from jobs.warehouse.delta import Warehouse
-        from jobs.warehouse.tables import need_measurements
 
         need_measurements(Tables(settings.warehouse), specs[0].name)
         spark = spark_session(settings, f"compare {specs[0].name}", short_command_conf())

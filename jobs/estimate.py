@@ -80,13 +80,13 @@ def run(
     from jobs.history.estimating import Request, estimate
     from jobs.history.source import Interval
     from jobs.observability.verb_profile import VerbProfiler
+    from jobs.spark.before_spark import check_measurements
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
-    from jobs.warehouse.before_spark import check_measurements
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import parse_time
+    from jobs.storage.positions import parse_time
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

@@ -20,8 +20,8 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -47,10 +47,10 @@ def run(
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.streaming.exporting import export
-    from jobs.warehouse.delta import Warehouse
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
@@ -78,7 +78,7 @@ def run(
 
 def _rules_report(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Report:
     from jobs.downstream.rule_exports import export_rules
-    from jobs.warehouse.tables import rule_states
+    from jobs.storage.tables import rule_states
 
     found = export_rules(warehouse, spec)
     lines = [
@@ -95,7 +95,7 @@ def _rules_report(warehouse: Warehouse, spec: ModelSpec, seconds: float) -> Repo
 
 
 def _report(manifest: Manifest, made: bool, seconds: float) -> Report:
-    from jobs.warehouse.positions import describe
+    from jobs.storage.positions import describe
 
     where = describe(manifest.position)
     if manifest.generation is not None:

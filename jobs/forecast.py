@@ -223,7 +223,7 @@ def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], sta
     """Forecast from the live state or a snapshot on Spark."""
     from jobs.forecasting.run import Wanted, forecast_live, report_lines
     from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     spark = spark_session(settings, f"forecast {spec.name}")
     wanted = Wanted(*asked)

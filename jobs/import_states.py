@@ -50,15 +50,15 @@ def run(
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.snapshots.runtime import ModelRuntime
+    from jobs.spark.before_spark import check_measurements
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.positions import check_version
+    from jobs.storage.tables import need_measurements
     from jobs.training.pretraining import position_at
     from jobs.training.table_source import Source
-    from jobs.warehouse.before_spark import check_measurements
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import check_version
-    from jobs.warehouse.tables import need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

@@ -82,8 +82,8 @@ def run(
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.delta import Warehouse
 
     spec = load_spec(model, settings.models)
     seconds = trigger_seconds(trigger)

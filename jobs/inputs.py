@@ -13,8 +13,8 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -41,8 +41,8 @@ def run(
     from jobs.key_inputs.table import home_of
     from jobs.offline.key_inputs import read_inputs
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
-    from jobs.warehouse.delta import Warehouse
 
     started = time.monotonic()
     spec = load_checked_spec(model, settings.models)
@@ -83,7 +83,7 @@ def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) 
     from jobs.ingestion.checking import key_types_of
     from jobs.ingestion.csv_parquet import read_schema
     from jobs.offline.whole_files import files_of
-    from jobs.warehouse.tables import measurements
+    from jobs.storage.tables import measurements
 
     table = measurements(spec.name)
     if warehouse.exists(table):

@@ -71,7 +71,7 @@ def _maintained(settings: Settings, spec: ModelSpec, with_estimates: bool) -> di
     from jobs.operations.maintenance import Maintenance
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     spark = spark_session(settings, f"maintain {spec.name}", short_command_conf())
     with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:

@@ -49,8 +49,8 @@ def run(
     from jobs.downstream.runner import exclusive_run
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.delta import Warehouse
 
     began = time.monotonic()
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)

@@ -114,8 +114,8 @@ def _which(root: str, model: str, history: bool) -> str:
         UserError: there are none.
     """
     from jobs.offline.which_estimates import HISTORY, LIVE, need_estimates
+    from jobs.storage.tables import estimates, estimates_history
     from jobs.storage.warehouse import Tables
-    from jobs.warehouse.tables import estimates, estimates_history
 
     tables = Tables(root)
     none_live = not tables.exists(estimates(model)) and tables.exists(estimates_history(model))

@@ -68,18 +68,18 @@ def run(
     """
     from jobs.history.estimating import estimate_reflected
     from jobs.observability.verb_profile import VerbProfiler
+    from jobs.spark.before_spark import check_measurements, java_conf
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.positions import Cut, check_version, cut_at, parse_time
+    from jobs.storage.tables import need_columns, need_measurements
     from jobs.training import new_keys
     from jobs.training.learning_summary import summary
     from jobs.training.pretraining import snapshot_at
-    from jobs.warehouse.before_spark import check_measurements, java_conf
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import Cut, check_version, cut_at, parse_time
-    from jobs.warehouse.tables import need_columns, need_measurements
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -121,8 +121,8 @@ def run(
 
 def _window(learn_from: str | None, learn_to: str | None) -> Window:
     """Return the window of the options. Raises UserError if it is empty."""
+    from jobs.storage.positions import parse_time
     from jobs.training.learning import Window
-    from jobs.warehouse.positions import parse_time
 
     first = None if learn_from is None else parse_time(learn_from, "--learn-from")
     last = None if learn_to is None else parse_time(learn_to, "--learn-to")
@@ -208,7 +208,7 @@ def _report(
 
 
 def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
-    from jobs.warehouse.positions import describe
+    from jobs.storage.positions import describe
 
     place = describe(manifest.position)
     if manifest.cut is not None:

@@ -39,11 +39,11 @@ def run(
     from jobs.lineage.generations import SHADOW
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines, refusal
     from jobs.upgrades.comparison.report import compare
-    from jobs.warehouse.delta import Warehouse
 
     spec = load_spec(model, settings.models)
     name = spec.name

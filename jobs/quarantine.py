@@ -15,7 +15,7 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from jobs.rejected_rows.replay import Outcome
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.quarantine import Choice
+    from jobs.storage.quarantine import Choice
 
 ACTIONS = ("list", "show", "replay", "discard")
 
@@ -42,8 +42,8 @@ def act(
     from jobs.rejected_rows import held
     from jobs.rejected_rows.rows import read_edited
     from jobs.specs.loading import load_spec
+    from jobs.storage.quarantine import Choice
     from jobs.storage.warehouse import Tables
-    from jobs.warehouse.quarantine import Choice
 
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
@@ -73,13 +73,14 @@ def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[
     from jobs.rejected_rows.replay import replay
     from jobs.rejected_rows.rows import with_payloads
     from jobs.spark.conf import short_command_conf
+    from jobs.spark.quarantine import chosen
     from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.quarantine import TABLE
+    from jobs.spark.warehouse import Warehouse
+    from jobs.storage.quarantine import TABLE
 
     spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
     warehouse = Warehouse(spark, settings.warehouse)
-    found = warehouse.read(TABLE).filter((F.col("model") == spec.name) & choice.condition())
+    found = warehouse.read(TABLE).filter((F.col("model") == spec.name) & chosen(choice))
     held, before = found.filter(F.col("status").isNull()), 0
     if payloads is not None:
         held, before = with_payloads(warehouse, found, payloads)
@@ -88,7 +89,7 @@ def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:
-    from jobs.warehouse.quarantine import HELD, REPLAYING
+    from jobs.storage.quarantine import HELD, REPLAYING
 
     if not data:
         return Report([f"nothing of {model} is in quarantine"], {"model": model, "rows": 0, "reasons": []})
@@ -106,7 +107,7 @@ def _table(model: str, data: list[dict[str, Any]], notes: list[str]) -> Any:
     from rich.console import Group
     from rich.table import Table
 
-    from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING
+    from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING
 
     table = Table(title=f"quarantine of {model}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("reason", HELD, REPLAYED, DISCARDED, "first", "last"):
@@ -254,7 +255,7 @@ def discard(
 
 
 def _choice(reason: str | None, since: str | None, ids: list[str] | None = None) -> Choice:
-    from jobs.warehouse.quarantine import Choice
+    from jobs.storage.quarantine import Choice
 
     return Choice(reason, since, tuple(ids or ()))
 

@@ -19,7 +19,7 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 
 @command
@@ -161,10 +161,10 @@ def _comparison(
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.upgrades.comparison.decision import comparison_lines
     from jobs.upgrades.comparison.report import compare
-    from jobs.warehouse.delta import Warehouse
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)
@@ -231,7 +231,7 @@ def _pair_with_history(
     """
     from jobs.history.table import HistoryTable
     from jobs.lineage import generations
-    from jobs.warehouse.tables import estimates_history
+    from jobs.storage.tables import estimates_history
 
     runs = HistoryTable(warehouse, estimates_history(model)).runs()
     found = next((one for one in runs if run in (None, one.run)), None)
@@ -262,7 +262,7 @@ def _pair(
     warehouse: Warehouse, model: str, generation: str | None, against: str | None, snapshot: str | None
 ) -> tuple[Generation, Generation]:
     from jobs.lineage import generations
-    from jobs.warehouse.tables import estimates
+    from jobs.storage.tables import estimates
 
     known = generations.all_of(warehouse, model)
     if not known or not warehouse.exists(estimates(model)):

@@ -14,10 +14,10 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.reverse_migration import ReversedMigration
-    from jobs.warehouse.delta import Warehouse
 
 
 @command
@@ -51,10 +51,10 @@ def run(
     from jobs.lineage import live_table
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.warehouse import Tables
-    from jobs.warehouse.delta import Warehouse
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
@@ -77,7 +77,7 @@ def run(
 
 def _from_its_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> Report:
     from jobs.lineage import generations, promotion
-    from jobs.warehouse.positions import describe
+    from jobs.storage.positions import describe
 
     live, retired = promotion.roll_back(warehouse, spec.name, to)
     lines = [
@@ -102,7 +102,7 @@ def _with_the_last_state(
 
 def _migrated_back(spec: ModelSpec, done: ReversedMigration) -> Report:
     from jobs.migration.report import change_lines
-    from jobs.warehouse.positions import describe
+    from jobs.storage.positions import describe
 
     live, retired = done.live, done.retired
     data = {

@@ -50,8 +50,8 @@ def run(
     from jobs.downstream.skill_over_history import skill_history
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
-    from jobs.warehouse.delta import Warehouse
 
     began = time.monotonic()
     spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)

@@ -65,7 +65,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
     from jobs.operations.model_status import model_status
     from jobs.snapshots import manifests as snapshot_manifests
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.quarantine import held_by_model
+    from jobs.storage.quarantine import held_by_model
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
     manifests, lineages = snapshot_manifests.all_of(warehouse), generations.all_of(warehouse)
@@ -180,7 +180,7 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
 
 def _position(lineage: dict[str, Any], newest: int | None) -> str:
     """Return a generation's position, with the newest one where it is known."""
-    from jobs.warehouse.positions import KAFKA, describe
+    from jobs.storage.positions import KAFKA, describe
 
     if lineage["position"]["source"] == KAFKA:
         return describe(lineage["position"])

@@ -71,16 +71,16 @@ def run(
     """
     from jobs.lineage.leases import stream_lock
     from jobs.lineage.start_point import refuse_without_start
+    from jobs.spark.before_spark import java_conf
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.tables import need_measurements
     from jobs.storage.warehouse import Tables
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
     from jobs.streaming.profiler import profiling
-    from jobs.warehouse.before_spark import java_conf
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.tables import need_measurements
 
     if len(model) > 1:
         if adopt is not None or generation is not None:

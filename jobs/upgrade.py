@@ -74,13 +74,13 @@ def run(
     from jobs.lineage import generations, live_table
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.tables import need_measurements
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.before_spark import told_before_spark
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.tables import need_measurements
 
     started = time.monotonic()
     if mode not in MODES:

@@ -61,11 +61,11 @@ def run(
     from jobs.observability.metrics import write_verification
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
+    from jobs.storage.positions import parse_time
     from jobs.storage.warehouse import Tables
     from jobs.verification.verifier import Options, Verifier
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import parse_time
 
     started = time.monotonic()
     options = Options(

@@ -115,10 +115,10 @@ def committed_files(
     import kalman
     from jobs.encoding.estimates import estimate_format
     from jobs.encoding.keys import key_kind
+    from jobs.spark.warehouse import Warehouse
     from jobs.storage.table_log import FileTable
     from jobs.streaming.operators.estimate_files import PROPERTY, Target
     from jobs.streaming.sinks.written_files import written_parts
-    from jobs.warehouse.delta import Warehouse
 
     spec = work.spec
     kernel = kalman.build(spec.definition(), {})

@@ -83,7 +83,7 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
 def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:
     from jobs.history.estimating import Request, estimate
     from jobs.history.source import Interval
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     request = Request(Interval(None, None), input=str(source))
     estimate(Warehouse(spark, str(folder)), work.spec, request, _silent)

@@ -24,8 +24,8 @@ from jobs import ingest, stream
 from jobs.core.settings import Settings
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.kafka import SERVERS, TopicWatch
+from jobs.storage.reached_commits import ReachedCommits
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
-from jobs.warehouse.reached_commits import ReachedCommits
 
 BATCHES, ROWS, WARM_UP = 25, 500, 5
 WHOLE = "micro-batch"

@@ -18,7 +18,7 @@ from jobs import ingest, inputs, pretrain, stream, upgrade
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 MODEL = "control"
 INPUTS = "inputs.csv"
@@ -76,7 +76,7 @@ def describe(settings: Settings, names: list[str]) -> None:
     from jobs.lineage import generations, live_table
     from jobs.snapshots import manifests
     from jobs.spark.session import spark_session
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     warehouse = Warehouse(spark_session(settings, "copies"), settings.warehouse)
     begun, snapshots = generations.all_of(warehouse, MODEL), manifests.all_of(warehouse, MODEL)

@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.ingestion.raw_rows import Source
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 
 _ONLY = "_only"
 """The column that stands for the key of a model without key columns."""

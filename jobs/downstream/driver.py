@@ -13,11 +13,11 @@ from jobs.core import clock
 from jobs.core.errors import first_line
 from jobs.downstream.queries import driver_log, queries_of
 from jobs.lineage.generations import stream_taken_error
+from jobs.spark.warehouse import Warehouse
 from jobs.supervision.driver_identity import LIVENESS_SECONDS, DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, QUERIES, STOPPED, DriverRecord
 from jobs.supervision.driver_status import LIVE
 from jobs.supervision.launcher import LAUNCH_VARIABLE
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from jobs.downstream.forecast_pairs import INPUTS, ROWS
 from jobs.encoding.keys import columns_of, key_kind, text_of
 from jobs.key_inputs.table import InputsTable
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

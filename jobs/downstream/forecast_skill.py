@@ -35,12 +35,12 @@ from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.state_rows import read_rows
 from jobs.spark.user_functions import ship
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.key_groups import group_begin
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, forecast_skill
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import estimates, forecast_skill
 from kalman.filters.own_parameters import FIELD
 from kalman.filters.state_output import OUTPUT as STATE
 

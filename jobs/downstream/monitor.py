@@ -14,7 +14,7 @@ from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
 from jobs.spark.kafka import read_topic
 from jobs.specs.monitor import Monitor
-from jobs.warehouse.tables import estimates
+from jobs.storage.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -21,10 +21,10 @@ from jobs.downstream.rule_operator import (
 from jobs.downstream.rules import NEVER
 from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import alerts_history, estimates_history, windows_history
+from jobs.storage.tables import alerts_history, estimates_history, windows_history
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

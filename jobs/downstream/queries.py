@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Files
+from jobs.storage.tables import alerts, forecast_skill, rule_states, windows, windows_open
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import alerts, forecast_skill, rule_states, windows, windows_open
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)

@@ -27,13 +27,13 @@ from jobs.downstream.queries import (
     remove_results,
 )
 from jobs.observability.lag import table_lag
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
+from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, forecast_skill, forecasts, windows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -38,12 +38,12 @@ from jobs.downstream.views import Begin, Seen, following, kept_view, parsed_view
 from jobs.encoding.keys import identity_arrays, identity_expressions
 from jobs.encoding.routing import bucket_of
 from jobs.encoding.rows import RowFormat
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import rule_states
 from jobs.streaming.state_reader import state_of
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import rule_states
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -37,12 +37,12 @@ from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.spark.user_functions import ship_named
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule, field_type
+from jobs.storage.tables import alerts
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import alerts
 from kalman.models.named import Named
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from jobs.spark.conf import STATE_FORMAT, interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,11 +27,11 @@ from jobs.encoding.packet_kinds import MEASURED
 from jobs.history.table import HistoryTable, Run
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.key_groups import GroupBegin, group_begin
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates_history, forecast_skill_history
+from jobs.storage.tables import estimates_history, forecast_skill_history
 from kalman.filters.state_output import OUTPUT as STATE
 
 if TYPE_CHECKING:

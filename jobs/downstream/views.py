@@ -24,10 +24,10 @@ from pyspark.sql import functions as F
 from jobs.downstream.queries import Query, view_file
 from jobs.lineage.live import LineageSegment
 from jobs.lineage.source_ranges import ended_by, starts_from
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.places import Place, furthest, includes
-from jobs.warehouse.tables import SOURCE_RANGE, estimates
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.places import Place, furthest, includes
+from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

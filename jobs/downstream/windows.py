@@ -31,12 +31,12 @@ from jobs.downstream.window_aggregates import (
     place_of,
 )
 from jobs.spark.user_functions import ship_named
+from jobs.spark.warehouse import Warehouse, of_transaction
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.storage.tables import windows, windows_open
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
-from jobs.warehouse.delta import Warehouse, of_transaction
-from jobs.warehouse.tables import windows, windows_open
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

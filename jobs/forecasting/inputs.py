@@ -14,8 +14,8 @@ from jobs.encoding.keys import KeyKind, columns_of, text_of
 from jobs.forecasting.rows import FUTURE, INPUTS
 from jobs.key_inputs.table import InputsTable
 from jobs.offline.future import read_future
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,10 +12,10 @@ from jobs.lineage.start_point import origin as origin_of
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
 from jobs.snapshots.store import verify
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.positions import describe
 from jobs.streaming.state_reader import states_at
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import describe
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,10 +23,10 @@ from jobs.key_inputs.table import home_of
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import to_datetime
-from jobs.warehouse.tables import forecasts
+from jobs.storage.positions import to_datetime
+from jobs.storage.tables import forecasts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

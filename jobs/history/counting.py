@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 
 from jobs.core.roots import local_path
 from jobs.history.source import Interval
+from jobs.storage.positions import to_micros
 from jobs.storage.table_log import files_at
-from jobs.warehouse.positions import to_micros
 
 if TYPE_CHECKING:
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.delta import Warehouse
 
 MOST_FILES = 256
 """Files whose ends the driver reads at most: more are counted by a job, which reads several at once."""

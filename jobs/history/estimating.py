@@ -30,11 +30,11 @@ from jobs.snapshots.state_rows import seed_packets
 from jobs.snapshots.store import verify
 from jobs.spark.conf import COMPILED_FROM, codegen_for
 from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.storage.tables import estimates_history
 from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
-from jobs.warehouse.delta import Warehouse, struct_of
-from jobs.warehouse.tables import estimates_history
 from kalman.filters.own_parameters import own_parameters
 from kalman.filters.rounded import stored_as
 from kalman.types import ModelError
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from jobs.key_inputs.table import Version
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.positions import Cut
+    from jobs.storage.positions import Cut
 
 ROWS_A_COMMIT = 16_000_000
 """About how many rows one commit writes: what a run that is killed has to do again at most."""

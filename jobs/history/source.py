@@ -16,11 +16,11 @@ from jobs.core.errors import UserError, first_line
 from jobs.key_inputs.table import home_of
 from jobs.lineage import replayed_late_rows
 from jobs.spark.read_files import files_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.positions import check_version
+from jobs.storage.tables import need_columns, need_measurements
 from jobs.training.table_source import Source
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import check_version
-from jobs.warehouse.tables import need_columns, need_measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

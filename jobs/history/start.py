@@ -14,14 +14,14 @@ from jobs.history.source import Interval, Rows
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
-from jobs.warehouse.commit_ids import in_table
-from jobs.warehouse.positions import DELTA, commits, to_micros
+from jobs.storage.commit_ids import in_table
+from jobs.storage.positions import DELTA, commits, to_micros
 
 if TYPE_CHECKING:
     from jobs.key_inputs.table import Version
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
-    from jobs.warehouse.delta import Warehouse
-    from jobs.warehouse.positions import Commit
+    from jobs.storage.positions import Commit
 
 
 class Start(NamedTuple):

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.history.files import keep_rows
 from jobs.history.source import Interval
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import remove
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.storage.warehouse import LogEntry
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.storage.part_files import PartFile

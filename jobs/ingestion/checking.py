@@ -19,8 +19,8 @@ from jobs.ingestion.parsing import parse, reject
 from jobs.ingestion.payloads import payloads
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
 
 ROWS_A_FILE = 2_000_000
 """A commit to the measurements is written to one data file for each so many rows."""

@@ -48,12 +48,13 @@ from jobs.ingestion.small_files import land_all
 from jobs.ingestion.target_table import prepare
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
+from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON, keep, rejected_rows
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is complete: a file that is still being written changes."""

@@ -28,8 +28,8 @@ from jobs.ingestion.key_from_name import document_with_key, with_key
 from jobs.ingestion.line_parts import line_parts, lines_of, open_lines, readable
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 

@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import HISTORY_PREFIX
-from jobs.warehouse.quarantine import TABLE
-from jobs.warehouse.tables import measurements
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.measurements_table import HISTORY_PREFIX
+from jobs.storage.quarantine import TABLE
+from jobs.storage.tables import measurements
 
 UNKNOWN = ""
 """Stands for a content that nothing describes any more."""

@@ -40,11 +40,12 @@ from jobs.ingestion.reading import (
 )
 from jobs.ingestion.text_lines import FORMATS as TEXT_FORMATS
 from jobs.ingestion.text_lines import is_text, text_schema
+from jobs.spark.quarantine import keep, rejected_rows
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import HISTORY_PREFIX, KeyTypes
-from jobs.warehouse.quarantine import keep, refusal, rejected_rows, too_many
-from jobs.warehouse.tables import measurements
+from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
+from jobs.storage.quarantine import refusal, too_many
+from jobs.storage.tables import measurements
 
 IN_DRIVER_BYTES = 16 << 20
 """A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""

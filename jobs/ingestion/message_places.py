@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse import quarantine
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
-from jobs.warehouse.positions import first_topic_id, landed_position, offsets_of
-from jobs.warehouse.tables import measurements
+from jobs.storage import quarantine
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
+from jobs.storage.positions import first_topic_id, landed_position, offsets_of
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

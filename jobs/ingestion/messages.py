@@ -27,8 +27,8 @@ from jobs.ingestion.raw_rows import Source as Columns
 from jobs.ingestion.raw_rows import valid_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

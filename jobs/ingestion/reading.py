@@ -28,10 +28,10 @@ from jobs.ingestion.key_from_name import with_key
 from jobs.ingestion.text_lines import is_text, pattern_of
 from jobs.ingestion.text_lines import parts as text_parts
 from jobs.ingestion.text_lines import read_part as read_text
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -25,9 +25,10 @@ from jobs.ingestion.landing import (
     position_of,
 )
 from jobs.ingestion.reading import frame_of
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import TooMany, keep_for_all, rejected_rows
-from jobs.warehouse.tables import measurements
+from jobs.spark.quarantine import keep_for_all, rejected_rows
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import TooMany
+from jobs.storage.tables import measurements
 
 MOST_FILES = 1_000
 """Files of one commit at most: its metadata list them."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jobs.ingestion.checking import typed_columns
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
-from jobs.warehouse.tables import measurements
+from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
+from jobs.storage.tables import measurements
 
 
 def prepare(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, messages: bool = False) -> KeyTypes:

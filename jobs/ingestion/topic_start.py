@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.spark.kafka import Offsets, Topic, read_topic, same_if_known
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import newest_landing, offsets_of, topic_position
-from jobs.warehouse.tables import measurements
+from jobs.storage.positions import newest_landing, offsets_of, topic_position
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,13 +24,13 @@ from jobs.spark.kafka import (
     starting,
     stream_reader,
 )
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import (
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import (
     KeyTypes,
 )
-from jobs.warehouse.positions import describe, offsets_of
+from jobs.storage.positions import describe, offsets_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,11 +18,11 @@ from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.join import PROPERTY, Join
 from jobs.key_inputs.table import InputsTable, Version
 from jobs.lineage.generations import Generation
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import in_s3
-from jobs.warehouse.delta import Warehouse
 
 KEPT = 100
 """Number of micro-batches whose pins are kept: as many as Spark keeps the state of."""

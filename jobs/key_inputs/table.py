@@ -16,8 +16,8 @@ from jobs.core.roots import local_path
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -17,20 +17,20 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
-from jobs.spark.kafka import same_if_known, topic_id
+from jobs.spark.kafka import topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.commit_ids import commit_id
-from jobs.warehouse.positions import DELTA, describe, offsets_of
-from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import measurements
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.commit_ids import commit_id
+from jobs.storage.positions import DELTA, describe, offsets_of, same_if_known
+from jobs.storage.reached_commits import ReachedCommits
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.snapshots.manifests import Manifest
+    from jobs.spark.warehouse import Warehouse
     from jobs.storage.warehouse import Tables
-    from jobs.warehouse.delta import Warehouse
 
 ALLOWED, MIGRATION, HAND_OVER, REFUSED = "allowed", "migration", "hand-over", "refused"
 STORE = "spark.sql.streaming.stateStore."

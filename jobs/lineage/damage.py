@@ -9,10 +9,10 @@ from __future__ import annotations
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.quarantine import TABLE
+from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.quarantine import TABLE
-from jobs.warehouse.tables import estimates
 
 
 def find_damage(warehouse: Tables, generation: Generation) -> str | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.lineage.leases import Lease
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.numerics import FIRST, with_numerics, without_numerics
+from jobs.storage.positions import KAFKA, rank, reached
 from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
 from jobs.storage.table_log import Conflict
+from jobs.storage.tables import GENERATIONS
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import LIVE
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
-from jobs.warehouse.positions import KAFKA, rank, reached
-from jobs.warehouse.tables import GENERATIONS
 from kalman.filters.numerics import NUMERICS
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Generation:
 
     If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
     start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start
-    position's JSON has it (`jobs.warehouse.numerics`).
+    position's JSON has it (`jobs.storage.numerics`).
     """
 
     generation: str

@@ -17,13 +17,13 @@ from jobs.lineage.generations import REMOVED, Generation
 from jobs.lineage.live import live_lineage
 from jobs.lineage.source_ranges import SourceRange, around, last_whole
 from jobs.snapshots.manifests import Manifest, record
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.landed_rows import rows_between
-from jobs.warehouse.measurements_table import new_keys
-from jobs.warehouse.places import VERSION, Place, includes, of_position, same_source, to_position
-from jobs.warehouse.positions import delta_position, describe
-from jobs.warehouse.tables import measurements
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.landed_rows import rows_between
+from jobs.storage.measurements_table import new_keys
+from jobs.storage.places import VERSION, Place, includes, of_position, same_source, to_position
+from jobs.storage.positions import delta_position, describe
+from jobs.storage.tables import measurements
 
 ALLOW = "--allow-missing-estimates"
 

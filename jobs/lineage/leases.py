@@ -31,12 +31,12 @@ from jobs.lineage.generations import (
     update,
 )
 from jobs.spark.job_labels import label
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import open_lock
 from jobs.storage.row_changes import NOW
 from jobs.supervision.driver_identity import HEARTBEAT_SECONDS, LIVENESS_SECONDS, DriverIdentity
 from jobs.supervision.driver_log import DriverLog, DriverRecord
 from jobs.supervision.launcher import LAUNCH_VARIABLE
-from jobs.warehouse.delta import Warehouse
 
 LOCK_POLL_SECONDS = 0.1
 

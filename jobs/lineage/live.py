@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from jobs.lineage import generations
 from jobs.lineage.chain import LineageSegment, lineage_of
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import estimates, latest
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -21,8 +21,8 @@ from jobs.lineage.chain import lineage_of
 from jobs.snapshots import manifests
 from jobs.storage.table_log import NO_HOOKS, Conflict, FileTable
 from jobs.storage.table_rows import read_table
+from jobs.storage.tables import LIVE_ESTIMATES
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.tables import LIVE_ESTIMATES
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

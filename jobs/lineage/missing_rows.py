@@ -20,9 +20,9 @@ from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.state_rows import read_rows
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import estimates
 
 ALLOW = "--allow-missing-rows"
 

@@ -20,7 +20,7 @@ from jobs.supervision.stopping import end_driver
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 HOLD = timedelta(minutes=5)
 """How long a hold lasts after its last renewal."""

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from jobs.lineage import generations
 from jobs.lineage.live import LineageSegment
 from jobs.snapshots import manifests
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import LATE_COPIES
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import LATE_COPIES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -10,12 +10,12 @@ from jobs.lineage.damage import find_damage, refuse_damaged
 from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.positions import describe
+from jobs.storage.tables import need_columns
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import describe
-from jobs.warehouse.tables import need_columns
 
 
 class StartPoint(NamedTuple):

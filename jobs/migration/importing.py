@@ -27,14 +27,14 @@ from jobs.snapshots.state_rows import StateRows, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.stored_rows import measure_rows
 from jobs.spark.job_labels import labelled
-from jobs.warehouse.quarantine import keep, rejected_rows
+from jobs.spark.quarantine import keep, rejected_rows
 
 if TYPE_CHECKING:
     from typing import Any
 
     from pyspark.sql import Column, DataFrame
 
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 MOST_LEFT_OUT = 0.5
 """The share of keys with an invalid state up to which an import leaves them out."""

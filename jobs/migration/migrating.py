@@ -25,12 +25,12 @@ from jobs.snapshots.stored_rows import stored_rows
 from jobs.snapshots.waiting_rows import verified
 from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
+from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.user_functions import ship, ship_named
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.commit_ids import in_table
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.commit_ids import in_table
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.quarantine import keep, rejected_rows
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

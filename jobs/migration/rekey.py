@@ -22,14 +22,14 @@ from jobs.encoding.keys import KeyKind, columns_of, key_kind, text_of
 from jobs.migration.state_map import function_named, wrong_states
 from jobs.migration.versions import Step
 from jobs.snapshots.state_rows import map_of
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from kalman.models.named import Named
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 NEWEST = "newest"
 PART_KEYS = 65_536

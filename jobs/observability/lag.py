@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jobs.observability.progress import Lag, offsets_behind
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.tables import measurements
 
 MOST_VERSIONS = 1000
 """Versions that one measurement reads at most; a larger lag is complete after several measurements."""

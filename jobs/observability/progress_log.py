@@ -19,9 +19,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from jobs.observability.progress import COLUMNS, SCHEMA
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import Files, LocalFiles
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

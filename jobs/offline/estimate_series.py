@@ -25,8 +25,8 @@ from jobs.offline.input_rows import read_rows
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_rows import read_table
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.tables import measurements
 
 Floats = NDArray[np.float64]
 Frame = Any

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jobs.core.errors import UserError
+from jobs.storage.tables import estimates, estimates_history
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.tables import estimates, estimates_history
 
 LIVE, HISTORY = "live", "history"
 

@@ -17,8 +17,8 @@ from jobs.health.reading import progress
 from jobs.operations.retention_plan import plan
 from jobs.specs.retention import span_of
 from jobs.storage.table_rows import file_sizes
+from jobs.storage.tables import alerts, estimates, estimates_history, windows
 from jobs.supervision.driver_status import LIVE
-from jobs.warehouse.tables import alerts, estimates, estimates_history, windows
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

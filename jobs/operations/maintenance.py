@@ -25,15 +25,15 @@ from jobs.operations.maintenance_preview import (
 )
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
+from jobs.spark.warehouse import CONFLICTS, Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
+from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
+from jobs.storage.tables import estimates, estimates_history, latest
 from jobs.upgrades.comparison.report_files import report_files
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import CONFLICTS, Warehouse
-from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.tables import estimates, estimates_history, latest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

@@ -22,15 +22,15 @@ from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
+from jobs.storage.positions import to_micros
+from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
 from jobs.storage.table_rows import file_sizes, open_log, parts_of
+from jobs.storage.tables import archive, estimates, forecasts, history_tables
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.positions import to_micros
-from jobs.warehouse.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.warehouse.tables import archive, estimates, forecasts, history_tables
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

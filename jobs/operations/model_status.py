@@ -10,11 +10,11 @@ from jobs.lineage.generations import REMOVED, RETIRED, position_of
 from jobs.observability.lag import table_lag
 from jobs.observability.progress import Lag
 from jobs.observability.progress_log import newest_record
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.verification.runs import last_outcome
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

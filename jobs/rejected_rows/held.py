@@ -12,13 +12,13 @@ from deltalake import CommitProperties, DeltaTable
 
 from jobs.core import clock
 from jobs.core.errors import UserError
+from jobs.storage.positions import to_micros
+from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 from jobs.storage.row_changes import add_columns
 from jobs.storage.table_log import NO_HOOKS, FileTable
 from jobs.storage.table_rows import to_rows
+from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.positions import to_micros
-from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
-from jobs.warehouse.tables import QUARANTINE
 
 COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
 _IDENTITY = ("model", "payload", "reason", "source", "position", "quarantined_at")

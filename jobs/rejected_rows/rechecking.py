@@ -17,8 +17,8 @@ from jobs.ingestion.checking import check_rows
 from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source
 from jobs.ingestion.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import REASON
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import REASON
 
 NOT_AN_OBJECT = "payload: not a JSON object"
 

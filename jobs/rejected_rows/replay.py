@@ -34,11 +34,11 @@ from jobs.ingestion.message_places import (
 from jobs.lineage import replayed_late_rows
 from jobs.rejected_rows.held import mark_replayed, mark_replaying
 from jobs.rejected_rows.rechecking import recheck
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import OFFSET, KeyTypes
-from jobs.warehouse.quarantine import REPLAYING, TABLE
-from jobs.warehouse.tables import need_measurements
+from jobs.storage.measurements_table import OFFSET, KeyTypes
+from jobs.storage.quarantine import REPLAYING, TABLE
+from jobs.storage.tables import need_measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.quarantine import DISCARDED, REPLAYED, REPLAYING
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.quarantine import DISCARDED, REPLAYED, REPLAYING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

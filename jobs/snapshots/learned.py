@@ -17,8 +17,8 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.numerics import without_numerics
 from jobs.storage.table_rows import read_table
-from jobs.warehouse.numerics import without_numerics
 
 NONE = "none"
 """In place of a snapshot's name: the values in the spec."""

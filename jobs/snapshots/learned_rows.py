@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from jobs.snapshots.manifests import record
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import LEARNED
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import LEARNED
 from kalman.learning.key_fits import KeyFit, Outcome, Population
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from jobs.spark.kafka import same_if_known
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.commit_ids import in_table
+from jobs.storage.numerics import FIRST, with_numerics, without_numerics
+from jobs.storage.positions import DELTA, rank, same_if_known
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.commit_ids import in_table
-from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
-from jobs.warehouse.positions import DELTA, rank
 
 KEYS = ("snapshot_id",)
 """Columns that name a row of the table."""

@@ -19,11 +19,11 @@ from jobs.encoding.packets import Records
 from jobs.encoding.routing import Routing, bucket_of, route_of
 from jobs.encoding.rows import RowFormat, by_bucket, unpack_rows
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.row_ids import entries_of, ids_layout, in_reach
 from jobs.state.text_codec import stored_bytes
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import REMEMBERED_IDS
+from jobs.storage.tables import REMEMBERED_IDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,14 +13,14 @@ from jobs.encoding.keys import KeyKind, key_kind
 from jobs.encoding.packet_kinds import NEVER
 from jobs.encoding.rows import RowFormat, row_format
 from jobs.spark.user_functions import ship
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import StateFormat, state_format
 from jobs.state.event_time_policy import EventTimePolicy
 from jobs.state.key_groups import GroupBegin, group_begin
 from jobs.state.reorder_buffer import row_format_of
 from jobs.state.row_ids import ids_format
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from kalman.filters.rounded import stored_as
 from kalman.filters.state_output import StateOutput, follows_from_moments
 from kalman.types import Filter

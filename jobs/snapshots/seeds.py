@@ -15,15 +15,15 @@ from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import create_new_keys_table, new_keys
+from jobs.storage.measurements_table import create_new_keys_table, new_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.warehouse.checkpoints import Checkpoint
+    from jobs.storage.checkpoints import Checkpoint
 
 
 def initial_state(

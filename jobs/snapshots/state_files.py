@@ -14,10 +14,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import TABLE, Make, StateRows
+from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
 from jobs.storage.replaced_files import ReplacingTable
-from jobs.warehouse.delta import Warehouse, struct_of
-from jobs.warehouse.tables import SNAPSHOTS
+from jobs.storage.tables import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

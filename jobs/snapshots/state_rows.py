@@ -21,7 +21,7 @@ from kalman.types import Filter
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 TABLE = "snapshots"
 STATE_ROWS = (

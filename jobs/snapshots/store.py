@@ -18,9 +18,9 @@ from jobs.snapshots.state_rows import TABLE, StateRows, read_rows
 from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import MANIFESTS
+from jobs.storage.tables import MANIFESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,7 +13,7 @@ from jobs.storage.table_rows import files_of, open_parquet
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
 
 def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import MapType
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -20,10 +20,10 @@ from jobs.encoding.rows import RowFormat, id_columns, ids_of
 from jobs.encoding.watermark_ticks import event_time_packer
 from jobs.snapshots import row_ids
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
+from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
 from jobs.state.text_codec import stored_bytes
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import WAITING_ROWS
+from jobs.storage.tables import WAITING_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

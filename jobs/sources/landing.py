@@ -29,13 +29,14 @@ from jobs.ingestion.reading import count_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
+from jobs.spark.quarantine import keep
 from jobs.spark.queries import await_end, with_trigger
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON, keep, refusal, too_many
-from jobs.warehouse.tables import measurements
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, refusal, too_many
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

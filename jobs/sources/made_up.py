@@ -31,10 +31,10 @@ from jobs.lineage.leases import stream_lock
 from jobs.sources.landing import landed_line
 from jobs.spark.conf import short_command_conf
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.tables import measurements
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.tables import measurements
 
 WAVE_ROWS = 200
 """Rows of a key in one wave of its level."""

@@ -23,13 +23,13 @@ from jobs.ingestion.topic_start import (
 from jobs.ingestion.topics import messages_after
 from jobs.sources.landing import Reader, SourceLanding, land, run
 from jobs.spark.kafka import TopicWatch
+from jobs.spark.quarantine import topic_quarantine
 from jobs.spark.queries import cause_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
-from jobs.warehouse.positions import offsets_of
-from jobs.warehouse.quarantine import topic_quarantine
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
+from jobs.storage.positions import offsets_of
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

@@ -27,19 +27,20 @@ from jobs.spark.kafka import (
     read_topic,
     refuse_lost,
     refuse_recreated,
-    same_if_known,
     stream_reader,
     topic_ids,
     topic_names,
 )
+from jobs.spark.quarantine import rejected_rows
 from jobs.spark.queries import cause_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import TOPIC, TOPIC_ID, KeyTypes
-from jobs.warehouse.quarantine import POSITION, rejected_rows
-from jobs.warehouse.tables import measurements
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import TOPIC, TOPIC_ID, KeyTypes
+from jobs.storage.positions import same_if_known
+from jobs.storage.quarantine import POSITION
+from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

@@ -32,13 +32,14 @@ from jobs.sources.table_start import (
     start_of,
     way_out,
 )
+from jobs.spark.quarantine import rejected_rows
 from jobs.spark.queries import cause_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import closest
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import KeyTypes
-from jobs.warehouse.quarantine import PAYLOAD, REASON, rejected_rows
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

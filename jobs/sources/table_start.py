@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.key_inputs.table import home_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.commit_ids import commit_id
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.commit_ids import commit_id
+from jobs.storage.tables import measurements
 
 NOTHING = -1
 """In place of a version: nothing has landed yet, and the table's present rows come first."""

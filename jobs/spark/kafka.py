@@ -18,6 +18,7 @@ from py4j.protocol import Py4JJavaError
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.redaction import register
 from jobs.core.regular_files import UnfitFile, cut, secret_file
+from jobs.storage.positions import same_if_known
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -314,11 +315,6 @@ def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str
             f"topic {name} was deleted and made anew (its id is {now} now, and was {known}), so the offsets of its "
             f"former messages mean nothing in it. Nothing was skipped. {way_out}",
         )
-
-
-def same_if_known(one: str | None, other: str | None) -> bool:
-    """Tell if two ids are equal, or one of them is unknown."""
-    return one is None or other is None or one == other
 
 
 def refuse_lost(topic: Topic, needed: Mapping[int, int], what: str, way_out: str) -> None:

@@ -1,7 +1,7 @@
 """The tables and the small files below one root, in a folder or an object store. No Spark.
 
 Rows of small tables are read as a whole; large tables are read part by part (`jobs.storage.table_rows`). A session of
-Spark over the same root is `jobs.warehouse.delta.Warehouse`, which can do all of this as well.
+Spark over the same root is `jobs.spark.warehouse.Warehouse`, which can do all of this as well.
 """
 
 from __future__ import annotations

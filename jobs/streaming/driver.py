@@ -25,8 +25,12 @@ from jobs.observability.batch_profile import table_of
 from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
+from jobs.storage.positions import describe, rank
+from jobs.storage.tables import estimates, measurements
 from jobs.streaming.former_states import hand_over
 from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
@@ -34,10 +38,6 @@ from jobs.streaming.recorder import recording
 from jobs.streaming.sinks.micro_batch import Totals
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import describe, rank
-from jobs.warehouse.tables import estimates, measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

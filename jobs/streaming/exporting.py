@@ -17,9 +17,9 @@ from jobs.lineage.missing_rows import refuse_missing_rows
 from jobs.lineage.start_point import origin as origin_of
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming.state_reader import states_at, waiting_at
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

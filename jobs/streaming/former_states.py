@@ -19,11 +19,11 @@ from jobs.lineage import generations, leases
 from jobs.lineage.generations import LIVE
 from jobs.lineage.start_point import StartPoint
 from jobs.snapshots.manifests import Manifest
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming.exporting import export, last_whole_batch
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import FAILED, STOPPED
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
 
 
 def hand_over(

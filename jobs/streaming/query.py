@@ -24,8 +24,13 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
 from jobs.spark.planned import planned_once
 from jobs.spark.queries import with_trigger
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.plan import Plan
+from jobs.storage import measurements_table
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.reached_commits import ReachedCommits
+from jobs.storage.tables import latest, measurements, refuse_absent
 from jobs.streaming.operators.estimate_files import EstimateWriter
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor
 from jobs.streaming.operators.processor import FilterProcessor
@@ -37,11 +42,6 @@ from jobs.streaming.sinks.micro_batch import MicroBatchWriter, Totals
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
 from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.streaming.state_reader import states_at
-from jobs.warehouse import measurements_table
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import latest, measurements, refuse_absent
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -151,7 +151,7 @@ def open_source(context: QueryContext) -> DataFrame:
         source = _measurements(warehouse, spec, generation)
         # A table written by another tool may lack the column.
         if context.imports_keys and "_origin" in source.columns:
-            source = source.filter(~measurements_table.is_history())
+            source = source.filter(f"NOT {measurements_table.IS_HISTORY}")
         refuse_absent(source.columns, spec.name, spec.columns)
         packed = select_columns(source.select(*spec.columns), rows).mapInArrow(
             packer, TYPED_ROW_PACKETS if context.typed else ROW_PACKETS

@@ -18,8 +18,8 @@ from jobs.observability.lag import lag_of
 from jobs.observability.progress import Lag, executed, record
 from jobs.observability.progress_log import ProgressLog, Writer
 from jobs.spark.job_labels import label
+from jobs.spark.warehouse import Warehouse
 from jobs.streaming.profiler import profiler
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -24,12 +24,12 @@ from jobs.lineage.leases import stream_lock
 from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf, with_local_paths
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.state.kernel import load_checked_spec
+from jobs.storage.tables import need_measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.driver import Driver
 from jobs.streaming.profiler import profiling
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import need_measurements
 
 POLL_SECONDS = 0.2
 PLACE = "{model}"

@@ -15,10 +15,10 @@ from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.snapshots.waiting_rows import Held, of_parts
+from jobs.spark.warehouse import Warehouse
 from jobs.state.bucket_clock import Clock
 from jobs.state.changes import Entries
 from jobs.state.text_codec import stored_bytes
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

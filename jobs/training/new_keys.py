@@ -27,16 +27,16 @@ from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.store import find_whole, verify, write
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.sections import PRETRAINED
+from jobs.storage.measurements_table import IS_HISTORY, create_new_keys_table, latest_history_version
+from jobs.storage.positions import check_version, delta_position, to_datetime
+from jobs.storage.tables import measurements
 from jobs.training.batch_filter import batch_of, bucket_rows, final_states
 from jobs.training.key_learning import Populations
 from jobs.training.learning import Window
 from jobs.training.pretraining import write_with_keys
 from jobs.training.table_source import Source, of_earlier_release
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import create_new_keys_table, is_history, latest_history_version
-from jobs.warehouse.positions import check_version, delta_position, to_datetime
-from jobs.warehouse.tables import measurements
 from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.key_fits import Population
 from kalman.learning.learners import learnable
@@ -105,7 +105,7 @@ def _offer(
     identity = of_earlier_release(warehouse, former, of_table) or identity
     manifest = find_whole(warehouse, identity)
     if manifest is None:
-        rows = warehouse.read(table, landed).filter(is_history()).select(*spec.columns)
+        rows = warehouse.read(table, landed).filter(IS_HISTORY).select(*spec.columns)
         runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
         if inputs is not None and version is not None:  # as in a snapshot of all measurements

@@ -23,15 +23,10 @@ from jobs.snapshots.state_rows import read_rows, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.training.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
-from jobs.training.key_learning import Populations, learn_populations, learned_states
-from jobs.training.learning import Window, learn_pooled
-from jobs.training.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
-from jobs.training.table_source import Source, of_earlier_release
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import TOPIC_ID
-from jobs.warehouse.positions import (
+from jobs.storage.measurements_table import TOPIC_ID
+from jobs.storage.positions import (
     Cut,
     delta_position,
     first_topic_id,
@@ -40,6 +35,11 @@ from jobs.warehouse.positions import (
     to_datetime,
     topic_position,
 )
+from jobs.training.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
+from jobs.training.key_learning import Populations, learn_populations, learned_states
+from jobs.training.learning import Window, learn_pooled
+from jobs.training.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
+from jobs.training.table_source import Source, of_earlier_release
 from kalman.filters.numerics import NUMERICS
 from kalman.learning.learners import learnable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple, Self
 
 from jobs.snapshots.manifests import record
-from jobs.warehouse.commit_ids import CommitMark, commit_mark
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.commit_ids import CommitMark, commit_mark
 
 
 class Source(NamedTuple):

@@ -15,12 +15,12 @@ from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.migrating import migrate
 from jobs.migration.report import change_lines
 from jobs.migration.versions import known_versions, path_between
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest

@@ -13,12 +13,12 @@ from jobs.core.errors import UserError
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
 from jobs.lineage.generations import LIVE, SHADOW, Generation
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.upgrades.blue_green import prove
 from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, shadow_of
-from jobs.warehouse.delta import Warehouse
 
 
 class Layout(NamedTuple):

@@ -20,6 +20,8 @@ from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
 from jobs.sources.one_topic import land_present
+from jobs.storage.positions import Cut, describe, rank
+from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
@@ -35,8 +37,6 @@ from jobs.upgrades.context import (
     refuse_other_keys,
     refuse_other_source,
 )
-from jobs.warehouse.positions import Cut, describe, rank
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

@@ -20,8 +20,8 @@ from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.inverse import path_back
 from jobs.migration.migrating import migrate_along
 from jobs.migration.versions import Step, known_versions
+from jobs.spark.warehouse import Warehouse
 from jobs.streaming.exporting import export
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest

@@ -12,10 +12,10 @@ from jobs.lineage.live import live_lineage
 from jobs.lineage.source_ranges import end_place
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.places import is_whole, to_position
-from jobs.warehouse.positions import KAFKA, describe, offsets_of
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.places import is_whole, to_position
+from jobs.storage.positions import KAFKA, describe, offsets_of
 
 STATE = "state"
 """`Segment.end` of the live generation: the states at its end are those of its checkpoint."""

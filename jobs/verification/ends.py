@@ -16,14 +16,14 @@ from jobs.lineage import generations
 from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import VERIFIED_ENDS
 from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering
 from jobs.verification.chain import STATE, Segment
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.recomputing import Kind
 from jobs.verification.runs import CONTINUED_FOR
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import VERIFIED_ENDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,14 +14,14 @@ from jobs.snapshots import waiting_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
 from jobs.snapshots.store import verify
+from jobs.spark.warehouse import Warehouse
+from jobs.storage import measurements_table
+from jobs.storage.positions import landed_position, offsets_of
+from jobs.storage.quarantine import TABLE as QUARANTINE
+from jobs.storage.tables import estimates, measurements
 from jobs.streaming.sinks.publishing import JSON_TIME
 from jobs.verification.chain import Segment, is_topic
 from jobs.verification.recomputing import Kind
-from jobs.warehouse import measurements_table
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import landed_position, offsets_of
-from jobs.warehouse.quarantine import TABLE as QUARANTINE
-from jobs.warehouse.tables import estimates, measurements
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -100,7 +100,7 @@ def landed(sources: Sources) -> DataFrame:
     """
     rows = _of_topic(sources) if is_topic(sources.segment) else _of_versions(sources)
     if sources.imports_keys and "_origin" in rows.columns:
-        rows = rows.filter(~measurements_table.is_history())
+        rows = rows.filter(f"NOT {measurements_table.IS_HISTORY}")
     if is_topic(sources.segment):
         return rows
     return replayed_late_rows.for_generation(sources.warehouse, rows, sources.generation)

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import VERIFICATIONS
 from jobs.storage.warehouse import Tables
 from jobs.verification.findings import Findings, added
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import VERIFICATIONS
 
 TABLE = "verifications"
 BEGAN, PART, ENDED = "began", "part", "ended"

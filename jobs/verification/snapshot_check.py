@@ -25,15 +25,15 @@ from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, extras_widths
 from jobs.snapshots.store import verify
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.positions import KAFKA, offsets_of, to_datetime
+from jobs.storage.tables import measurements
 from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
 from jobs.verification.findings import COUNTS, Findings, added
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
 from jobs.verification.recomputing import FINDINGS, Kind, check_states, on_partitions
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import KAFKA, offsets_of, to_datetime
-from jobs.warehouse.tables import measurements
 from kalman.filters.numerics import may_differ
 
 if TYPE_CHECKING:

@@ -25,16 +25,16 @@ from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
 from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import new_keys
+from jobs.storage.tables import estimates
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
 from jobs.verification.ends import End, copy_state, end_of, forget
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
 from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import new_keys
-from jobs.warehouse.tables import estimates
 from kalman.filters.numerics import NUMERICS
 from kalman.filters.rounded import stored_as
 

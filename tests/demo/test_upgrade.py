@@ -26,8 +26,8 @@ def test_air_time_is_upgraded_under_its_feed_and_rolled_back(tmp_path: Path) -> 
     from demo.figures import draw_switch
     from jobs import ingest, pretrain, stream
     from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
-    from jobs.warehouse.delta import Warehouse
 
     flights = load_flights()
     flights = with_times(flights[flights["month"].isin([9, 10])])

@@ -24,7 +24,7 @@ from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.state.kernel import check_numerics
-from jobs.warehouse.quarantine import REASON
+from jobs.storage.quarantine import REASON
 from tests.fuzz import rows
 from tests.fuzz.damage import damaged
 from tests.fuzz.judge import ANY, CLEAR, QUARANTINED, REFUSED, REJECT, Wrong, check_sentence, compare

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from jobs.ingestion import reading
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.quarantine import REASON
+from jobs.storage.quarantine import REASON
 from tests.fuzz.judge import ANY, REJECT, Checked
 
 SPEC = ModelSpec.model_validate(

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from jobs.ingestion.messages import checked_messages
 from jobs.specs.source import Source
-from jobs.warehouse.quarantine import REASON
+from jobs.storage.quarantine import REASON
 from tests.fuzz.damage import damaged
 from tests.fuzz.judge import ANY, REJECT, Checked, compare, same
 from tests.fuzz.rows import SPEC, good

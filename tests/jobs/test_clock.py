@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import leases
 from jobs.lineage.generations import Generation, all_of, live, row_of
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import GENERATIONS
 from jobs.supervision import driver_status
 from jobs.supervision.driver_identity import DriverIdentity, started_at
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import GENERATIONS
 
 NOON = datetime(2024, 5, 1, 12, 0, tzinfo=UTC)
 Set = Callable[[datetime], None]

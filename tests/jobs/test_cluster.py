@@ -142,7 +142,7 @@ if "jobs.cli" in words:
 
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from jobs.warehouse.checkpoints import Checkpoint
+    from jobs.storage.checkpoints import Checkpoint
 
     start = DataStreamWriter.start
 

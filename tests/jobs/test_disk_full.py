@@ -16,7 +16,7 @@ from jobs.core import errors
 from jobs.core.errors import FULL, RUN_FAILED, is_full
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests, store
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -13,7 +13,7 @@ import pytest
 from jobs.core.errors import ALREADY_RUNNING
 from jobs.lineage import generations
 from jobs.snapshots import manifests
-from jobs.warehouse.tables import QUARANTINE
+from jobs.storage.tables import QUARANTINE
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
 

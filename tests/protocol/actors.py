@@ -27,8 +27,11 @@ from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.spark.conf import STATE_FORMAT, spark_conf
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.positions import Cut
+from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
 from jobs.training import new_keys
@@ -37,9 +40,6 @@ from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import Cut
-from jobs.warehouse.tables import measurements
 from tests.protocol import memory_columns as F
 from tests.protocol import world
 from tests.protocol.memory_delta import Session

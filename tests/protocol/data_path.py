@@ -22,14 +22,14 @@ from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.state_files import PARTITION, Written
 from jobs.snapshots.state_rows import TABLE as STATES
 from jobs.snapshots.state_rows import read_rows
+from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
+from jobs.storage.tables import SNAPSHOTS, SOURCE_RANGE, estimates, measurements
 from jobs.streaming.operators.estimate_files import PROPERTY as FILES_PROPERTY
 from jobs.streaming.operators.estimate_files import Target
 from jobs.streaming.sinks.refused_rows import REASONS
 from jobs.streaming.sinks.written_files import EstimateFiles
-from jobs.warehouse.measurements_table import create_new_keys_table
-from jobs.warehouse.tables import SNAPSHOTS, SOURCE_RANGE, estimates, measurements
 from tests.protocol import memory_columns as F
 from tests.protocol import memory_delta, world
 from tests.protocol.memory_frame import Frame, parse_schema

@@ -191,7 +191,7 @@ def _kind_of(field: Any) -> Any:
 
 
 def write_rows(rows: Frame, table: FileTable, more_columns: bool) -> list[PartFile]:
-    """Stand in for `jobs.warehouse.written_rows.write_rows`: rows are put aside under a name that is used once."""
+    """Stand in for `jobs.spark.written_rows.write_rows`: rows are put aside under a name that is used once."""
     last = latest(table.path)
     assert last is not None, table.path
     absent: list[Any] = [one for one in rows.schema.fields if one.name not in last.schema.names]

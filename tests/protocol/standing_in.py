@@ -30,9 +30,11 @@ from jobs.key_inputs.table import InputsTable
 from jobs.lineage import leases
 from jobs.snapshots import seeds, state_files, stored_rows
 from jobs.snapshots.runtime import ModelRuntime
+from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.planned import planned_once
 from jobs.storage import probe, table_rows
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.warehouse import Tables
@@ -44,8 +46,6 @@ from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.training import batch_filter
-from jobs.warehouse import written_rows
-from jobs.warehouse.checkpoints import Checkpoint
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema

@@ -18,13 +18,13 @@ from jobs.key_inputs.pins import InputPins
 from jobs.lineage import generations, leases, live, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
+from jobs.spark.warehouse import Warehouse
 from jobs.storage import table_log
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile
 from jobs.streaming import exporting
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from jobs.streaming.sinks.written_files import WrittenPart
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
 from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios, world
 from tests.protocol import memory_columns as F
 from tests.protocol.data_path import measure

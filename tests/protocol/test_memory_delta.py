@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.warehouse import delta
-from jobs.warehouse.delta import Warehouse, of_transaction
+from jobs.spark import warehouse as delta
+from jobs.spark.warehouse import Warehouse, of_transaction
 from tests.protocol import actors, standing_in, world
 from tests.protocol.world import World
 

@@ -21,7 +21,7 @@ from jobs.encoding.packet_kinds import (
 from jobs.encoding.packets import records_of
 from jobs.encoding.rows import Packer, RowFormat, select_columns
 from jobs.ingestion.messages import REJECTED
-from jobs.warehouse.quarantine import PAYLOAD, POSITION, REASON
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -19,7 +19,7 @@ from jobs.encoding.keys import columns_of
 from jobs.encoding.packet_kinds import STATE_INDEX
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import marked
-from jobs.warehouse.tables import latest
+from jobs.storage.tables import latest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -23,7 +23,11 @@ from jobs.lineage.generations import Generation, marked
 from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
+from jobs.spark.quarantine import identified, topic_quarantine
 from jobs.specs.row_order import QuarantineLimit
+from jobs.storage.quarantine import TABLE, refusal, too_many
+from jobs.storage.reached_commits import ReachedCommits
+from jobs.storage.tables import archive
 from jobs.streaming.operators.estimate_files import FILES
 from jobs.streaming.operators.wrappers import rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
@@ -31,9 +35,6 @@ from jobs.streaming.sinks.latest_states import Latest
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, written_parts
-from jobs.warehouse.quarantine import TABLE, identified, refusal, too_many, topic_quarantine
-from jobs.warehouse.reached_commits import ReachedCommits
-from jobs.warehouse.tables import archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

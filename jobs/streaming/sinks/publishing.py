@@ -24,13 +24,13 @@ from jobs.lineage.leases import Lease
 from jobs.spark.kafka import read_topic, spark_options
 from jobs.spark.queries import cause_of
 from jobs.spark.user_functions import files_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.sinks import Sinks
+from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Files
+from jobs.storage.tables import SOURCE_RANGE, estimates
 from jobs.streaming.sinks.file_folders import FileSink
 from jobs.streaming.sinks.published_batch import JSON_TIME, MicroBatch, numbered
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import SOURCE_RANGE, estimates
 from kalman.models.named import find
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from jobs.encoding.keys import columns_of, integer_keys
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
+from jobs.spark.quarantine import rejected_rows
 from jobs.state import duplicates
 from jobs.streaming.sinks.published_batch import JSON_TIME
-from jobs.warehouse.quarantine import rejected_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,8 +18,10 @@ from jobs.core.errors import UserError
 from jobs.encoding.estimates import estimate_schema
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.lineage.source_ranges import RangeWriter
+from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.storage.part_files import PartFile, partition_of, remove_of
 from jobs.storage.table_log import FileTable
+from jobs.storage.tables import SOURCE_RANGE, estimates
 from jobs.streaming.operators.estimate_files import (
     FILES,
     PROPERTY,
@@ -30,8 +32,6 @@ from jobs.streaming.operators.estimate_files import (
     last_of_runs,
     unchanged,
 )
-from jobs.warehouse.delta import Warehouse, struct_of
-from jobs.warehouse.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

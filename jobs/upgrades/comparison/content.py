@@ -12,6 +12,8 @@ from jobs.encoding.keys import key_kind, text_of
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.start_point import origin
 from jobs.offline.quantity import measured_direction
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import measurements
 from jobs.upgrades.comparison.decision import Comparison, decide
 from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
@@ -24,8 +26,6 @@ from jobs.upgrades.comparison.statistics import (
     sums_by_key,
     totals,
 )
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

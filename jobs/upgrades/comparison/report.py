@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from jobs.core.report import plain
 from jobs.lineage.start_point import origin
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.content import gather
 from jobs.upgrades.comparison.decision import Comparison
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.report_files import FOLDER, report_files
-from jobs.warehouse.delta import Warehouse
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

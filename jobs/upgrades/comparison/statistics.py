@@ -23,10 +23,10 @@ from jobs.lineage.generations import Generation
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.replayed_late_rows import without
 from jobs.lineage.start_point import origin
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.tables import estimates, estimates_history, measurements
 from jobs.upgrades.comparison.paired import Squares
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, estimates_history, measurements
 from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:

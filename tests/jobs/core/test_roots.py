@@ -10,8 +10,8 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.lineage.leases import stream_lock
+from jobs.spark.warehouse import Warehouse
 from jobs.supervision.driver_log import FOLDER, Crashes, DriverLog
-from jobs.warehouse.delta import Warehouse
 
 
 def spellings(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from jobs import estimate, export, monitor
 from jobs.core.errors import UserError
-from jobs.warehouse.tables import rule_states
+from jobs.storage.tables import rule_states
 from tests.jobs.downstream import racks as functions
 from tests.jobs.downstream.test_monitor import READINGS, forget_the_last_commit, readings
 from tests.jobs.downstream.test_racks_of_functions import COLUMNS

@@ -22,7 +22,7 @@ from jobs.encoding.routing import route_of
 from jobs.encoding.rows import RowFormat
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
-from jobs.warehouse.checkpoints import Checkpoint
+from jobs.storage.checkpoints import Checkpoint
 from tests.jobs.specs.test_spec import NILE, refused
 from tests.jobs.support.feeds import Feed
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

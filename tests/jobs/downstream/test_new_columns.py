@@ -13,7 +13,7 @@ import pytest
 from jobs import monitor
 from jobs.core.progress import Progress
 from jobs.downstream.monitor import MonitorQueries
-from jobs.warehouse.tables import estimates
+from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_monitor import RACKS, READINGS, readings
 from tests.jobs.support.pipeline import Pipeline
 

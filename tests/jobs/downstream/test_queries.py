@@ -17,7 +17,7 @@ from jobs import forecast, maintain, monitor, skill, status
 from jobs.downstream.queries import queries_of, query_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Folder
-from jobs.warehouse.tables import estimates
+from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
 from tests.jobs.specs.test_spec import refused
 from tests.jobs.support.pipeline import Pipeline

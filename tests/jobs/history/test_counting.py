@@ -15,8 +15,8 @@ from deltalake import write_deltalake
 
 from jobs.history.counting import MOST_FILES, Counts, Wanted, count_by_ends, count_by_log
 from jobs.history.source import Interval
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
 from tests.jobs.support.pipeline import random_walk_spec
 
 START = datetime(2024, 3, 1, tzinfo=UTC)

@@ -18,7 +18,7 @@ from jobs.core.report import Report
 from jobs.history import estimating
 from jobs.history.source import listed_by_job
 from jobs.spark.read_files import files_of
-from jobs.warehouse.tables import estimates_history
+from jobs.storage.tables import estimates_history
 from tests.jobs.history import small_commits
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver

@@ -19,11 +19,11 @@ from jobs.history.bucket import estimator
 from jobs.history.files import keep_rows
 from jobs.history.source import Interval
 from jobs.history.table import Met, Part, Slices
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import write_parts
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.table_rows import UTC_MICROSECONDS
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates_history
+from jobs.storage.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 TABLE = estimates_history("walk")

@@ -14,7 +14,7 @@ from jobs.core.errors import UserError
 from jobs.ingestion.checking import check_rows, key_types_of
 from jobs.ingestion.csv_parquet import read, read_schema
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec
 
 NOT_TEXT = "row: not UTF-8 text"

@@ -15,9 +15,9 @@ from jobs.core.report import Report
 from jobs.ingestion import folder_watch, landing
 from jobs.ingestion.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.ingestion.landed_files import LandedFiles, path_number
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.files import LocalFiles
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 pytestmark = pytest.mark.spark

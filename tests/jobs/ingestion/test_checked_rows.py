@@ -20,7 +20,7 @@ from jobs.ingestion.checking import check_rows, key_types_of
 from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 if TYPE_CHECKING:

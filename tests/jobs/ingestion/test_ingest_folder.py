@@ -21,7 +21,7 @@ from jobs.ingestion.folder_watch import LANDED, SETTLE_SECONDS, Inbox, Notes
 from jobs.ingestion.json_rows import check_documents, documents, json_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import LocalFiles
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files
 

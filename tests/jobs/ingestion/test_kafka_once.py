@@ -23,8 +23,8 @@ from jobs.rejected_rows import replay
 from jobs.snapshots import manifests
 from jobs.sources import one_topic
 from jobs.spark.kafka import topic_id
+from jobs.storage.positions import landed_position
 from jobs.streaming.driver import Driver
-from jobs.warehouse.positions import landed_position
 from tests.jobs.ingestion.test_kafka import keyed, topic_spec
 from tests.jobs.support.feeds import Feed, Message, as_json
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, since

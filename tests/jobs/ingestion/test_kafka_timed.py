@@ -12,7 +12,7 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.lineage.live import latest_corrections
-from jobs.warehouse.positions import landed_position
+from jobs.storage.positions import landed_position
 from tests.jobs.ingestion.test_kafka import topic_spec
 from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
 from tests.jobs.support.avro import encoded_long, encoded_text

@@ -11,7 +11,7 @@ import pytest
 from jobs import ingest
 from jobs.core.report import Report
 from jobs.ingestion import landing
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 pytestmark = pytest.mark.spark

@@ -19,7 +19,7 @@ from jobs.ingestion.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, No
 from jobs.ingestion.landed_files import LandedFiles
 from jobs.ingestion.landing import file_state
 from jobs.storage.files import LocalFiles
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 pytestmark = pytest.mark.spark
@@ -31,7 +31,7 @@ KILLED = """
 import os, signal, sys
 from jobs import ingest
 from jobs.core.settings import Settings
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 
 real = Warehouse.append_for_all
 

@@ -19,7 +19,7 @@ from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.parsing import parse
 from jobs.ingestion.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.quarantine import PAYLOAD, REASON
+from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec
 
 MARCH = datetime(2024, 3, 1, 12, 30, 15, 999_999, tzinfo=UTC)

@@ -17,7 +17,7 @@ from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.ingestion import landing, line_parts
 from jobs.specs.loading import load_spec
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 PATTERN = r"\[(?P<at>\S+)\] boiler (?P<id>\w+): a=(?P<a>\S*)(?: b=(?P<b>\S+))?(?: #.*)?"

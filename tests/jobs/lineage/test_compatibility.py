@@ -28,7 +28,7 @@ from jobs.lineage.compatibility import (
 )
 from jobs.specs.loading import load_all
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.positions import delta_position, topic_position
+from jobs.storage.positions import delta_position, topic_position
 from tests.conftest import ROOT
 from tests.jobs.support.pipeline import random_walk_spec
 

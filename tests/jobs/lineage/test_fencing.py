@@ -20,11 +20,11 @@ from jobs.lineage import leases
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation, all_of, live, row_of
 from jobs.lineage.leases import Lease
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import FileTable
+from jobs.storage.tables import GENERATIONS
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import LOST, DriverLog
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import GENERATIONS
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
 from tests.support.stand_ins import stand_in

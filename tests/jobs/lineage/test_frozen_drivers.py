@@ -19,9 +19,9 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import leases
 from jobs.lineage.fencing import Fence
 from jobs.lineage.leases import Lease
+from jobs.spark.warehouse import Warehouse
 from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog
-from jobs.warehouse.delta import Warehouse
 from tests.conftest import ROOT
 from tests.jobs.lineage.test_fencing import acquired, put, values, warehouse
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since

@@ -14,8 +14,8 @@ from jobs.storage import row_changes
 from jobs.storage.row_changes import NOW, put_rows
 from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import open_log
+from jobs.storage.tables import GENERATIONS
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.tables import GENERATIONS
 
 
 def begun(root: Path, *models: str) -> Tables:

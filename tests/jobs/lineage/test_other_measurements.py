@@ -14,7 +14,7 @@ from jobs import export, promote, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.snapshots.manifests import all_of
-from jobs.warehouse.reached_commits import ReachedCommits
+from jobs.storage.reached_commits import ReachedCommits
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

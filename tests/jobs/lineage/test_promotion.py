@@ -13,8 +13,8 @@ from jobs.core.errors import UserError
 from jobs.lineage import generations, promotion
 from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.snapshots.manifests import Manifest
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.positions import topic_position
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.positions import topic_position
 
 pytestmark = pytest.mark.spark
 

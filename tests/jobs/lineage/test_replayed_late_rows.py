@@ -13,8 +13,8 @@ import pytest
 from jobs import quarantine
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
+from jobs.storage.quarantine import Choice
 from jobs.streaming.driver import Driver
-from jobs.warehouse.quarantine import Choice
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark

@@ -11,8 +11,8 @@ from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, all_of, row_of, switch
 from jobs.snapshots.manifests import Manifest
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import GENERATIONS
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import GENERATIONS
 
 pytestmark = pytest.mark.spark
 

@@ -22,8 +22,8 @@ from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
 from jobs.operations.maintenance import Maintenance
 from jobs.snapshots import manifests, store
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import estimates
 from tests.conftest import cli_environment
 from tests.jobs.support.pipeline import (
     Pipeline,

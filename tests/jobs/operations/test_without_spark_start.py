@@ -27,10 +27,11 @@ from jobs.migration.versions import path_from
 from jobs.operations import maintenance_preview
 from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows import held
+from jobs.spark.quarantine import chosen
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.loading import load_spec
+from jobs.storage.quarantine import TABLE, Choice
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.quarantine import TABLE, Choice
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
 
@@ -119,7 +120,7 @@ def test_status_is_the_same_with_and_without_spark(released: Settings, spark: Sp
 def test_spark_chooses_the_rejected_rows_that_are_shown_without_it(
     released: Settings, spark: SparkSession, choice: Choice
 ):
-    frame = Warehouse(spark, released.warehouse).read(TABLE).filter(choice.condition())
+    frame = Warehouse(spark, released.warehouse).read(TABLE).filter(chosen(choice))
     found = held.chosen(Tables(released.warehouse), "walk", choice)
     ids = sorted(row["id"] for row in frame.filter("model = 'walk'").collect())
     assert sorted(found["id"].to_pylist()) == ids

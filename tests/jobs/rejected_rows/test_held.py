@@ -14,11 +14,11 @@ from jobs.core import clock
 from jobs.core.errors import UserError
 from jobs.rejected_rows import held
 from jobs.storage import table_log
+from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 from jobs.storage.row_changes import put_rows
 from jobs.storage.table_rows import open_log
+from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
-from jobs.warehouse.tables import QUARANTINE
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 QUOTED = "it's 'late' %_ \\ \u00e4"

@@ -17,8 +17,8 @@ from jobs.core.report import Report
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
-from jobs.warehouse.quarantine import Choice
-from jobs.warehouse.tables import estimates
+from jobs.storage.quarantine import Choice
+from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
 

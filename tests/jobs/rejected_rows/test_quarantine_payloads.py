@@ -14,7 +14,7 @@ from jobs.rejected_rows.rechecking import NOT_AN_OBJECT, recheck
 from jobs.rejected_rows.rows import read_edited
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
-from jobs.warehouse.quarantine import refusal, too_many
+from jobs.storage.quarantine import refusal, too_many
 from tests.jobs.support.pipeline import random_walk_spec
 
 MARCH = int(datetime(2024, 3, 1, tzinfo=UTC).timestamp() * 1e6)

@@ -18,7 +18,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests, state_rows, store
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

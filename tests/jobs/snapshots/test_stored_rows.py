@@ -14,7 +14,7 @@ from jobs.core.errors import UserError
 from jobs.snapshots import store
 from jobs.snapshots.state_rows import read_rows
 from jobs.snapshots.stored_rows import measure_rows, stored_rows
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 from tests.jobs.snapshots.test_state_files import KEYS, made, manifest
 
 pytestmark = pytest.mark.spark

@@ -20,8 +20,8 @@ from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import latest_corrections, live_estimates
 from jobs.snapshots import waiting_rows
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.tables import measurements
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.tables import measurements
 from tests.jobs.soak.aimed import Aim
 from tests.jobs.soak.kills import Kill
 from tests.jobs.soak.oracle import Oracle, as_compared, differences

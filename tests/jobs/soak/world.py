@@ -27,8 +27,8 @@ from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_latest
 from jobs.snapshots import manifests, store
-from jobs.warehouse.quarantine import REPLAYED
-from jobs.warehouse.tables import measurements
+from jobs.storage.quarantine import REPLAYED
+from jobs.storage.tables import measurements
 from tests.jobs.soak.aimed import Aim
 from tests.jobs.soak.kills import FREEZE, Kill
 from tests.jobs.soak.oracle import Oracle, as_compared, differences

@@ -14,9 +14,9 @@ from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.sources import made_up as made_up_rows
 from jobs.sources.made_up import landed, made_up
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
 RATE = {"rows_per_second": 1e-6, "first_rows": 500, "keys": 7, "seed": 3, "missing": 0.1, "every": "10s"}

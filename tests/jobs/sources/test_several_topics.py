@@ -17,7 +17,7 @@ from jobs.sources import several_topics
 from jobs.sources.several_topics import TopicsReader, TopicsStart
 from jobs.spark import kafka
 from jobs.spark.kafka import topic_id
-from jobs.warehouse.tables import measurements
+from jobs.storage.tables import measurements
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 

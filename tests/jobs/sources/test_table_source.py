@@ -14,8 +14,8 @@ from delta.tables import DeltaTable
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import measurements
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.spark.conf import with_local_paths
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 
 NOWHERE = "hdfs://127.0.0.1:9"
 KEY = "fs.defaultFS"

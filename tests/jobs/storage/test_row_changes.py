@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 
 from jobs.core import clock
 from jobs.core.errors import UserError
+from jobs.spark.warehouse import Warehouse
 from jobs.storage import table_log
 from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
 from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import open_log
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
 from tests.support.object_store import BUCKET, ObjectStore, Proxy
 
 COLUMNS = "model string, name string, number int, epoch bigint, at timestamp, note string"

@@ -19,9 +19,9 @@ import pytest
 from deltalake import DeltaTable
 
 from jobs.core.errors import UserError, is_full
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import write_parts
 from jobs.storage.table_log import FileTable
-from jobs.warehouse.delta import Warehouse
 from tests.jobs.test_disk_full import Ballast, disk
 from tests.support.stand_ins import stand_in
 
@@ -131,7 +131,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 import pyarrow as pa
-from jobs.warehouse.delta import Warehouse
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import FileTable
 from jobs.storage.part_files import write_parts
 

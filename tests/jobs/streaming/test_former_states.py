@@ -23,8 +23,8 @@ from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests, store
 from jobs.spark import session
 from jobs.spark.conf import STATE_FORMAT, spark_conf
+from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming.state_reader import states_at
-from jobs.warehouse.checkpoints import Checkpoint
 from tests.fixtures.make_format1 import TARGET
 from tests.jobs.support.pipeline import (
     Pipeline,

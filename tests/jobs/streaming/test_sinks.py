@@ -20,12 +20,12 @@ import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage.leases import Lease
 from jobs.lineage.live import live_latest
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.sinks import Sinks
+from jobs.storage.tables import estimates
 from jobs.streaming.operators.estimate_files import last_of_runs
 from jobs.streaming.sinks.published_batch import MicroBatch
 from jobs.streaming.sinks.publishing import Publisher, sinks_of
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -11,10 +11,10 @@ import pytest
 from jobs import stop
 from jobs.core.errors import UserError
 from jobs.lineage import generations, pausing
+from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming import several
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import driver_status
-from jobs.warehouse.checkpoints import Checkpoint
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver
 

@@ -48,7 +48,7 @@ if "jobs.cli" in sys.orig_argv:
     from contextlib import nullcontext
 
     from jobs.lineage import leases
-    from jobs.warehouse.delta import Warehouse
+    from jobs.spark.warehouse import Warehouse
 
     # As if the drivers ran on different machines: a stopped process does not let go of its locks.
     leases.stream_lock = lambda *_, **__: nullcontext()

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from jobs import maintain
 from jobs.core.errors import UserError
 from jobs.storage.table_rows import UTC_MICROSECONDS
-from jobs.warehouse.tables import estimates
+from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.stored_types import several_types
 

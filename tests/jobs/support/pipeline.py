@@ -22,11 +22,11 @@ from jobs.encoding.keys import key_kind
 from jobs.encoding.rows import row_format
 from jobs.snapshots import state_rows
 from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import load_checked_spec
+from jobs.storage.tables import estimates, measurements
 from jobs.training.batch_filter import Batch, bucket_rows, packed_estimates
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import estimates, measurements
 
 MASTER = "local[2,4]"
 ORDER = ["key", "event_time", "log_likelihood"]

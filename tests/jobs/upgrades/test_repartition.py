@@ -15,7 +15,7 @@ from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
-from jobs.warehouse.checkpoints import Checkpoint
+from jobs.storage.checkpoints import Checkpoint
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -22,8 +22,8 @@ from demo.upgrade import SECOND
 from jobs import rollback, upgrade
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_lineage
+from jobs.storage.tables import measurements
 from jobs.supervision.driver_log import DriverLog
-from jobs.warehouse.tables import measurements
 from tests.jobs.support.pipeline import Pipeline
 from tests.jobs.support.processes import Driver, files
 

@@ -19,9 +19,9 @@ from jobs.lineage.generations import live
 from jobs.operations.alarms import alarms
 from jobs.operations.model_status import model_status
 from jobs.specs.loading import load_spec
+from jobs.storage.tables import estimates
 from jobs.verification import runs
 from jobs.verification.verifier import Options, Verifier
-from jobs.warehouse.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 pytestmark = pytest.mark.spark

@@ -26,11 +26,11 @@ from deltalake import Schema
 from pyspark.sql.types import StructField, StructType
 
 from jobs.spark.conf import with_local_paths
+from jobs.spark.written_rows import write_rows
 from jobs.storage.dictionary import comments
 from jobs.storage.part_files import PartFile, remove
 from jobs.storage.table_log import FileTable
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.written_rows import write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

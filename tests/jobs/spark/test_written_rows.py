@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import Conflict
-from jobs.warehouse.delta import Warehouse
 
 pytestmark = pytest.mark.spark
 

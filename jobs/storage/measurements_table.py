@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql import functions as F
+from typing import Any
 
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.columns import schema_of
+from jobs.storage.dictionary import comments
+from jobs.storage.table_rows import column_types
+from jobs.storage.tables import SNAPSHOTS, measurements, refuse_absent
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import SNAPSHOTS, measurements, refuse_absent
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
+_SPARK_TYPES = {"long": "bigint", "integer": "int"}
+"""Spark's names of Delta's types, where they differ."""
 
 KeyTypes = dict[str, str]
 """Spark type of each key and id column of a measurements table: bigint or string."""
@@ -31,31 +31,31 @@ PLACES = f"{TOPIC} string, {TOPIC_ID} string, {PARTITION} int, {OFFSET} bigint"
 HISTORY_PREFIX = "history:"
 """Prefix of `_origin` in rows of new keys' history."""
 
+IS_HISTORY = f"coalesce(startswith(_origin, '{HISTORY_PREFIX}'), false)"
+"""Condition of SQL for measurements that are new keys' history, which streams with new keys skip."""
+
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
 """Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.meaning_of`)."""
 
 
-def key_types_in(warehouse: Warehouse, spec: ModelSpec) -> KeyTypes:
+def key_types_in(warehouse: Tables, spec: ModelSpec) -> KeyTypes:
     """Return the types of the key and id columns of a model's measurements table, which must exist.
 
     Raises:
         UserError: a column of the spec is missing.
     """
-    frame = warehouse.read(measurements(spec.name))
-    refuse_absent(frame.columns, spec.name, spec.columns)
+    types = column_types(warehouse.root, measurements(spec.name))
+    refuse_absent(list(types), spec.name, spec.columns)
     # Spark ignores case in the names of columns, and so may the spec.
-    have = {field.name.casefold(): field.dataType.simpleString() for field in frame.schema.fields}
-    return {name: have[name.casefold()] for name in spec.naming_columns}
+    have = {name.casefold(): kind for name, kind in types.items()}
+    return {
+        name: _SPARK_TYPES.get(have[name.casefold()], have[name.casefold()]) for name in spec.naming_columns
+    }
 
 
 def new_keys(model: str) -> str:
     """Return the name of the table of a model's newly pretrained keys."""
     return f"new_keys/{model}"
-
-
-def is_history() -> Column:
-    """Return the condition for measurements that are new keys' history, which streams with new keys skip."""
-    return F.coalesce(F.col("_origin").startswith(HISTORY_PREFIX), F.lit(False))
 
 
 def is_history_commit(info: Mapping[str, Any]) -> bool:
@@ -69,8 +69,8 @@ def latest_history_version(warehouse: Tables, table: str, version: int) -> int |
     return max((one for one in landed if one <= version), default=None)
 
 
-def create_new_keys_table(warehouse: Warehouse, model: str) -> str:
+def create_new_keys_table(warehouse: Tables, model: str) -> str:
     """Make the table of a model's newly pretrained keys unless it exists, and return its name."""
     table = new_keys(model)
-    warehouse.create(table, NEW_KEYS_COLUMNS, properties=MEASUREMENT_PROPERTIES)
+    warehouse.make(table, schema_of(NEW_KEYS_COLUMNS, comments(table)), properties=MEASUREMENT_PROPERTIES)
     return table

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.measurements_table import key_types_in
+from jobs.storage.measurements_table import key_types_in
 from tests.jobs.support.pipeline import random_walk_spec
 
 pytestmark = pytest.mark.spark

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.warehouse.positions import delta_position, name_of, rank, reached, topic_position
+from jobs.storage.positions import delta_position, name_of, rank, reached, topic_position
 
 TABLE = "measurements/walk"
 

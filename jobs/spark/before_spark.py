@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jobs.spark.conf import quick_java_conf
+from jobs.storage.positions import check_version
 from jobs.storage.table_rows import file_sizes
+from jobs.storage.tables import measurements, need_columns, need_measurements
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.positions import check_version
-from jobs.warehouse.tables import measurements, need_columns, need_measurements
 
 QUICK_BYTES = 16 << 20
 """Measurements up to so many bytes, about a million rows, are read within seconds."""

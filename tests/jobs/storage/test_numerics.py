@@ -9,7 +9,7 @@ from jobs.lineage.generations import Generation, _generation, row_of
 from jobs.snapshots.learned import _learned
 from jobs.snapshots.manifests import Manifest, _manifest
 from jobs.snapshots.manifests import row_of as manifest_row
-from jobs.warehouse.numerics import FIRST, with_numerics, without_numerics
+from jobs.storage.numerics import FIRST, with_numerics, without_numerics
 
 POSITION = {"source": "delta", "table": "measurements/m", "version": 3}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import delta.exceptions
 from pyspark.errors import PySparkException
 
-from jobs.warehouse.delta import CONFLICTS
+from jobs.spark.warehouse import CONFLICTS
 
 
 def test_every_conflict_of_delta_is_caught() -> None:

@@ -11,9 +11,9 @@ import json
 from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.commit_ids import commit_id
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.checkpoints import Checkpoint
-from jobs.warehouse.commit_ids import commit_id
 
 FOLDER = "reached"
 KEPT = 2

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from jobs.storage.positions import DELTA
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.positions import DELTA
 
 
 class CommitMark(NamedTuple):

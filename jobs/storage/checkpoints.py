@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
-
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.storage.places import Place, of_offset
+from jobs.storage.positions import delta_position, offsets_of, topic_position
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.places import Place, of_offset
-from jobs.warehouse.positions import delta_position, offsets_of, topic_position
 
 _SCHEMAS = "state/0/_stateSchema/default"
 """Where Spark keeps the types of the state variables."""
@@ -195,9 +193,6 @@ class Checkpoint:
     def _read(self, name: str) -> str:
         try:
             content = self._files.read(name)
-        except Py4JJavaError as error:
-            why = str(error.java_exception.getClass().getSimpleName())
-            raise UserError(f"{name} cannot be read ({why})", RUN_FAILED) from error
         except OSError as error:
             raise UserError(f"{name} cannot be read ({type(error).__name__})", RUN_FAILED) from error
         if content is None:

@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.table_log import FileTable
-from jobs.warehouse.delta import Warehouse
 from tests.jobs.storage.test_table_log import add
 
 pytestmark = pytest.mark.spark

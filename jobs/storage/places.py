@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jobs.warehouse.positions import KAFKA, delta_position, topic_position
+from jobs.storage.positions import KAFKA, delta_position, topic_position
 
 Place = dict[str, int]
 

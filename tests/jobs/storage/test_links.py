@@ -15,9 +15,9 @@ from jobs.core.report import rate
 from jobs.lineage.leases import stream_lock
 from jobs.offline.result_files import save
 from jobs.spark.queries import cause_of
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.warehouse.delta import Warehouse
-from jobs.warehouse.tables import refuse_absent
+from jobs.storage.tables import refuse_absent
 from tests.jobs.support.pipeline import random_walk_spec
 
 

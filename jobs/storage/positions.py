@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
-from jobs.spark.kafka import same_if_known
 from jobs.storage.warehouse import LogEntry, Tables
 
 DELTA, KAFKA = "delta", "kafka"
@@ -42,6 +41,11 @@ class Commit(NamedTuple):
     first: int | None
     last: int | None
     known: bool
+
+
+def same_if_known(one: str | None, other: str | None) -> bool:
+    """Tell if two ids are equal, or one of them is unknown."""
+    return one is None or other is None or one == other
 
 
 def parse_time(text: str, option: str) -> int:
@@ -117,7 +121,7 @@ def delta_position(
     """Return the position as stored in manifests.
 
     identity: the table's id, which differs if the table is recreated; commit: the id of the version's commit
-    (`jobs.warehouse.commit_ids`), which differs if the table is put back from a backup and grows again.
+    (`jobs.storage.commit_ids`), which differs if the table is put back from a backup and grows again.
     """
     known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from jobs.storage.measurements_table import is_history_commit
+from jobs.storage.places import FILES, VERSION
 from jobs.storage.warehouse import Tables
-from jobs.warehouse.measurements_table import is_history_commit
-from jobs.warehouse.places import FILES, VERSION
 
 
 def rows_between(

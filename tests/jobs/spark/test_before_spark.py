@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from jobs.spark import before_spark
+from jobs.spark.before_spark import java_conf
 from jobs.spark.conf import quick_java_conf
-from jobs.warehouse import before_spark
-from jobs.warehouse.before_spark import java_conf
 
 
 def test_few_measurements_need_no_optimising_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,97 @@
+"""Rejected rows as DataFrames: their columns, and how they get into the quarantine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE, Choice
+from jobs.storage.row_changes import add_columns
+from jobs.storage.tables import QUARANTINE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+def chosen(choice: Choice) -> Column:
+    """Return the condition on rows of the table that a choice selects."""
+    result = F.lit(True)
+    if choice.reason is not None:
+        result = result & F.col("reason").startswith(choice.reason)
+    since = choice.earliest()
+    if since is not None:
+        result = result & (F.col("quarantined_at") >= F.lit(since))
+    if choice.ids:
+        result = result & F.col("id").isin(*choice.ids)
+    return result
+
+
+def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
+    """Append rejected rows, once per transaction.
+
+    Args:
+        warehouse: of the table.
+        rows: of `rejected_rows`.
+        transaction: application and number, as in `Warehouse.append`.
+    """
+    warehouse.append(identified(warehouse, rows), TABLE, transaction, more_columns=True)
+
+
+def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[tuple[str, int]]) -> None:
+    """Append rejected rows of several files in one commit, which ends the transaction of each; columns as in `keep`."""
+    found = identified(warehouse, rows)
+    add_columns(warehouse, TABLE, QUARANTINE)  # those that a table of an earlier release lacks
+    warehouse.append_for_all(found, TABLE, transactions)
+
+
+def rejected_rows(
+    rows: DataFrame,
+    model: str,
+    source: Column,
+    position: Column,
+    payload: Column | None = None,
+    reason: Column | None = None,
+    generation: str | None = None,
+    batch_id: int | None = None,
+) -> DataFrame:
+    """Return rejected rows with the columns of the quarantine.
+
+    Args:
+        rows: the rejected ones.
+        model: its name.
+        source, position: where a row came from, and its place there as JSON.
+        payload, reason: the row, and what is wrong with it; by default its columns `_payload` and `_reason`.
+        generation, batch_id: of the stream that rejected it, if one did.
+    """
+    return rows.select(
+        F.lit(model).alias("model"),
+        (F.col(PAYLOAD) if payload is None else payload).alias("payload"),
+        (F.col(REASON) if reason is None else reason).alias("reason"),
+        source.alias("source"),
+        position.alias("position"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(generation).cast("string").alias("generation"),
+        F.current_timestamp().alias("quarantined_at"),
+    )
+
+
+def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
+    """Return rejected rows with ids, and make the quarantine table unless it exists."""
+    warehouse.create(TABLE, QUARANTINE)
+    return rows.withColumn("id", F.expr("uuid()"))
+
+
+def topic_quarantine(
+    rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
+) -> DataFrame:
+    """Return rejected messages (`_reason`, `_payload`, `_position`) with the quarantine's columns."""
+    where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
+    position = F.col(POSITION)
+    if generation is not None:
+        position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
+    source = F.lit(f"kafka:{topic}")
+    return rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)
