@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.errors import PySparkException
-
 from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
@@ -306,6 +304,8 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
+    from pyspark.errors import PySparkException
+
     settings: dict[str, str] = {}
     for name in stored:
         if name.startswith(STORE):

@@ -84,8 +84,13 @@ def live_files(log: DeltaTable) -> pa.Table:
     Their `path` is below the table's folder, as `open_parquet` takes it.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
-    names = pa.array([unquote(path) for path in found["path"].to_pylist()], pa.string())
-    return found.set_column(found.column_names.index("path"), "path", names)
+    names = found["path"].to_pylist()
+    if not any(
+        "%" in name for name in names
+    ):  # `pa.array` imports pandas, which commands that read do without
+        return found
+    plain = pa.array([unquote(name) for name in names], pa.string())
+    return found.set_column(found.column_names.index("path"), "path", plain)
 
 
 def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:

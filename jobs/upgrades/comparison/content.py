@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.keys import key_kind, text_of
+from jobs.lineage.generations import origin
 from jobs.lineage.live import latest_corrections
-from jobs.lineage.start_point import origin
 from jobs.offline.quantity import measured_direction
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import measurements

@@ -19,10 +19,9 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.keys import key_kind, text_of
 from jobs.history.table import is_run
-from jobs.lineage.generations import Generation
+from jobs.lineage.generations import Generation, origin
 from jobs.lineage.live import latest_corrections
 from jobs.lineage.replayed_late_rows import without
-from jobs.lineage.start_point import origin
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import estimates, estimates_history, measurements
