@@ -108,8 +108,8 @@ def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
 def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
     """Return the files of the version of a log, or those of a partition, sorted."""
     found = _readable_files(root, table, log)
-    for name, value in partition.items():
-        found = found.filter(pc.field(f"partition.{name}") == value) if found.num_rows else found
+    if found.num_rows:
+        found = rows_with(found, {f"partition.{name}": value for name, value in partition.items()})
     return sorted(found["path"].to_pylist())
 
 
@@ -256,13 +256,19 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
         for path in files.filter(_may_have(files, where))["path"].to_pylist():
             found = _read(open_parquet(f"{root}/{table}", path), list(where), None)
             if set(found.column_names) == set(where):
-                for name, value in where.items():
-                    found = found.filter(pc.field(name) == value)
-                if found.num_rows:
+                if rows_with(found, where).num_rows:
                     return True
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise _unreadable(f"{root}/{table}", error) from error
     return False
+
+
+def rows_with(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
+    """Return the rows that have these values, by column."""
+    compute: Any = pc  # a filter by an expression would import Arrow's datasets and, with them, pandas
+    for name, value in where.items():
+        found = found.filter(compute.equal(found[name], value))
+    return found
 
 
 def _may_have(files: pa.Table, where: Mapping[str, Any]) -> pa.ChunkedArray:

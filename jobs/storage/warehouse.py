@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
@@ -27,7 +26,7 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, rows_with, to_arrow, to_rows
 
 
 class LogEntry(NamedTuple):
@@ -136,10 +135,7 @@ class Tables:
             columns: of the rows; None: all.
             version: of the table; None: the newest.
         """
-        found = self.columns(table, columns, version)
-        for name, value in (where or {}).items():
-            found = found.filter(pc.field(name) == value)
-        return to_rows(found)
+        return to_rows(rows_with(self.columns(table, columns, version), where or {}))
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
         """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""
