@@ -304,15 +304,11 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
-    from pyspark.errors import PySparkException
-
     settings: dict[str, str] = {}
     for name in stored:
-        if name.startswith(STORE):
-            try:
-                settings[name] = str(warehouse.spark.conf.get(name))
-            except PySparkException:  # unknown to this version of Spark
-                continue
+        value = warehouse.setting(name) if name.startswith(STORE) else None
+        if value is not None:
+            settings[name] = value
     topic = None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic)
     return _deployed(warehouse, spec, settings, topic)
 

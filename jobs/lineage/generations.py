@@ -167,6 +167,8 @@ def begin(
     beside: Generation | None,
     status: str = LIVE,
     parent: tuple[str, int] | None = None,
+    *,
+    numerics: int,
 ) -> Generation:
     """Make a new generation from a snapshot, in one commit: a shadow, or live, which retires the former live one.
 
@@ -182,12 +184,12 @@ def begin(
             must not replace what another has made live meanwhile.
         status: LIVE or SHADOW.
         parent: the generation that it continues, and after which of its micro-batches.
+        numerics: of the filters that will drive it (`kalman.NUMERICS`), which take longer to import than a command that
+            only reads may run.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
     """
-    from kalman import NUMERICS  # the filters take longer to import than a command that only reads may run
-
     warehouse.create_small("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
     if [one.generation for one in known if one.status == LIVE] != [
@@ -208,7 +210,7 @@ def begin(
         status=status,
         parent=parent and parent[0],
         parent_batch=parent and parent[1],
-        numerics=NUMERICS,
+        numerics=numerics,
     )
     retired = [one for one in known if one.status == LIVE] if status == LIVE else []
     _commit(warehouse, known, begun=[made], statuses={one.generation: RETIRED for one in retired})

@@ -15,6 +15,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import describe
 from jobs.storage.tables import need_columns
 from jobs.storage.warehouse import Tables
+from kalman import NUMERICS
 
 if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
@@ -173,6 +174,7 @@ def begin(
         live,
         status,
         parent,
+        numerics=NUMERICS,
     )
 
 
