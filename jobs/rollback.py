@@ -50,28 +50,21 @@ def run(
     """
     from jobs.lineage import live_table
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
     from jobs.state.kernel import load_checked_spec
-    from jobs.storage.warehouse import Tables
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
     load = load_checked_spec if last_state else load_spec
     spec = load(model, settings.models)
-    tables = Tables(settings.warehouse)
+    warehouse = warehouse_of(settings, f"rollback {spec.name}", short_command_conf())
     if last_state:
-        from jobs.upgrades.reverse_migration import told_before_spark
-
-        told = told_before_spark(tables, spec, to)
-        if told is not None and dry_run:  # what an earlier attempt has not completed, a run completes
-            return _migrated_back(spec, told)
-        spark = spark_session(settings, f"rollback {spec.name}", short_command_conf())
-        report = _with_the_last_state(settings, Warehouse(spark, settings.warehouse), spec, to, dry_run)
+        report = _with_the_last_state(settings, warehouse, spec, to, dry_run)
     else:
-        report = _from_its_checkpoint(tables, spec, to)
-    live_table.refresh(tables, spec.name)
+        report = _from_its_checkpoint(warehouse, spec, to)
+    if not dry_run:  # also if there was nothing to do: an earlier attempt may have ended before
+        live_table.refresh(warehouse, spec.name)
     return report
 
 

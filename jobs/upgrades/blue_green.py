@@ -20,15 +20,14 @@ from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
 from jobs.upgrades.comparison.paired import Answer
-from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
     already_upgraded,
     migrated,
     migration_preview,
+    migration_steps,
     refuse_other_keys,
-    refuse_other_source,
     shadow_of,
 )
 
@@ -44,8 +43,7 @@ def blue_green(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
-    refuse_other_source(*context.place)
-    refuse_other_keys(*context.place, in_shadow=True)
+    refuse_other_keys(context, migration_steps(context), in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
     shadow, changed = _shadow(context)
@@ -71,6 +69,8 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     Raises:
         UserError: it is to be promoted, the comparison is not good, and nothing forces it.
     """
+    from jobs.upgrades.comparison.report import compare  # with its pictures, which no refusal needs
+
     live, model, note = context.live, context.spec.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
