@@ -38,18 +38,22 @@ def run(
     from jobs.lineage import live_table, promotion
     from jobs.lineage.generations import SHADOW
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
+    from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines, refusal
     from jobs.upgrades.comparison.report import compare
 
     spec = load_spec(model, settings.models)
     name = spec.name
-    warehouse = warehouse_of(settings, f"promote {name}", short_command_conf())
+    tables = Tables(settings.warehouse)
     lines: list[str] = []
     compared: dict[str, Any] = {}
-    shadow, beside = promotion.to_promote(warehouse, name, generation, behind)
+    shadow, beside = promotion.to_promote(tables, name, generation, behind)
     if shadow.status == SHADOW and beside is not None and not force:
+        spark = spark_session(settings, f"promote {name}", short_command_conf())
+        warehouse = Warehouse(spark, settings.warehouse)
         comparison, page = compare(warehouse, spec, beside, shadow)
         if not comparison.good:
             raise UserError(refusal(comparison, shadow.generation, name, page), RUN_FAILED)
@@ -57,8 +61,8 @@ def run(
         compared = {"comparison": comparison.numbers, "answer": comparison.answer, "report": page}
     elif shadow.status == SHADOW and force:
         lines.append("forced: it was not compared")
-    live, retired = promotion.promote(warehouse, name, shadow.generation, behind)
-    live_table.refresh(warehouse, name)
+    live, retired = promotion.promote(tables, name, shadow.generation, behind)
+    live_table.refresh(tables, name)
     lines.append(f"generation {live.generation} of version {live.model_version} is live")
     if retired is not None:
         lines.append(f"{retired.generation} of version {retired.model_version} is retired")

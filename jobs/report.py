@@ -160,14 +160,17 @@ def _comparison(
 ) -> Report:
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.upgrades.comparison.decision import comparison_lines
     from jobs.upgrades.comparison.report import compare
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)
-    warehouse = warehouse_of(settings, f"report {spec.name}", short_command_conf())
+    warehouse = Warehouse(
+        spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse
+    )
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         if history:
             new, old = _pair_with_history(warehouse, spec.name, generation, against)
