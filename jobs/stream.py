@@ -70,7 +70,6 @@ def run(
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock
-    from jobs.lineage.start_point import refuse_without_start
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
@@ -92,7 +91,6 @@ def run(
             settings, f"stream {spec.name}", stream_conf(kafka), kafka, reads_all_of=reads_all_of
         )
         need_measurements(warehouse, spec.name)
-        refuse_without_start(warehouse, spec, adopt, generation)
         driver = Driver(
             settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
         )
