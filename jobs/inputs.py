@@ -40,7 +40,8 @@ def run(
     from jobs.ingestion.checking import typed_key
     from jobs.key_inputs.table import home_of
     from jobs.offline.key_inputs import read_inputs
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
 
     started = time.monotonic()
@@ -49,7 +50,7 @@ def run(
         raise UserError(f"{spec.source_path}: {spec.name} takes no inputs: add `inputs` (docs/models.md)")
     found = read_inputs(spec, input)
     by = spec.inputs.key or spec.key
-    warehouse = warehouse_of(settings, f"inputs {spec.name}")
+    warehouse = Warehouse(spark_session(settings, f"inputs {spec.name}"), settings.warehouse)
     types = _key_types(warehouse, spec, by, input)
     reason = np.full(found.u.shape[1], None, dtype=object)
     keys = [

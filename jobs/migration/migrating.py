@@ -85,12 +85,8 @@ def migrate_along(
     found = find(warehouse, identity) if dry_run else find_whole(warehouse, identity)
     if found is not None:
         return found, told, False
-    _refuse_waiting(source, spec)
     on_progress("checking every key")
-    version = whole_version(warehouse, source, measure_batches)
-    change = {**change_of(stored_batches(warehouse, source, version), migration), **told}
-    _refuse_without_numbers(change, source)
-    _refuse_wrong_keys(change, spec.version)
+    version, change = _check_keys(warehouse, source, spec, plan)
     if dry_run and not any(step.keys is not None for step in steps):
         return None, change, False
     spark, activity = warehouse.spark, f"migrate {spec.name}"
@@ -124,6 +120,22 @@ def migrate_along(
     )
     with labelled(spark, activity, "write the snapshot"):
         return write(warehouse, manifest, states, held), change, True
+
+
+def _check_keys(
+    warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: Plan
+) -> tuple[int, dict[str, Any]]:
+    """Check every key of a snapshot in this process; return the version of its rows, and how the states change.
+
+    Raises:
+        UserError: the rows are not whole, the target could not read those that wait, or states would be invalid.
+    """
+    _refuse_waiting(source, spec)
+    version = whole_version(warehouse, source, measure_batches)
+    change = change_of(stored_batches(warehouse, source, version), plan.migration)
+    _refuse_without_numbers(change, source)
+    _refuse_wrong_keys(change, spec.version)
+    return version, {**change, "parameters": plan.changes}
 
 
 def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:

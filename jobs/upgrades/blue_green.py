@@ -20,6 +20,7 @@ from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
 from jobs.upgrades.comparison.paired import Answer
+from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
@@ -69,8 +70,6 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     Raises:
         UserError: it is to be promoted, the comparison is not good, and nothing forces it.
     """
-    from jobs.upgrades.comparison.report import compare  # with its pictures, which no refusal needs
-
     live, model, note = context.live, context.spec.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)

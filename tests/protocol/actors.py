@@ -39,7 +39,6 @@ from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context
 from jobs.upgrades import replace as replacing
-from jobs.upgrades.comparison import report
 from jobs.upgrades.context import UpgradeContext
 from tests.protocol import memory_columns as F
 from tests.protocol import world
@@ -246,7 +245,7 @@ def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int 
     given = UpgradeContext(SETTINGS, here, spec_of(to), live, quiet(), drain=drain)
     good = SimpleNamespace(good=True, reasons=[], numbers={}, answer="better", rows_needed=None)
     with contextlib.ExitStack() as stack:
-        for module in (blue_green, replacing, context, report):
+        for module in (blue_green, replacing, context):
             for name, instead in (
                 ("migrated", migrated),
                 ("migration_steps", lambda context: []),
