@@ -80,11 +80,9 @@ def run(
     from jobs.history.estimating import Request, estimate
     from jobs.history.source import Interval
     from jobs.observability.verb_profile import VerbProfiler
-    from jobs.spark.before_spark import check_measurements
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import parse_time
 
@@ -95,12 +93,9 @@ def run(
     )
     if interval.first is not None and interval.last is not None and interval.first >= interval.last:
         raise UserError("--from must be before --to")
-    if input is None:
-        check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
-    spark = spark_session(settings, f"estimate {spec.name}", short_rows_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
+    warehouse = warehouse_of(settings, f"estimate {spec.name}", short_rows_conf())
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
-        progress.follow(running_tasks(spark))
+        progress.follow(running_tasks(warehouse))
         request = Request(interval, snapshot, smooth, input, output, to_version)
         result = estimate(warehouse, spec, request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))

@@ -46,23 +46,17 @@ def run(
     from jobs.lineage.generations import live, named
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
-    from jobs.storage.warehouse import Tables
     from jobs.streaming.exporting import export
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)
     name = spec.name
 
-    tables = Tables(settings.warehouse)
-    if needed and generation is None and live(tables, name) is None:
+    warehouse = warehouse_of(settings, f"export {name}", short_command_conf())
+    if needed and generation is None and live(warehouse, name) is None:
         raise UserError(f"model {name} has no live generation", ALREADY_RUNNING)
-    if not monitor:
-        named(tables, name, generation)
-    spark = spark_session(settings, f"export {name}", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
     if monitor:
         if generation is not None or batch is not None:
             raise UserError(

@@ -50,10 +50,8 @@ def run(
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.snapshots.runtime import ModelRuntime
-    from jobs.spark.before_spark import check_measurements
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import check_version
     from jobs.storage.tables import need_measurements
@@ -62,9 +60,7 @@ def run(
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
-    check_measurements(settings.warehouse, spec.name, (), to_version)
-    spark = spark_session(settings, f"import {spec.name}", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
+    warehouse = warehouse_of(settings, f"import {spec.name}", short_command_conf())
     table = need_measurements(warehouse, spec.name)
     version = check_version(warehouse, table, to_version)
     position = position_at(warehouse, spec, table, version, Source.of(warehouse, table, version))

@@ -11,7 +11,7 @@ must stay readable, which OPTIMIZE with VACUUM would end.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Option
 
@@ -19,9 +19,6 @@ from jobs.core.command import Model, command
 from jobs.core.progress import Progress
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-
-if TYPE_CHECKING:
-    from jobs.specs.model_spec import ModelSpec
 
 
 @command
@@ -32,7 +29,7 @@ def run(
         bool,
         Option(
             "--dry-run",
-            help="Report what would be removed; change nothing. Of a local warehouse without Spark.",
+            help="Report what would be removed; change nothing. Without Spark.",
         ),
     ] = False,
     estimates: Annotated[
@@ -48,36 +45,23 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
-    from jobs.operations.maintenance_preview import preview, result_lines
+    from jobs.operations.maintenance import Maintenance, result_lines
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
-    from jobs.storage.warehouse import Tables
 
     started = time.monotonic()
     spec = load_spec(model, settings.models)
-    with_estimates = estimates or spec.retention.estimates
-    if dry_run:
-        result = preview(Tables(settings.warehouse), spec, with_estimates)
-    else:
-        result = _maintained(settings, spec, with_estimates)
+    title, with_estimates = f"maintain {spec.name}", estimates or spec.retention.estimates
+    warehouse = warehouse_of(settings, title, short_command_conf())
+    with Progress(title, None, quiet=settings.quiet) as progress:
+        work = Maintenance(warehouse, spec, dry_run, with_estimates, progress.note)
+        work.run()
     seconds = time.monotonic() - started
     return Report(
-        [*result_lines(spec.name, result, dry_run), f"{seconds:.1f} s"],
-        {"model": spec.name, "dry_run": dry_run, **result, "seconds": seconds},
+        [*result_lines(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
+        {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
     )
-
-
-def _maintained(settings: Settings, spec: ModelSpec, with_estimates: bool) -> dict[str, Any]:
-    """Maintain with Spark, and return what was removed."""
-    from jobs.operations.maintenance import Maintenance
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
-
-    spark = spark_session(settings, f"maintain {spec.name}", short_command_conf())
-    with Progress(f"maintain {spec.name}", None, quiet=settings.quiet) as progress:
-        work = Maintenance(Warehouse(spark, settings.warehouse), spec, False, with_estimates, progress.note)
-        work.run()
-    return work.result
 
 
 if __name__ == "__main__":

@@ -34,8 +34,7 @@ def run(
         bool,
         Option(
             "--dry-run",
-            help="Report how the states would change; write nothing. Of a local warehouse without Spark, unless keys "
-            "become others.",
+            help="Report how the states would change; write nothing. Without Spark, unless keys become others.",
         ),
     ] = False,
     profile: Profile = False,
@@ -46,27 +45,16 @@ def run(
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.migration.migrating import migrate, source_snapshot
-    from jobs.migration.preview import preview
-    from jobs.migration.versions import path_from
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
-    from jobs.storage.warehouse import Tables
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
     target = spec.version if to is None else to
-    tables = Tables(settings.warehouse)
-    source = source_snapshot(tables, spec.name, snapshot, target)
-    steps = path_from(tables, spec, source, target)
-    told = preview(tables, source, steps) if dry_run else None
-    if told is not None:
-        seconds = time.monotonic() - started
-        return profiler.added_to(_report(source, *told, target, False, seconds))
-    spark = spark_session(settings, f"migrate {spec.name}", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
+    warehouse = warehouse_of(settings, f"migrate {spec.name}", short_command_conf())
+    source = source_snapshot(warehouse, spec.name, snapshot, target)
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
         manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
     seconds = time.monotonic() - started

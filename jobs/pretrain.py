@@ -68,11 +68,9 @@ def run(
     """
     from jobs.history.estimating import estimate_reflected
     from jobs.observability.verb_profile import VerbProfiler
-    from jobs.spark.before_spark import check_measurements, java_conf
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.specs import sections
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
@@ -89,20 +87,18 @@ def run(
         raise UserError("--history writes no estimates: run `estimate` for them")
     if history and (before, window.first, window.last) != (None, None, None):
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
-    check_measurements(settings.warehouse, spec.name, spec.columns, to_version)
-    conf = {**short_rows_conf(), **java_conf(settings.warehouse, spec.name)}
-    spark = spark_session(settings, f"pretrain {spec.name}", conf)
-    warehouse = Warehouse(spark, settings.warehouse)
+    title = f"pretrain {spec.name}"
+    warehouse = warehouse_of(settings, title, short_rows_conf(), reads_all_of=spec.name)
     table = need_measurements(warehouse, spec.name)
     need_columns(warehouse, spec.name, spec.columns)
     if history:
-        with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
+        with Progress(title, None, quiet=settings.quiet) as progress:
             offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
         return profiler.added_to(_offered(spec, offers, time.monotonic() - started))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
-    with Progress(f"pretrain {spec.name}", None, quiet=settings.quiet) as progress:
-        progress.follow(running_tasks(spark))
+    with Progress(title, None, quiet=settings.quiet) as progress:
+        progress.follow(running_tasks(warehouse))
         results: list[Result] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:

@@ -14,7 +14,6 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.reverse_migration import ReversedMigration
@@ -49,29 +48,18 @@ def run(
         UserError: there is no generation to roll back to, or the state cannot be migrated back.
     """
     from jobs.lineage import live_table
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
-    from jobs.state.kernel import load_checked_spec
     from jobs.storage.warehouse import Tables
 
     if dry_run and not last_state:
         raise UserError("--dry-run is for --last-state: without it no state changes")
-    load = load_checked_spec if last_state else load_spec
-    spec = load(model, settings.models)
-    tables = Tables(settings.warehouse)
+    spec, tables = load_spec(model, settings.models), Tables(settings.warehouse)
     if last_state:
-        from jobs.upgrades.reverse_migration import told_before_spark
-
-        told = told_before_spark(tables, spec, to)
-        if told is not None and dry_run:  # what an earlier attempt has not completed, a run completes
-            return _migrated_back(spec, told)
-        spark = spark_session(settings, f"rollback {spec.name}", short_command_conf())
-        report = _with_the_last_state(settings, Warehouse(spark, settings.warehouse), spec, to, dry_run)
+        report = _with_the_last_state(settings, spec, to, dry_run)
     else:
         report = _from_its_checkpoint(tables, spec, to)
-    live_table.refresh(tables, spec.name)
+    if not dry_run:  # also if there was nothing to do: an earlier attempt may have ended before
+        live_table.refresh(tables, spec.name)
     return report
 
 
@@ -90,12 +78,15 @@ def _from_its_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> 
     return Report(lines, _data(spec, live, retired))
 
 
-def _with_the_last_state(
-    settings: Settings, warehouse: Warehouse, spec: ModelSpec, to: str | None, dry_run: bool
-) -> Report:
+def _with_the_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry_run: bool) -> Report:
+    from jobs.spark.conf import short_command_conf
+    from jobs.spark.session import warehouse_of
+    from jobs.state.kernel import check_numerics
     from jobs.upgrades.reverse_migration import reverse_migration
 
-    with Progress(f"rollback {spec.name}", None, quiet=settings.quiet) as progress:
+    title = f"rollback {check_numerics(spec).name}"
+    warehouse = warehouse_of(settings, title, short_command_conf())
+    with Progress(title, None, quiet=settings.quiet) as progress:
         done = reverse_migration(warehouse, spec, to, dry_run, progress.note)
     return _migrated_back(spec, done)
 

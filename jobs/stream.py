@@ -70,14 +70,10 @@ def run(
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock
-    from jobs.lineage.start_point import refuse_without_start
-    from jobs.spark.before_spark import java_conf
     from jobs.spark.conf import stream_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
-    from jobs.storage.warehouse import Tables
     from jobs.streaming import several
     from jobs.streaming.driver import Driver
     from jobs.streaming.profiler import profiling
@@ -89,19 +85,16 @@ def run(
     spec = load_checked_spec(model[0], settings.models)
     seconds = trigger_seconds(trigger)
     with stream_lock(settings.warehouse, spec.name, generation), stop_signal() as stop:
-        tables = Tables(settings.warehouse)
-        need_measurements(tables, spec.name)
-        refuse_without_start(tables, spec, adopt, generation)
         kafka = spec.speaks_to_kafka
-        conf = stream_conf(kafka)
-        if seconds is None and not kafka:
-            conf |= java_conf(settings.warehouse, spec.name)
-        spark = spark_session(settings, f"stream {spec.name}", conf, kafka)
-        warehouse = Warehouse(spark, settings.warehouse)
+        reads_all_of = spec.name if seconds is None and not kafka else None
+        warehouse = warehouse_of(
+            settings, f"stream {spec.name}", stream_conf(kafka), kafka, reads_all_of=reads_all_of
+        )
+        need_measurements(warehouse, spec.name)
         driver = Driver(
             settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
         )
-        with profiling(spark, profile):
+        with profiling(warehouse, profile):
             return driver.drive(adopt, generation, allow_missing_estimates, allow_missing_rows)
 
 

@@ -73,12 +73,9 @@ def run(
     """
     from jobs.lineage import generations, live_table
     from jobs.spark.conf import interpreted_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
-    from jobs.storage.warehouse import Tables
-    from jobs.upgrades.before_spark import told_before_spark
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES
 
@@ -96,21 +93,18 @@ def run(
             "--partitions is for --mode repartition: a new version takes stream.partitions from its spec"
         )
     spec = load_checked_spec(model, settings.models)
-    tables = Tables(settings.warehouse)
-    need_measurements(tables, spec.name)
-    told = told_before_spark(tables, spec, generations.named(tables, spec.name), mode, dry_run)
-    if told is not None:
-        return _report(spec, mode, told, needed, started)
-    spark = spark_session(settings, f"upgrade {spec.name}", interpreted_conf(), spec.speaks_to_kafka)
-    warehouse = Warehouse(spark, settings.warehouse)
-    with Progress(f"upgrade {spec.name}", None, quiet=settings.quiet) as progress:
+    title = f"upgrade {spec.name}"
+    warehouse = warehouse_of(settings, title, interpreted_conf(), spec.speaks_to_kafka)
+    need_measurements(warehouse, spec.name)
+    with Progress(title, None, quiet=settings.quiet) as progress:
         live = generations.named(warehouse, spec.name)
         context = UpgradeContext(
             settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain, force, needed
         )
-        lines, data = MODES[mode](context)
-        live_table.refresh(warehouse, spec.name)
-    return _report(spec, mode, (lines, data), needed, started)
+        outcome = MODES[mode](context)
+        if not dry_run:
+            live_table.refresh(warehouse, spec.name)
+    return _report(spec, mode, outcome, needed, started)
 
 
 def _report(spec: ModelSpec, mode: str, outcome: Outcome, needed: bool, started: float) -> Report:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import functions as F
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs.core.times import duration_us
 from jobs.downstream.queries import (
@@ -27,16 +28,16 @@ from jobs.downstream.queries import (
     remove_results,
 )
 from jobs.observability.lag import table_lag
+from jobs.spark.deleted_rows import Filter, delete_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
+from jobs.storage.positions import to_datetime
+from jobs.storage.table_rows import parts_of
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 REMOVED = "removed-"
 """Prefix of a renamed checkpoint."""
@@ -59,7 +60,7 @@ class DownstreamCleanup:
             if count:
                 rows[query.table] = rows.get(query.table, 0) + count
         for table, old in self._old_rows():
-            count = self.warehouse.delete(table, old, self.dry)
+            count = delete_rows(self.warehouse, table, old, self.dry)
             if count:
                 rows[table] = rows.get(table, 0) + count
         return {"definitions": sorted(query.name for query in former), "rows": rows}
@@ -67,7 +68,9 @@ class DownstreamCleanup:
     def _remove(self, query: Query) -> int:
         """Remove a query's checkpoint, files and rows; return how many rows."""
         if self.dry:
-            return self.warehouse.delete(query.table, F.col("definition") == query.definition, dry=True)
+            return delete_rows(
+                self.warehouse, query.table, [[("definition", "=", query.definition)]], dry=True
+            )
         renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if checkpoint.exists() and is_renamed:
@@ -81,15 +84,13 @@ class DownstreamCleanup:
         renamed.remove()
         return rows
 
-    def _old_rows(self) -> list[tuple[str, Column]]:
-        """Return conditions on old rows by table."""
-        found = []
-        for table, column, span_us in kept_spans(self.spec):
-            if not self.warehouse.exists(table):
-                continue
-            newest = self.warehouse.read(table).agg(F.max(F.unix_micros(column)).alias("at")).first()
-            if newest is not None and newest["at"] is not None:
-                found.append((table, F.unix_micros(column) < newest["at"] - span_us))
+    def _old_rows(self) -> list[tuple[str, Filter]]:
+        """Return filters of old rows by table."""
+        found: list[tuple[str, Filter]] = []
+        for table, column, span_us in _kept_spans(self.spec):
+            newest = _newest(self.warehouse, table, column)
+            if newest is not None:
+                found.append((table, [[(column, "<", newest - timedelta(microseconds=span_us))]]))
         return found
 
 
@@ -127,7 +128,7 @@ def _old_enough(warehouse: Tables, spec: ModelSpec, query: Query) -> bool:
     return datetime.now(UTC) - checkpoint.committed_at(last) > span_of(spec.retention.definitions)
 
 
-def kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
+def _kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
     """Return how long rows of the tables are kept: table, column of the time, microseconds before the newest."""
     kept, monitor = spec.retention, spec.monitor
     # An open window would start anew, so its counts stay.
@@ -141,6 +142,14 @@ def kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
         )
         if span is not None
     ]
+
+
+def _newest(tables: Tables, table: str, column: str) -> datetime | None:
+    """Return the newest time in a column of a table; None without any."""
+    newest: Any = pc.max  # type: ignore[attr-defined]
+    parts = (part[column] for part in parts_of(tables.root, table, [column]) if column in part.column_names)
+    times = [to_datetime(newest(one.cast(pa.int64())).as_py()) for one in parts]
+    return max((one for one in times if one is not None), default=None)
 
 
 def largest_lag(warehouse: Tables, spec: ModelSpec) -> tuple[str, timedelta]:

@@ -173,7 +173,7 @@ def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
     folder, _, table = name.rstrip("/").rpartition("/")
-    return Warehouse(warehouse.spark, folder), table
+    return warehouse.at(folder), table
 
 
 def _keys(by: KeyKind) -> list[Column]:

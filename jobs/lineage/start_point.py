@@ -43,6 +43,8 @@ def resolve(
 ) -> StartPoint:
     """Return the generation to drive, which is made if need be.
 
+    What the tables alone tell is refused before Spark starts.
+
     In this order: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest good
     snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
 
@@ -66,6 +68,11 @@ def resolve(
             leases.refuse_if_driven(live)
         return _adopted(warehouse, spec, manifest, live, allow_missing)
     if live is None:
+        need_columns(warehouse, spec.name, spec.columns)
+        if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
+            raise UserError(
+                _no_snapshot(warehouse, spec)
+            )  # without asking a topic, for which Spark would start
         deployed = compatibility.deployment(warehouse, spec)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
@@ -75,28 +82,6 @@ def resolve(
         parent = hand_over.of_snapshot(warehouse, manifest).link
         return StartPoint(begin(warehouse, spec, manifest, parent, None), manifest, spec, True)
     return _again(warehouse, spec, live)
-
-
-def refuse_without_start(
-    warehouse: Tables, spec: ModelSpec, adopt: str | None = None, generation: str | None = None
-) -> None:
-    """Refuse before Spark starts what `resolve` would refuse: no snapshot or generation, a generation that is driven.
-
-    Raises:
-        UserError: as `resolve`.
-    """
-    if generation is not None:
-        leases.refuse_if_driven(generations.named(warehouse, spec.name, generation))
-        return
-    live = generations.live(warehouse, spec.name)
-    if live is not None:
-        leases.refuse_if_driven(live)
-    if adopt is not None and (live is None or live.snapshot_id != adopt):
-        _adoptable_manifest(warehouse, spec, adopt)
-    elif live is None:
-        need_columns(warehouse, spec.name, spec.columns)
-        if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
-            raise UserError(_no_snapshot(warehouse, spec))
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
@@ -179,6 +164,7 @@ def begin(
 
 
 def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> StartPoint:
+    leases.refuse_if_driven(generation)
     if generation.status == REMOVED:
         raise UserError(
             f"generation {generation.generation} is removed: its checkpoint is gone, so it cannot resume"

@@ -1,11 +1,11 @@
-"""Migrate the rows of a snapshot on Spark, and measure how the states change.
+"""Migrate the rows of a snapshot on Spark, and measure in this process how the states change.
 
 A key whose state is not a number has nothing to migrate. It is left out, and starts anew with its next row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,42 +27,22 @@ SHOWN_KEYS = 5
 NO_NUMBER = "state: the key's state is not a number"
 """Why a key is left out, as the quarantine has it."""
 
-_CHANGE = (
-    "keys bigint, wrong bigint, wrong_keys array<string>, left_out bigint, left_out_keys array<string>, "
-    "old array<double>, new array<double>, kept array<double>, old_own array<double>, new_own array<double>"
-)
-
-
-_CHANGED = pa.schema(
-    [
-        *((name, pa.int64()) for name in ("keys", "wrong")),
-        ("wrong_keys", pa.list_(pa.string())),
-        ("left_out", pa.int64()),
-        ("left_out_keys", pa.list_(pa.string())),
-        *((name, pa.list_(pa.float64())) for name in ("old", "new", "kept", "old_own", "new_own")),
-    ]
-)
-"""The same columns in Arrow's types."""
-
 
 def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
     """Return the rows of a snapshot with the new version's states, without keys left out."""
     return _prepared(rows, migration).then(_migrator(migration))
 
 
-def change_of(rows: StateRows, migration: Migration) -> dict[str, Any]:
-    """Return how a migration changes the states of a snapshot, without writing.
+def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
+    """Return how a migration changes the states of a snapshot, given its rows in batches.
 
     left_out and left_out_keys (some): the keys whose state is not a number; keys, wrong and wrong_keys (some): all
     others, and those whose state would be invalid; before and after: of each state the average mean and variance over
     `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
     changes; key_parameters: before and after, the averages of the parameters that each key has for itself.
     """
-    return summed(_prepared(rows, migration).through(measurer(migration), _CHANGE).collect(), migration)
-
-
-def summed(parts: Sequence[Any], migration: Migration) -> dict[str, Any]:
-    """Return what `change_of` returns, of the rows that `measurer` makes."""
+    names = list(extras_widths(migration.source))
+    parts = [_measured(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
     old, new = migration.source.states, migration.target.states
     keys = sum(part["keys"] for part in parts)
     total = {
@@ -170,53 +150,37 @@ def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iter
     return migrate
 
 
-def measurer(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that measures how batches of state rows change: a row of sums for each batch."""
+def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
+    """Return the sums of `change_of` over a batch of rows."""
     old, new = migration.source.states, migration.target.states
-    widths = extras_widths(migration.source)
-    nothing = {
-        "keys": [0],
-        "wrong": [0],
-        "wrong_keys": [[]],
-        "old": [[0.0] * (2 * len(old))],
-        "new": [[0.0] * (2 * len(new))],
-        "kept": [[0.0, 0.0] * len([name for name in new if name in old])],
-        "old_own": [[]],
-        "new_own": [[]],
+    good, bad = _sorted_out(batch, migration)
+    left_out = {
+        "left_out": len(bad),
+        "left_out_keys": batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist(),
     }
-
-    def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            good, bad = _sorted_out(batch, migration)
-            left_out = {
-                "left_out": [len(bad)],
-                "left_out_keys": [batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist()],
-            }
-            batch = batch.take(pa.array(good))
-            found = _measured(batch, migration, widths) if len(good) else nothing
-            yield pa.RecordBatch.from_pydict({**found, **left_out}, _CHANGED)
-
-    return measure
-
-
-def _measured(batch: pa.RecordBatch, migration: Migration, widths: dict[str, int]) -> dict[str, list[Any]]:
-    """Return the columns of `_CHANGE` for rows of which none is left out."""
-    old, new = migration.source.states, migration.target.states
-    mean, covariance, extras = state_arrays(batch, len(old), widths)
+    if not len(good):
+        shared = [name for name in new if name in old]
+        sums = {
+            "old": np.zeros(2 * len(old)),
+            "new": np.zeros(2 * len(new)),
+            "kept": [0.0, 0.0] * len(shared),
+        }
+        return {**left_out, **sums, "keys": 0, "wrong": 0, "wrong_keys": [], "old_own": [], "new_own": []}
+    batch = batch.take(pa.array(good))
+    mean, covariance, extras = state_arrays(batch, len(old), extras_widths(migration.source))
     after = migration.apply(mean, covariance, extras)
     moves = [np.abs(after.mean[new.index(name)] - mean[old.index(name)]) for name in new if name in old]
     wrong = np.flatnonzero(after.wrong)
     return {
-        "keys": [batch.num_rows],
-        "wrong": [len(wrong)],
-        "wrong_keys": [batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist()],
-        "old": [_sums(mean, covariance)],
-        "new": [_sums(after.mean, after.covariance)],
-        "kept": [[number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))]],
-        "old_own": [_own_sums(migration.source, extras)],
-        "new_own": [_own_sums(migration.target, after.extras)],
+        **left_out,
+        "keys": batch.num_rows,
+        "wrong": len(wrong),
+        "wrong_keys": batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist(),
+        "old": _sums(mean, covariance),
+        "new": _sums(after.mean, after.covariance),
+        "kept": [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))],
+        "old_own": _own_sums(migration.source, extras),
+        "new_own": _own_sums(migration.target, after.extras),
     }
 
 

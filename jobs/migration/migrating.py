@@ -21,9 +21,8 @@ from jobs.migration.versions import path_from
 from jobs.snapshots.manifests import GOOD, all_of, find
 from jobs.snapshots.state_rows import read_rows
 from jobs.snapshots.store import find_whole, whole_version, write
-from jobs.snapshots.stored_rows import stored_rows
+from jobs.snapshots.stored_rows import measure_batches, stored_batches, stored_rows
 from jobs.snapshots.waiting_rows import verified
-from jobs.spark.conf import codegen_for
 from jobs.spark.job_labels import labelled
 from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.user_functions import ship, ship_named
@@ -73,27 +72,28 @@ def migrate_along(
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
     """Migrate a snapshot along steps, and return what `migrate` does.
 
+    Every key is checked in this process, before Spark starts: it reads and migrates half a million keys a second.
+    A dry run ends there, unless keys get other names.
+
     parameters: those that the last version has learned before; None: those that are carried over.
 
     Raises:
         UserError: a step cannot be made, or some keys would have an invalid state.
     """
-    plan = plan_of(source, steps, parameters)
+    plan, spec = plan_of(source, steps, parameters), steps[-1].new
     migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
-    spec, spark = steps[-1].new, warehouse.spark
-    found = find_whole(warehouse, identity)
+    found = find(warehouse, identity) if dry_run else find_whole(warehouse, identity)
     if found is not None:
         return found, told, False
-    ship_functions(warehouse, steps)
-    activity = f"migrate {spec.name}"
     on_progress("checking every key")
-    with labelled(spark, activity, "check every key"):
-        version, held = whole_version(warehouse, source), waiting_for(warehouse, source, spec)
-        rows = stored_rows(warehouse, source, version)
-        with codegen_for(spark, source.key_count):
-            change = {**change_of(rows, migration), **told}
-    refuse_bad_states(change, source, spec.version)
-    states = apply_migration(rows, migration)
+    version, change = _check_keys(warehouse, source, spec, plan)
+    if dry_run and not any(step.keys is not None for step in steps):
+        return None, change, False
+    spark, activity = warehouse.spark, f"migrate {spec.name}"
+    ship_functions(warehouse, steps)
+    with labelled(spark, activity, "check the waiting rows"):
+        held = _waiting_for(warehouse, source, spec)
+    states = apply_migration(stored_rows(warehouse, source, version), migration)
     rekey = rekey_of(warehouse, steps, migration.target)
     if rekey is not None:
         _refuse_waiting_rows(source, f"version {spec.version} gives keys other names")
@@ -122,14 +122,20 @@ def migrate_along(
         return write(warehouse, manifest, states, held), change, True
 
 
-def refuse_bad_states(change: dict[str, Any], source: Manifest, target: int) -> None:
-    """Refuse a migration that would leave out too many keys, or give keys an invalid state.
+def _check_keys(
+    warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: Plan
+) -> tuple[int, dict[str, Any]]:
+    """Check every key of a snapshot in this process; return the version of its rows, and how the states change.
 
     Raises:
-        UserError: it would.
+        UserError: the rows are not whole, the target could not read those that wait, or states would be invalid.
     """
+    _refuse_waiting(source, spec)
+    version = whole_version(warehouse, source, measure_batches)
+    change = change_of(stored_batches(warehouse, source, version), plan.migration)
     _refuse_without_numbers(change, source)
-    _refuse_wrong_keys(change, target)
+    _refuse_wrong_keys(change, spec.version)
+    return version, {**change, "parameters": plan.changes}
 
 
 def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
@@ -214,27 +220,24 @@ def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFram
         raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
 
 
-def waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
-    """Return the rows that wait for the watermark in a snapshot, for another version of its model.
-
-    Raises:
-        UserError: the other version could not read them.
-    """
+def _waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
+    """Return the rows that wait for the watermark in a snapshot, for another version of its model."""
     held = verified(warehouse, source)
-    if held is None or source.waiting is None:
+    if held is None:
         return None
-    refuse_waiting(source, spec)
     if source.model_spec().id_columns != spec.id_columns:
         held = held._replace(ids=None)
     return held if spec.timed else None
 
 
-def refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
+def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
     """Refuse a snapshot with rows that wait for the watermark and that another version of its model could not read.
 
     Raises:
         UserError: the other version could not read them.
     """
+    if source.waiting is None:
+        return
     old, version = source.model_spec(), f"version {spec.version}"
     for field, before, now in (
         ("measurement", old.measurement, spec.measurement),

@@ -1,30 +1,29 @@
-"""Remove what the retention plan allows, and compact and vacuum the tables. Every step is idempotent."""
+"""Remove what the retention plan allows, and compact and vacuum the tables. Every step is idempotent.
+
+Each step first finds what there is to do, from the tables and without Spark. A dry run ends there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delta.tables import DeltaTable
+from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.downstream.retention import DownstreamCleanup
+from jobs.downstream.queries import tables_of
+from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
-from jobs.operations.maintenance_preview import (
-    OF_SNAPSHOTS,
-    held_generations,
-    tables_of_model,
-    unread_files,
-)
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
+from jobs.spark.deleted_rows import Filter, delete_rows
 from jobs.spark.warehouse import CONFLICTS, Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
@@ -32,16 +31,19 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
-from jobs.storage.tables import estimates, estimates_history, latest
+from jobs.storage.table_rows import file_sizes, open_log
+from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
+from jobs.storage.warehouse import Tables
+from jobs.supervision.driver_log import DriverLog
 from jobs.upgrades.comparison.report_files import report_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from jobs.lineage.generations import Generation
     from jobs.operations.retention_plan import Plan
 
 CHECKPOINTS = "checkpoints/"
+SHARED = ("manifests", "quarantine", "late_copies")
+OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids", "learned")
 
 
 @dataclass
@@ -141,58 +143,72 @@ class Maintenance:
             store.remove(self.warehouse, self.spec.name, planned.snapshots)
 
     def _remove_estimates(self, planned: Plan) -> None:
-        rows = F.col("generation").isin(planned.estimates)
+        rows = [[("generation", "in", planned.estimates)]]
         wanted = bool(planned.estimates) and self.with_estimates
         self.result["estimates"] = self._delete(estimates(self.spec.name), rows) if wanted else 0
 
     def _remove_resolved_rows(self, known: list[Generation]) -> None:
         """Remove quarantined rows that were replayed or discarded before `retention.quarantine`."""
         self.result["quarantine"] = 0
-        if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.read(TABLE).columns:
+        if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.column_names(TABLE):
             return
-        old = (
-            (F.col("model") == self.spec.name)
-            & F.col("status").isin(REPLAYED, DISCARDED)
-            & (F.col("resolved_at") < F.lit(clock.now() - span_of(self.spec.retention.quarantine)))
-        )
-        for one in known:
-            if one.status in (LIVE, SHADOW):
-                # The next driver looks up in the table whether its first micro-batch has been written.
-                last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
-                pending = (F.col("generation") == one.generation) & (
-                    F.col("batch_id") > F.lit(-1 if last is None else last)
-                )
-                old = old & ~F.coalesce(pending, F.lit(False))
-        self.result["quarantine"] = self._delete(TABLE, old)
+        old = [
+            ("model", "=", self.spec.name),
+            ("status", "in", [REPLAYED, DISCARDED]),
+            ("resolved_at", "<", clock.now() - span_of(self.spec.retention.quarantine)),
+        ]
+        running = [one for one in known if one.status in (LIVE, SHADOW)]
+        rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
+        for one in running:
+            # The next driver looks up in the table whether its first micro-batch has been written.
+            last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
+            done = ("batch_id", "<=", -1 if last is None else last)
+            rows.append([*old, ("generation", "=", one.generation), done])
+        self.result["quarantine"] = self._delete(TABLE, rows)
 
     def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.warehouse, self.spec.name).compact()
         before = clock.now() - span_of(self.spec.retention.progress)
-        self.result["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
+        self.result["progress"] = self._delete(table_of(self.spec.name), [[("started_at", "<", before)]])
 
-    def _delete(self, table: str, rows: Column) -> int:
+    def _delete(self, table: str, rows: Filter) -> int:
         """Delete rows of a table in one commit, and return their number."""
-        return self.warehouse.delete(table, rows, self.dry)
+        return delete_rows(self.warehouse, table, rows, self.dry)
 
     def _compact(self, table: str) -> dict[str, Any] | None:
         """Compact a table's small files; return None with at most one, or after a concurrent write."""
-        self.on_progress(f"compacting {table}")
-        found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
-        files = _files(found)
+        files = _file_count(self.warehouse, table)
         if files < 2 or self.dry:
             return None if files < 2 else {"table": table, "files": files, "files_after": None}
+        self.on_progress(f"compacting {table}")
         try:
             with self.warehouse.lock(table):
+                found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
                 found.optimize().executeCompaction()
         except CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
-        return {"table": table, "files": files, "files_after": _files(found)}
+        return {"table": table, "files": files, "files_after": _file_count(self.warehouse, table)}
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
         """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
         if not self.warehouse.exists(table) or table in self.result["not_vacuumed"]:
             return None
+        hours = span_of(self.spec.retention.files).total_seconds() / 3600
+        try:
+            if self.dry:
+                log = open_log(self.warehouse.root, table)
+                return {"table": table, "files": len(log.vacuum(int(hours), dry_run=True, full=True))}
+            self._vacuum_by_spark(table, hours)
+        except (DeltaError, PySparkException) as error:
+            raise UserError(
+                f"table {table} cannot be vacuumed with retention.files {self.spec.retention.files}: "
+                f"{first_line(error)}",
+                RUN_FAILED,
+            ) from error
+        return {"table": table, "files": None}
+
+    def _vacuum_by_spark(self, table: str, hours: float) -> None:
         self.on_progress(f"removing unneeded files of {table}")
         spark = self.warehouse.spark
         # Its log would be two commits a run that nobody reads.
@@ -200,20 +216,8 @@ class Maintenance:
         # By default 10,000 tasks list the folders of a table.
         tasks = 4 * spark.sparkContext.defaultParallelism
         spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
-        hours = span_of(self.spec.retention.files).total_seconds() / 3600
-        statement = f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS"
-        try:
-            with _console_silenced(self.warehouse):
-                if self.dry:
-                    return {"table": table, "files": spark.sql(f"{statement} DRY RUN").count()}
-                spark.sql(statement)
-        except PySparkException as error:
-            raise UserError(
-                f"table {table} cannot be vacuumed with retention.files {self.spec.retention.files}: "
-                f"{first_line(error)}",
-                RUN_FAILED,
-            ) from error
-        return {"table": table, "files": None}
+        with _console_silenced(self.warehouse):
+            spark.sql(f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS")
 
     def _remove_folder(self, name: str, remove: bool) -> bool:
         """Tell if a checkpoint's folder exists, and remove it if asked to."""
@@ -222,6 +226,62 @@ class Maintenance:
                 f"the checkpoint {name} is in no folder of this warehouse, so it is not removed", RUN_FAILED
             )
         return Folder(self.warehouse, name).remove(remove)
+
+
+def tables_of_model(tables: Tables, model: str) -> list[str]:
+    """Return the tables that maintenance of a model compacts, those of all models included."""
+    own = (estimates(model), archive(model), table_of(model), forecasts(model))
+    names = (*own, *tables_of(model), *history_tables(model), *SHARED)
+    return [table for table in names if tables.exists(table)]
+
+
+def held_generations(tables: Tables, model: str) -> set[str]:
+    """Return the generations that a driver holds, from the log of drivers."""
+    drivers = DriverLog.of(tables, model).drivers()
+    return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
+
+
+def unread_files(tables: Tables, spec: ModelSpec) -> dict[str, str]:
+    """Return the tables not to vacuum, with the reason: the monitor or forecast skill has yet to read their files."""
+    verb, lag = largest_lag(tables, spec)
+    if lag < span_of(spec.retention.files):
+        return {}
+    why = f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
+    return {estimates(spec.name): why}
+
+
+def result_lines(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
+    """Return what maintenance has removed, or, if `dry`, would remove, as lines of a report."""
+    would = "would remove" if dry else "removed"
+    lines = [f"{model}: dry run, nothing was changed"] if dry else []
+    for what in ("generations", "snapshots"):
+        names = result[what]
+        lines.append(f"{would} {len(names)} {what}{': ' if names else ''}{', '.join(names)}")
+    if result["checkpoints"]:
+        lines.append(f"{would} the checkpoints of {', '.join(result['checkpoints'])}")
+    if result["reports"]:
+        lines.append(f"{would} the reports on {', '.join(result['reports'])}")
+    for what, text in (
+        ("estimates", "estimates of removed generations"),
+        ("quarantine", "quarantined rows that were replayed or discarded"),
+        ("progress", "records of micro-batches"),
+    ):
+        lines.append(f"{would} {result[what]:,} {text}")
+    lines += lines_of(result["followers"], would)
+    if result["described"]:
+        lines.append(f"explained the columns of {', '.join(result['described'])}")
+    for one in result["optimized"]:
+        now = f", now {one['files_after']}" if one["files_after"] is not None else ""
+        lines.append(f"{'would compact' if dry else 'compacted'} {one['table']}: {one['files']} files{now}")
+    files = [one for one in result["vacuumed"] if one["files"]]
+    if dry and files:
+        counts = ", ".join(f"{one['files']} of {one['table']}" for one in files)
+        lines.append(f"would remove files that no table needs: {counts}")
+    elif not dry:
+        lines.append(f"vacuumed {', '.join(one['table'] for one in result['vacuumed']) or 'nothing'}")
+    lines += [f"did not vacuum {table}: {why}" for table, why in result["not_vacuumed"].items()]
+    kept = {**result["kept"]["generations"], **result["kept"]["snapshots"]}
+    return [*lines, *(f"kept {name}: {why}" for name, why in kept.items())]
 
 
 @contextmanager
@@ -237,5 +297,6 @@ def _console_silenced(warehouse: Warehouse) -> Iterator[None]:
         console.setOutDirect(before)
 
 
-def _files(table: Any) -> int:
-    return int(table.detail().select("numFiles").first()[0])
+def _file_count(tables: Tables, table: str) -> int:
+    sizes = file_sizes(tables.root, table)
+    return 0 if sizes is None else sizes[0]

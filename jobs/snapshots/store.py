@@ -25,7 +25,9 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.snapshots.row_sums import Measured
     from jobs.snapshots.waiting_rows import Held
+    from jobs.storage.warehouse import Tables
 
 
 def write(
@@ -127,29 +129,36 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     return read_rows(warehouse, manifest.snapshot_id, manifest.model, whole_version(warehouse, manifest))
 
 
-def whole_version(warehouse: Warehouse, manifest: Manifest) -> int:
+def whole_version(
+    warehouse: Warehouse,
+    manifest: Manifest,
+    measure: Callable[[Tables, Manifest, int], Measured] | None = None,
+) -> int:
     """Return a version of the table in which a snapshot's state rows are whole.
 
     That is the version that was written. After 30 days Delta has dropped it, and the newest version is used: rows of a
     snapshot are written once, and the checksum shows that they are unchanged.
 
+    Args:
+        warehouse: of the snapshot.
+        manifest: of the snapshot.
+        measure: reads its rows, as `measure_batches` does in this process; None: tasks of Spark do.
+
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-
-    version = manifest.snapshots_version
-    with codegen_for(warehouse.spark, manifest.key_count):
+    version, measure = manifest.snapshots_version, measure or measure_stored
+    try:
+        count, checksum, _ = measure(warehouse, manifest, version)
+    except (PySparkException, UserError):
         try:
-            count, checksum, _ = measure_stored(warehouse, manifest, version)
-        except (PySparkException, UserError):
-            try:
-                version = warehouse.latest_version(TABLE)
-                count, checksum, _ = measure_stored(warehouse, manifest, version)
-            except (PySparkException, UserError) as error:
-                raise UserError(
-                    f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-                    RUN_FAILED,
-                ) from error
+            version = warehouse.latest_version(TABLE)
+            count, checksum, _ = measure(warehouse, manifest, version)
+        except (PySparkException, UserError) as error:
+            raise UserError(
+                f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
+                RUN_FAILED,
+            ) from error
     if (count, checksum) != (manifest.key_count, manifest.checksum):
         raise UserError(
             f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest "

@@ -9,11 +9,16 @@ import pyarrow as pa
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, hashed_columns, total_of
 from jobs.snapshots.state_rows import STATE_COLUMNS, TABLE, StateRows
-from jobs.storage.table_rows import files_of, open_parquet
+from jobs.spark.conf import codegen_for
+from jobs.storage.table_rows import files_of, open_parquet, parts_of
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
     from jobs.spark.warehouse import Warehouse
+    from jobs.storage.warehouse import Tables
+
+_COLUMNS = ["key", *(field.name for field in STATE_COLUMNS)]
+_BATCH_ROWS = 65_536
 
 
 def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
@@ -27,14 +32,24 @@ def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> State
     folder = warehouse.path(TABLE)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        columns = ["key", *(field.name for field in STATE_COLUMNS)]
         for batch in batches:
             for name in batch.column("name").to_pylist():
                 with open_parquet(folder, name) as file:
-                    yield from map(_plain, file.iter_batches(65_536, columns=columns))
+                    yield from map(_plain, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
 
     frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
     return StateRows(frame, read, False)
+
+
+def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
+    """Yield a snapshot's state rows at a version of their table, as this process reads them, without Spark.
+
+    Raises:
+        UserError: the log does not have the version, or the table's files do not tell its rows.
+    """
+    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+    for part in parts_of(tables.root, TABLE, _COLUMNS, mine, version):
+        yield from map(_plain, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
 
 
 def measure_rows(rows: StateRows) -> Measured:
@@ -44,7 +59,15 @@ def measure_rows(rows: StateRows) -> Measured:
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
     """Return what `measure_rows` does, of a snapshot's rows at a version of their table."""
-    return measure_rows(stored_rows(warehouse, manifest, version))
+    with codegen_for(warehouse.spark, manifest.key_count):
+        return measure_rows(stored_rows(warehouse, manifest, version))
+
+
+def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
+    """Return what `measure_stored` does, measured in this process."""
+    return total_of(
+        row for part in _sum(stored_batches(tables, manifest, version)) for row in part.to_pylist()
+    )
 
 
 def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,4 +86,4 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
         columns.append(column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, ["key", *(field.name for field in STATE_COLUMNS)])
+    return pa.RecordBatch.from_arrays(columns, _COLUMNS)

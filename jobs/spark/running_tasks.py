@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from jobs.spark.warehouse import Warehouse
 
 
-def running_tasks(spark: SparkSession) -> Callable[[], tuple[int, int]]:
+def running_tasks(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
     """Return a function that counts the finished tasks, and all tasks, of the stages that run now."""
-    tracker = spark.sparkContext.statusTracker()
 
     def count() -> tuple[int, int]:
+        if not warehouse.has_spark:
+            return 0, 0
+        tracker = warehouse.spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         known = [one for one in stages if one is not None]
         return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)

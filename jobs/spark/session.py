@@ -16,13 +16,45 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.settings import Settings
-from jobs.spark.conf import spark_conf, with_local_paths
+from jobs.spark.conf import quick_java_conf, spark_conf, with_local_paths
 from jobs.spark.jars import jar_paths, optional_jars
 from jobs.spark.java_output import filtered
 from jobs.spark.job_labels import label
 from jobs.spark.stores import store_jars
+from jobs.spark.warehouse import Warehouse
 from jobs.storage.probe import ready
 from jobs.storage.settings import spark_store_conf
+from jobs.storage.table_rows import file_sizes
+from jobs.storage.tables import measurements
+
+QUICK_BYTES = 16 << 20
+"""Measurements up to so many bytes, about a million rows, are read within seconds."""
+
+
+def warehouse_of(
+    settings: Settings,
+    app: str,
+    conf: Mapping[str, str] | None = None,
+    kafka: bool = False,
+    reads_all_of: str | None = None,
+) -> Warehouse:
+    """Return the warehouse of a command, which starts Spark (`spark_session`) when its session is first needed.
+
+    Args:
+        settings: of the command.
+        app: name of the session.
+        conf: settings of the session, besides those of every job.
+        kafka: whether the session needs Kafka's connector.
+        reads_all_of: a model whose measurements the command reads all: if they are few, Java starts as for a short
+            command.
+    """
+
+    def start() -> SparkSession:
+        sizes = None if reads_all_of is None else file_sizes(settings.warehouse, measurements(reads_all_of))
+        few = sizes is not None and sizes[1] <= QUICK_BYTES
+        return spark_session(settings, app, {**(conf or {}), **(quick_java_conf() if few else {})}, kafka)
+
+    return Warehouse(start, settings.warehouse)
 
 
 def spark_session(

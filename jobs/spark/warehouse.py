@@ -6,8 +6,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +53,30 @@ _TRIES, _PAUSE_SECONDS = 8, (0.1, 1.0)
 """A commit to a table of several models that meets another one is tried so often, after a random pause."""
 
 
-@dataclass(frozen=True, init=False)
 class Warehouse(Tables):
-    """The tables below one root, a local folder or the URI of one that Spark can access, with a session of Spark."""
+    """The tables below one root, a local folder or the URI of one that Spark can access, with a session of Spark.
 
-    spark: SparkSession
+    Given a function that starts Spark, the warehouse calls it when the session is first needed: what can be refused or
+    answered from the tables alone starts no Spark.
+    """
 
-    def __init__(self, spark: SparkSession, root: str) -> None:
-        object.__setattr__(self, "spark", spark)
-        object.__setattr__(self, "root", root)
+    def __init__(self, spark: SparkSession | Callable[[], SparkSession], root: str) -> None:
+        super().__init__(root)
+        self._spark = spark
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """The session, which the first use starts."""
+        return self._spark() if callable(self._spark) else self._spark
+
+    @property
+    def has_spark(self) -> bool:
+        """Tell if the session has been started."""
+        return not callable(self._spark) or "spark" in vars(self)
+
+    def at(self, root: str) -> Warehouse:
+        """Return the tables below another root, with the same session."""
+        return Warehouse(lambda: self.spark, root)
 
     def setting(self, name: str) -> str | None:
         """Return a setting of the session, None if this version of Spark does not know it."""

@@ -101,11 +101,11 @@ class Driver:
         self, adopt: str | None, name: str | None, allow_missing: bool, allow_missing_rows: bool
     ) -> Report:
         """Acquire the lease of a generation and run its query to the end."""
-        spark, doing = self.warehouse.spark, f"stream {self.spec.name}"
-        label(spark, doing, "choose the generation")
+        doing = f"stream {self.spec.name}"
+        start = resolve(self.warehouse, self.spec, adopt, name, allow_missing)
+        spark = self.warehouse.spark
         jvm: Any = spark._jvm
         owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        start = resolve(self.warehouse, self.spec, adopt, name, allow_missing)
         if Checkpoint(self.warehouse, start.generation.checkpoint).has_states_of_format_1():
             with self._progress() as progress:
                 start = hand_over(self.warehouse, start, owner, self.stop, progress.note, allow_missing_rows)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+    from jobs.spark.warehouse import Warehouse
+
 KEPT = 200
 """Micro-batches that are reported one by one; the mean is of all."""
 
@@ -168,9 +170,9 @@ def profiler() -> NoProfiler:
 
 
 @contextmanager
-def profiling(spark: SparkSession, wanted: bool) -> Iterator[None]:
+def profiling(warehouse: Warehouse, wanted: bool) -> Iterator[None]:
     """Profile the stream that this thread drives meanwhile, if wanted."""
-    token = _profiler.set(Profiler(spark) if wanted else _NOTHING)
+    token = _profiler.set(Profiler(warehouse.spark) if wanted else _NOTHING)
     try:
         yield
     finally:

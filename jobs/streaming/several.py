@@ -23,11 +23,10 @@ from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
 from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf, with_local_paths
-from jobs.spark.session import spark_session
+from jobs.spark.session import warehouse_of
 from jobs.spark.warehouse import Warehouse
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import need_measurements
-from jobs.storage.warehouse import Tables
 from jobs.streaming.driver import Driver
 from jobs.streaming.profiler import profiling
 
@@ -72,15 +71,15 @@ def run(
         held = [locks.enter_context(ExitStack()) for _ in names]
         for name, lock in zip(names, held, strict=True):
             lock.enter_context(stream_lock(settings.warehouse, name))
-        for name in names:
-            need_measurements(Tables(settings.warehouse), name)
         kafka = any(spec.speaks_to_kafka for spec in specs)
         conf = {**stream_conf(kafka), "spark.scheduler.mode": "FAIR"}
-        spark = spark_session(settings, f"streams {', '.join(names)}", conf, kafka)
+        shared = warehouse_of(settings, f"streams {', '.join(names)}", conf, kafka)
+        for name in names:
+            need_measurements(shared, name)
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
             # Each stream sets SQL settings for its query, so it needs a session of its own.
-            session = with_local_paths(spark.newSession(), settings.warehouse)
+            session = with_local_paths(shared.spark.newSession(), settings.warehouse)
             warehouse = Warehouse(session, settings.warehouse)
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
@@ -112,7 +111,7 @@ class _Stream:
         try:
             # The pool belongs to the thread; Spark passes it on to the thread of the query that this one starts.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
-            with profiling(spark, self.profile):
+            with profiling(self.driver.warehouse, self.profile):
                 self.report = self.driver.drive()
         except Exception as problem:
             self.error = problem.message if isinstance(problem, UserError) else first_line(problem, 500)

@@ -27,8 +27,8 @@ from jobs.upgrades.context import (
     already_upgraded,
     migrated,
     migration_preview,
+    migration_steps,
     refuse_other_keys,
-    refuse_other_source,
     shadow_of,
 )
 
@@ -44,8 +44,7 @@ def blue_green(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
-    refuse_other_source(*context.place)
-    refuse_other_keys(*context.place, in_shadow=True)
+    refuse_other_keys(context, migration_steps(context), in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
     shadow, changed = _shadow(context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,12 +14,11 @@ from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.migrating import migrate
 from jobs.migration.report import change_lines
-from jobs.migration.versions import known_versions, path_between
+from jobs.migration.versions import Step, path_from
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
-from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
 
 if TYPE_CHECKING:
@@ -53,13 +52,9 @@ class UpgradeContext(NamedTuple):
     force: bool = False
     needed: bool = False
 
-    @property
-    def place(self) -> tuple[Tables, ModelSpec, Generation]:
-        """The tables, the deployed spec and the live generation: what decides if there may be an upgrade."""
-        return self.warehouse, self.spec, self.live
-
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
         """Hold the live generation's stream, which no driver may run meanwhile."""
+        _ = self.warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
         reason = f"an upgrade to version {self.spec.version} ({mode})"
         return exclusive_stream(self.warehouse, self.live, reason, self.drain, self.progress.note)
 
@@ -100,12 +95,25 @@ def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     return None
 
 
-def refuse_other_source(warehouse: Tables, spec: ModelSpec, live: Generation) -> None:
+def migration_steps(context: UpgradeContext) -> list[Step]:
+    """Return the migrations from the live generation's version to the deployed one.
+
+    Raises:
+        UserError: no path leads to the deployed version, or it reads another source.
+    """
+    warehouse, spec, live = context.warehouse, context.spec, context.live
+    steps = path_from(warehouse, spec, generations.origin(warehouse, live), spec.version)
+    refuse_other_source(context)
+    return steps
+
+
+def refuse_other_source(context: UpgradeContext) -> None:
     """Refuse a version that reads another source: the state's position is an offset in the old source.
 
     Raises:
         UserError: the version reads another source.
     """
+    warehouse, spec, live = context.warehouse, context.spec, context.live
     built = compatibility.generation_built_with(
         warehouse, live, generations.origin(warehouse, live), spec.folder
     )
@@ -114,17 +122,20 @@ def refuse_other_source(warehouse: Tables, spec: ModelSpec, live: Generation) ->
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {difference}")
 
 
-def refuse_other_keys(warehouse: Tables, spec: ModelSpec, live: Generation, in_shadow: bool = False) -> None:
+def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow: bool = False) -> None:
     """Refuse a version with other keys if it would read the live generation's rows.
 
     In shadow it always would; otherwise it would read the rows that have landed and the live generation has not read.
 
+    Args:
+        context: of the upgrade.
+        steps: the migrations to the version (`migration_steps`).
+        in_shadow: whether the version is to run in shadow of the live generation.
+
     Raises:
         UserError: the version has other keys, and would read such rows.
     """
-    known = known_versions(warehouse, spec)
-    known[live.model_version] = generations.origin(warehouse, live).model_spec(spec.folder)
-    steps = path_between(known, live.model_version, spec.version)
+    warehouse, spec, live = context.warehouse, context.spec, context.live
     if not any(step.keys is not None for step in steps):
         return
     if in_shadow:

@@ -22,7 +22,6 @@ from jobs.snapshots.store import write
 from jobs.sources.one_topic import land_present
 from jobs.storage.positions import Cut, describe, rank
 from jobs.storage.tables import measurements
-from jobs.storage.warehouse import Tables
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
 from jobs.upgrades.context import (
@@ -34,6 +33,7 @@ from jobs.upgrades.context import (
     already_upgraded,
     migrated,
     migration_preview,
+    migration_steps,
     refuse_other_keys,
     refuse_other_source,
 )
@@ -49,12 +49,12 @@ def stop_start(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
-    refuse_other_source(*context.place)
+    steps = migration_steps(context)
     if context.dry_run:
-        refuse_other_keys(*context.place)
+        refuse_other_keys(context, steps)
         return migration_preview(context)
     with context.exclusive(STOP_START):
-        refuse_other_keys(*context.place)
+        refuse_other_keys(context, steps)
         manifest, change = migrated(context)
         assert manifest is not None
         new = start_point.begin_exported(context.warehouse, context.spec, manifest, context.live)
@@ -69,9 +69,9 @@ def retrain(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
+    old, learned = _live_model(context)
     if context.dry_run:
-        return retrain_preview(*context.place)
-    old, learned = _live_model(*context.place)
+        return _preview_without_state(context, changes_of_retraining(old, context.spec, learned, None))
     with context.exclusive(RETRAIN):
         position, batch = last_position(context.warehouse, context.live)
         manifest = _pretrained_snapshot(context, position)
@@ -84,44 +84,21 @@ def start_stateless(context: UpgradeContext) -> Outcome:
     done = already_upgraded(context.spec, context.live)
     if done is not None:
         return done
+    refuse_other_source(context)
+    old, learned = _live_model(context)
+    carried = carried_without_states(old, context.spec, learned)
+    changes = changes_of(old, context.spec, learned, carried.parameters, carried)
     if context.dry_run:
-        return stateless_preview(*context.place)
-    refuse_other_source(*context.place)
-    parameters, changes = _without_states(*context.place)
+        return _preview_without_state(context, changes)
     with context.exclusive(STATELESS):
         position, batch = last_position(context.warehouse, context.live)
-        return _replace(context, _empty_snapshot(context, position, parameters), batch, changes)
+        return _replace(context, _empty_snapshot(context, position, carried.parameters), batch, changes)
 
 
-def retrain_preview(warehouse: Tables, spec: ModelSpec, live: Generation) -> Outcome:
-    """Return what training anew would change, as far as it is known before."""
-    old, learned = _live_model(warehouse, spec, live)
-    return _preview_without_state(spec, live, changes_of_retraining(old, spec, learned, None))
-
-
-def stateless_preview(warehouse: Tables, spec: ModelSpec, live: Generation) -> Outcome:
-    """Return what a start without any state would change.
-
-    Raises:
-        UserError: the version reads another source.
-    """
-    refuse_other_source(warehouse, spec, live)
-    return _preview_without_state(spec, live, _without_states(warehouse, spec, live)[1])
-
-
-def _without_states(
-    warehouse: Tables, spec: ModelSpec, live: Generation
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the learned parameters that are carried over where no state is, and how parameters change."""
-    old, learned = _live_model(warehouse, spec, live)
-    carried = carried_without_states(old, spec, learned)
-    return carried.parameters, changes_of(old, spec, learned, carried.parameters, carried)
-
-
-def _live_model(warehouse: Tables, spec: ModelSpec, live: Generation) -> tuple[ModelSpec, dict[str, Any]]:
+def _live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the live generation and its learned parameters."""
-    began_from = origin(warehouse, live)
-    return began_from.model_spec(spec.folder), began_from.parameters
+    began_from = origin(context.warehouse, context.live)
+    return began_from.model_spec(context.spec.folder), began_from.parameters
 
 
 def _replace(
@@ -150,9 +127,9 @@ def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Ou
     }
 
 
-def _preview_without_state(spec: ModelSpec, live: Generation, changes: list[dict[str, Any]]) -> Outcome:
-    line = f"dry run: version {spec.version} would start without the states of {live.generation}"
-    told = {"parameters": changes}
+def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:
+    spec, told = context.spec, {"parameters": changes}
+    line = f"dry run: version {spec.version} would start without the states of {context.live.generation}"
     return [line, *parameters_changed(spec.name, told)], {"dry_run": True, **told}
 
 

@@ -83,6 +83,7 @@ def reverse_migration(
         manifest, change = _snapshot(warehouse, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
     reason = f"a roll-back to version {target.model_version}"
+    _ = warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
     with exclusive_stream(warehouse, live, reason, True, on_progress):
         manifest, change = _snapshot(warehouse, path, False, on_progress)
         assert manifest is not None
@@ -90,26 +91,6 @@ def reverse_migration(
         partitions = to_run.stream.partitions or live.partitions
         new = start_point.begin_exported(warehouse, to_run, manifest, live, LIVE, partitions)
     return ReversedMigration(new, live, manifest.snapshot_id, change)
-
-
-def told_before_spark(tables: Tables, spec: ModelSpec, name: str | None) -> ReversedMigration | None:
-    """Return the outcome where there is nothing to do; None: go on with Spark, which reads the stream's state.
-
-    Args:
-        tables: of a local warehouse.
-        spec: the deployed one, of any version.
-        name: as in `reverse_migration`.
-
-    Raises:
-        UserError: no such generation, or no path back.
-    """
-    live = generations.named(tables, spec.name)
-    target = target_of(generations.all_of(tables, spec.name), live, name)
-    if target is None:
-        return ReversedMigration(live, None, live.snapshot_id, {})
-    with _alternative_named(live, target):
-        _path(tables, spec, live, target)
-    return None
 
 
 def _snapshot(

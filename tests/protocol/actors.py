@@ -248,6 +248,7 @@ def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int 
         for module in (blue_green, replacing, context):
             for name, instead in (
                 ("migrated", migrated),
+                ("migration_steps", lambda context: []),
                 ("refuse_other_keys", lambda *arguments, **options: None),
                 ("compare", lambda *arguments: (good, "report")),
                 ("comparison_lines", lambda comparison: []),

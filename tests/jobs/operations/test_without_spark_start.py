@@ -16,20 +16,15 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
+from jobs import maintain, quarantine, status
 from jobs import migrate as jobs_migrate
-from jobs import quarantine, status
 from jobs.core.errors import UserError
 from jobs.core.report import plain
 from jobs.core.settings import Settings
-from jobs.migration import preview as migration_preview
-from jobs.migration.migrating import migrate, source_snapshot
-from jobs.migration.versions import path_from
-from jobs.operations import maintenance_preview
-from jobs.operations.maintenance import Maintenance
+from jobs.migration.migrating import source_snapshot
 from jobs.rejected_rows import held
 from jobs.spark.quarantine import chosen
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.loading import load_spec
 from jobs.storage.quarantine import TABLE, Choice
 from jobs.storage.warehouse import Tables
 from tests.conftest import RunCli, cli_environment
@@ -145,20 +140,19 @@ def upgraded(released: Settings, tmp_path: Path) -> Settings:
 
 
 @pytest.mark.spark
-def test_dry_runs_are_the_same_with_and_without_spark(upgraded: Settings, spark: SparkSession):
-    tables, warehouse = Tables(upgraded.warehouse), Warehouse(spark, upgraded.warehouse)
-    spec = load_spec("walk", upgraded.models)
-    with_spark = Maintenance(warehouse, spec, dry=True, with_estimates=True)
-    with_spark.run()
-    without = maintenance_preview.preview(tables, spec, with_estimates=True)
-    assert plain(without) == plain(with_spark.result)
-    assert without["quarantine"] == 1, "of two rows that were resolved one is old"
-    source = source_snapshot(tables, "walk", None, 2)
-    manifest, change, is_new = migrate(warehouse, source, spec, 2, dry_run=True)
-    told = migration_preview.preview(tables, source, path_from(tables, spec, source, 2))
-    assert (manifest, is_new) == (None, False) and told is not None and told[0] is None
-    assert change["keys"] == source.key_count > 0 and change["dropped"] == ["slope"]
-    assert plain(told[1]) == plain(change)
+def test_a_dry_run_of_maintain_counts_what_a_run_removes(
+    upgraded: Settings, spark: SparkSession, tmp_path: Path
+):
+    shutil.copytree(upgraded.warehouse, tmp_path / "warehouse")
+    settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=upgraded.models, quiet=True)
+    would = maintain.run(settings, "walk", dry_run=True).data
+    assert would["quarantine"] == 1, "of two rows that were resolved one is old"
+    assert would["optimized"] and would["vacuumed"]
+    done = maintain.run(settings, "walk").data
+    counted = ("generations", "snapshots", "checkpoints", "reports", "estimates", "quarantine", "progress")
+    assert {name: done[name] for name in counted} == {name: would[name] for name in counted}
+    assert done["followers"] == would["followers"] and done["kept"] == would["kept"]
+    assert maintain.run(settings, "walk", dry_run=True).data["quarantine"] == 0
 
 
 def test_dry_runs_need_no_java(upgraded: Settings, run_cli: RunCli):
@@ -172,13 +166,25 @@ def test_dry_runs_need_no_java(upgraded: Settings, run_cli: RunCli):
         assert done.code == 0 and said in done.stdout, done.stderr
 
 
+def test_how_states_would_change_is_told_without_spark(upgraded: Settings):
+    tables = Tables(upgraded.warehouse)
+    data = jobs_migrate.run(upgraded, "walk", dry_run=True).data
+    assert (data["snapshot"], data["made"], data["dry_run"]) == (None, False, True)
+    assert data["change"]["keys"] == source_snapshot(tables, "walk", None, 2).key_count > 0
+    assert data["change"]["dropped"] == ["slope"]
+
+
 def test_a_snapshot_that_lost_keys_is_told_without_spark(upgraded: Settings, tmp_path: Path):
     shutil.copytree(upgraded.warehouse, tmp_path / "warehouse")
     tables = Tables(str(tmp_path / "warehouse"))
     source = source_snapshot(tables, "walk", None, 2)
-    DeltaTable(tables.path("snapshots")).delete(f"snapshot_id = '{source.snapshot_id}' AND key <> 'never'")
+    rows = DeltaTable(tables.path("snapshots"))
+    rows.delete(f"snapshot_id = '{source.snapshot_id}' AND key <> 'never'")
+    rows.vacuum(0, dry_run=False, enforce_retention_duration=False)
     settings = Settings.load(warehouse=tables.root, models=upgraded.models, quiet=True)
-    with pytest.raises(UserError, match=f"is damaged: 0 keys, where its manifest says {source.key_count}"):
+    with pytest.raises(
+        UserError, match=f"is damaged: 0 keys with checksum 0+, where its manifest says {source.key_count}"
+    ):
         jobs_migrate.run(settings, "walk", dry_run=True)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.spark.running_tasks import running_tasks
+from jobs.spark.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_finished_tasks_are_counted_while_a_stage_runs(spark: SparkSession):
-    count = running_tasks(spark)
+def test_finished_tasks_are_counted_while_a_stage_runs(spark: SparkSession, tmp_path: Path):
+    count = running_tasks(Warehouse(spark, str(tmp_path)))
     assert count() == (0, 0)
 
     def work() -> None:
