@@ -18,14 +18,15 @@ def counted_rows(table: str, columns: Sequence[str], where: str, has_corrections
         table: the name of the estimates in queries.
         columns: of the rows.
         where: the condition of the rows to read.
-        has_corrections: the table has a column `correction`.
+        has_corrections: some rows may be corrections, by the column `correction`.
     """
     if not has_corrections:
         return f"SELECT {', '.join(map(quoted, columns))} FROM {table} WHERE {where}"
     same = ", ".join(_SAME)
+    # The first side of a join is in memory: the corrected keys and times, which are few.
     return (
-        f"SELECT {', '.join(f'r.{quoted(name)}' for name in columns)} FROM (SELECT * FROM {table} WHERE {where}) r "
-        f"LEFT JOIN (SELECT {same}, max(batch_id) AS newest FROM {table} WHERE {where} GROUP BY {same} "
-        f"HAVING bool_or(correction)) c ON {' AND '.join(f'r.{name} = c.{name}' for name in _SAME)} "
+        f"SELECT {', '.join(f'r.{quoted(name)}' for name in columns)} FROM (SELECT {same}, max(batch_id) AS newest "
+        f"FROM {table} WHERE {where} GROUP BY {same} HAVING bool_or(correction)) c "
+        f"RIGHT JOIN (SELECT * FROM {table} WHERE {where}) r ON {' AND '.join(f'r.{one} = c.{one}' for one in _SAME)} "
         f"WHERE c.newest IS NULL OR r.batch_id = c.newest"
     )

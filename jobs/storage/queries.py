@@ -5,6 +5,7 @@ The dialect is that of DataFusion (https://datafusion.apache.org/user-guide/sql)
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,11 +18,10 @@ from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.storage.table_rows import open_log, plain_rows, plain_schema, refuse_unreadable
 
 MEMORY = "1G"
-"""Sorts, groups and joins that need more than this use files in the temporary folder."""
+"""Sorts and groups that need more than this use temporary files; of a join one side is in memory."""
 
 _SETTINGS = {
-    # A join of hashes has one side in memory; a join of sorted rows uses files.
-    "datafusion.optimizer.prefer_hash_join": "false",
+    "datafusion.execution.target_partitions": str(min(os.cpu_count() or 1, 4)),  # which share the memory
     # The comments of columns of one table in a union get lost on the way, which stops the query.
     "datafusion.execution.skip_physical_aggregate_schema_check": "true",
 }

@@ -46,8 +46,8 @@ _COLUMNS = {
 class CommonRows(NamedTuple):
     """The estimates that are compared.
 
-    first_batch: the old generation's first micro-batch whose rows the new one has too. has_corrections: the estimates
-    have the column `correction`; innovations: the number of components of the longest innovation; has_landed: there
+    first_batch: the old generation's first micro-batch whose rows the new one has too. has_corrections: some
+    estimates are corrections; innovations: the number of components of the longest innovation; has_landed: there
     are measurements.
     """
 
@@ -72,21 +72,20 @@ def common_rows(queries: Queries, model: str, old: str, new: str, first_batch: i
     If the new side is a run over history, its estimates are among them.
     """
     tables = [estimates(model), *([estimates_history(model)] if is_run(new) else [])]
-    parts, known = [], set[str]()
+    parts = []
     for name, table in zip(("of_stream", "of_history"), tables, strict=False):
         schema = queries.add(name, table)
         if schema is not None:
-            known |= set(schema.names)
             parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
     parts = parts or [f"SELECT {_columns(())} WHERE false"]
     queries.name_rows(ESTIMATES, " UNION ALL ".join(parts))
     has_landed = queries.add(LANDED, measurements(model)) is not None  # not of a topic
-    rows = CommonRows(queries, old, new, first_batch, "correction" in known, 0, has_landed)
-    if "innovation" not in known:
-        return rows
-    both = among("generation", (old, new))
-    longest = queries.run(f"SELECT max(cardinality(innovation)) AS n FROM {ESTIMATES} WHERE {both}")
-    return rows._replace(innovations=longest["n"][0].as_py() or 0)
+    found = queries.run(
+        f"SELECT bool_or(correction) AS corrected, max(cardinality(innovation)) AS innovations FROM {ESTIMATES} "
+        f"WHERE {among('generation', (old, new))}"
+    )
+    corrected, innovations = (found[name][0].as_py() for name in ("corrected", "innovations"))
+    return CommonRows(queries, old, new, first_batch, bool(corrected), innovations or 0, has_landed)
 
 
 def _columns(names: Sequence[str]) -> str:
@@ -102,21 +101,23 @@ def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> No
     """
     values = _values(rows.innovations)
     named = ", ".join(f"{value} AS {name}" for name, value in values.items())
-    sides = " UNION ALL ".join(
+    parts = [
         f"SELECT key, {micros('event_time')} AS micros, '{letter}' AS side, {named} FROM ({rows.of(letter, _READ)})"
         for letter in SIDES
-    )
-    sums = ", ".join(
-        f"sum({name}) FILTER (WHERE side = '{letter}') AS {letter}_{name}"
-        for letter in SIDES
-        for name in values
-    )
-    both = f"SELECT key, micros, {sums} FROM ({sides}) GROUP BY key, micros HAVING a_rows = b_rows"
+    ]
     is_single = len(spec.measurement) == 1
     if rows.has_landed and not is_single:
-        landed = _landed(warehouse, spec)
-        same = "p.key = l.key AND p.micros = l.micros"
-        both = f"SELECT p.*, landed, seen FROM ({both}) p LEFT JOIN ({landed}) l ON {same}"
+        absent = ", ".join(f"NULL AS {name}" for name in values if name not in ("rows", "components"))
+        landed = f"SELECT key, micros, 'm' AS side, 1 AS rows, seen AS components, {absent}"
+        parts.append(f"{landed} FROM ({_landed(warehouse, spec)})")
+    sums = ", ".join(
+        f"sum({name}) FILTER (WHERE side = '{letter}') AS {letter}_{name}"
+        for letter in (*SIDES, "m")
+        for name in values
+    )
+    # One group instead of joins: it uses files where there are too many rows for the memory.
+    together = " UNION ALL BY NAME ".join(parts)
+    both = f"SELECT key, micros, {sums} FROM ({together}) GROUP BY key, micros HAVING a_rows = b_rows"
     names = [f"{letter}_{name}" for letter in SIDES for name in SUMS if name not in ("nis", "degrees")]
     scored = "a_scored = a_rows AND b_scored = b_rows"
     columns = [
@@ -160,22 +161,21 @@ def _degrees(letter: str, is_single: bool, has_landed: bool) -> list[str]:
     if not has_landed:
         return [nis, f"0 AS {degrees}"]
     # If only some rows of one event time have a NIS, their measurements are not known: none of them counts.
-    whole = f"{letter}_judged = landed"
+    whole = f"{letter}_judged = m_rows"
     return [
         f"CASE WHEN {whole} THEN {nis} END AS {nis}",
-        f"CASE WHEN {whole} THEN seen ELSE 0 END AS {degrees}",
+        f"CASE WHEN {whole} THEN m_components ELSE 0 END AS {degrees}",
     ]
 
 
 def _landed(warehouse: Tables, spec: ModelSpec) -> str:
-    """Return the query of the number of rows and of measured components that have landed by key and event time."""
+    """Return the query of the measurements by key and time, with the number of components that each has (`seen`)."""
     seen = " + ".join(f"CASE WHEN {quoted(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement)
     is_copy = f"coalesce(starts_with(_origin, {literal(replayed_late_rows.PREFIX)}), false)"
     originals = f"NOT {is_copy}" if warehouse.exists(replayed_late_rows.TABLE) else "true"
     return (
-        f"SELECT key, micros, count(*) AS landed, sum(seen) AS seen "
-        f"FROM (SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS micros, {seen} AS seen FROM {LANDED} "
-        f"WHERE {originals}) WHERE seen > 0 GROUP BY key, micros"
+        f"SELECT * FROM (SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS micros, {seen} AS seen "
+        f"FROM {LANDED} WHERE {originals}) WHERE seen > 0"
     )
 
 

@@ -117,8 +117,9 @@ class Content(NamedTuple):
 def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation, first_batch: int) -> Content:
     """Compare a new generation with an old one on the rows that both have estimated.
 
-    The memory has at most `queries.MEMORY` of the rows, the sums of `SAMPLE` keys and `ROWS_SHOWN` rows of each
-    example; the sums by key and event time are in a temporary file, of about 100 bytes each.
+    Of large tables the queries use two to three times `queries.MEMORY`, and temporary files: about 100 bytes for each
+    key and event time. Besides, the memory has the corrected keys and times, the sums of `SAMPLE` keys, and
+    `ROWS_SHOWN` rows of each example.
 
     Args:
         warehouse: with both generations' estimates.
