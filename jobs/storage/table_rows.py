@@ -84,7 +84,9 @@ def live_files(log: DeltaTable) -> pa.Table:
     Their `path` is below the table's folder, as `open_parquet` takes it.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
-    names = pa.array([unquote(path) for path in found["path"].to_pylist()], pa.string())
+    names: Any = found["path"].cast(pa.string())
+    if any("%" in path for path in names.to_pylist()):
+        names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())  # imports pandas
     return found.set_column(found.column_names.index("path"), "path", names)
 
 

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
@@ -137,9 +136,16 @@ class Tables:
             version: of the table; None: the newest.
         """
         found = self.columns(table, columns, version)
-        for name, value in (where or {}).items():
-            found = found.filter(pc.field(name) == value)
-        return to_rows(found)
+        known = {name: found[name].to_pylist() for name in where or {}}
+        # A filter of Arrow would import pandas for a value that comes from Python.
+        places = [
+            place
+            for place in range(found.num_rows)
+            if all(known[name][place] == value for name, value in (where or {}).items())
+        ]
+        return (
+            [row for place in places for row in to_rows(found.slice(place, 1))] if where else to_rows(found)
+        )
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
         """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from jobs.encoding.arrow import to_numpy
 from jobs.lineage.start_point import origin
 from jobs.offline.quantity import measured_direction
 from jobs.storage.queries import among, open_queries, quoted
@@ -213,22 +213,22 @@ def _examples(
 
 
 def _newest_rows(rows: CommonRows, letter: str, wanted: str) -> pa.Table:
-    """Return the newest estimates of one side's keys, ordered by time."""
+    """Return the newest estimates of one side's keys, ordered by key and time."""
     counted = rows.of(letter, ["key", "event_time", "mean", "covariance", "nis"], wanted)
     numbered = (
         f"SELECT key, {micros('event_time')} AS time, mean, covariance, nis, "
         f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
     )
-    return rows.queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY time")
+    return rows.queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
 
 
 def _measured_rows(spec: ModelSpec, rows: CommonRows, name: str, wanted: str) -> pa.Table:
-    """Return the measurements of keys in one column, ordered by time."""
+    """Return the measurements of keys in one column, ordered by key and time."""
     landed = (
         f"SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS time, CAST({quoted(name)} AS DOUBLE) AS value "
         f"FROM {LANDED}"
     )
-    return rows.queries.run(f"SELECT * FROM ({landed}) WHERE {wanted} ORDER BY time")
+    return rows.queries.run(f"SELECT * FROM ({landed}) WHERE {wanted} ORDER BY key, time")
 
 
 def _example(
@@ -240,15 +240,26 @@ def _example(
     directions: tuple[Floats, Floats],
     is_single: bool,
 ) -> Example:
-    own = [side.filter(pc.field("key") == key) for side in sides]
+    own = [_rows_of(side, key) for side in sides]
     old, new = (_estimate_line(rows, direction) for rows, direction in zip(own, directions, strict=True))
     time, values = np.empty(0, np.int64), np.empty(0)
     first = min((line[0][0] for line in (old, new) if len(line[0])), default=None)
     if measured is not None and first is not None:
-        landed = measured.filter((pc.field("key") == key) & (pc.field("time") >= int(first)))
-        time, values = landed["time"].to_numpy(), landed["value"].to_numpy()
-    nis = [rows["nis"].to_numpy() if is_single else np.empty(0) for rows in own]
+        landed = _rows_of(measured, key)
+        time, values = _numbers(landed, "time"), _numbers(landed, "value")
+        time, values = time[time >= first], values[time >= first]
+    nis = [_numbers(rows, "nis") if is_single else np.empty(0) for rows in own]
     return Example(key, why, name, time, values, old, new, (nis[0], nis[1]))
+
+
+def _rows_of(rows: pa.Table, key: str) -> pa.Table:
+    """Return the rows of a key, of rows that are ordered by key."""
+    keys = rows["key"].to_pylist()
+    return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
+
+
+def _numbers(rows: pa.Table, name: str) -> NDArray[Any]:
+    return to_numpy(rows[name].combine_chunks(), np.nan)
 
 
 def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
@@ -270,7 +281,7 @@ def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, 
 def _estimate_line(rows: pa.Table, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
     """Return times, and mean and standard deviation of a weighted sum of states; NaN where covariances are missing."""
     n = len(direction)
-    time = rows["time"].to_numpy()
+    time = _numbers(rows, "time")
     if not len(time):
         return time, np.empty(0), np.empty(0)
     mean = np.array(rows["mean"].to_pylist(), float).reshape(len(time), n) @ direction

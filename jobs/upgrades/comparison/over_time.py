@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
 from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES, SUMS
 from jobs.upgrades.comparison.paired import BLOCKS, Squares
@@ -65,10 +66,10 @@ def sums_over_time(queries: Queries) -> OverTime:
         f"SELECT (micros - {first}) / {width} AS bin, {block_of('micros', sorted(set(edges[1:-1])))} AS block, {sums} "
         f"FROM {PAIRED} GROUP BY bin, block ORDER BY bin, block"
     )
-    column = {name: cells[name].to_numpy() for name in added}
-    bins, bin_of = np.unique(cells["bin"].to_numpy(), return_inverse=True)
+    column = {name: to_numpy(cells[name].combine_chunks(), np.nan) for name in added}
+    bins, bin_of = np.unique(to_numpy(cells["bin"].combine_chunks()), return_inverse=True)
     by_bin = {name: _sums_by(bin_of, column[name]) for name in BOTH}
-    blocks = np.unique(cells["block"].to_numpy(), return_inverse=True)[1]
+    blocks = np.unique(to_numpy(cells["block"].combine_chunks()), return_inverse=True)[1]
     rows, gain = (
         np.nan_to_num(_sums_by(blocks, column[name]), posinf=np.inf, neginf=-np.inf)
         for name in ("scored", "gained")

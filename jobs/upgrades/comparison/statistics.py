@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.encoding.arrow import to_numpy
 from jobs.lineage.generations import Generation
 from jobs.lineage.start_point import origin
 from jobs.snapshots.row_hash import row_hashes
@@ -69,7 +70,7 @@ def judge_all_keys(queries: Queries, sample: int) -> Keys:
     total, count = dict.fromkeys(_SUMMED, 0.0), dict.fromkeys(_SUMMED, 0)
     keys, drawn = 0, _Sample(sample)
     for batch in queries.batches(f"SELECT key, {columns} FROM {PAIRED} GROUP BY key"):
-        judged = judge_keys({name: batch[name].to_numpy(zero_copy_only=False) for name in BOTH})
+        judged = judge_keys({name: to_numpy(batch[name], np.nan) for name in BOTH})
         keys += batch.num_rows
         drawn.add(batch["key"], judged)
         for name, values in _summands(judged).items():
