@@ -13,8 +13,8 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.model_spec import ModelSpec
+    from jobs.storage.warehouse import Tables
 
 
 @command
@@ -40,9 +40,9 @@ def run(
     from jobs.ingestion.checking import typed_key
     from jobs.key_inputs.table import home_of
     from jobs.offline.key_inputs import read_inputs
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
+    from jobs.storage.row_changes import replace_table
+    from jobs.storage.warehouse import Tables
 
     started = time.monotonic()
     spec = load_checked_spec(model, settings.models)
@@ -50,7 +50,7 @@ def run(
         raise UserError(f"{spec.source_path}: {spec.name} takes no inputs: add `inputs` (docs/models.md)")
     found = read_inputs(spec, input)
     by = spec.inputs.key or spec.key
-    warehouse = Warehouse(spark_session(settings, f"inputs {spec.name}"), settings.warehouse)
+    warehouse = Tables(settings.warehouse)
     types = _key_types(warehouse, spec, by, input)
     reason = np.full(found.u.shape[1], None, dtype=object)
     keys = [
@@ -62,12 +62,7 @@ def run(
     values = dict(zip(spec.inputs.columns.values(), found.u, strict=True))
     table = pa.table({**dict(zip(by, keys, strict=True)), **{n: pa.array(v) for n, v in values.items()}})
     home, name = home_of(warehouse, spec.inputs_table)
-    frame = warehouse.spark.createDataFrame(table)
-    with home.lock(name):
-        frame.coalesce(1).write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(
-            home.path(name)
-        )
-        version = home.latest_version(name)
+    version = replace_table(home, name, table)
     data = {
         "model": spec.name,
         "table": spec.inputs_table,
@@ -78,17 +73,17 @@ def run(
     return Report([f"{spec.inputs_table} version {version}: {len(reason):,} keys"], data)
 
 
-def _key_types(warehouse: Warehouse, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
+def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.ingestion.checking import key_types_of
     from jobs.ingestion.csv_parquet import read_schema
     from jobs.offline.whole_files import files_of
+    from jobs.storage.table_rows import column_types
     from jobs.storage.tables import measurements
 
-    table = measurements(spec.name)
-    if warehouse.exists(table):
-        have = warehouse.read(table).schema
-        return {name: have[name].dataType.simpleString() for name in by}
+    have = column_types(warehouse.root, measurements(spec.name))
+    if have:
+        return {name: "string" if have[name] == "string" else "bigint" for name in by}
     return key_types_of(by, read_schema(files_of(file)[0], by))
 
 

@@ -37,9 +37,6 @@ def run(
     """
     from jobs.lineage import live_table, promotion
     from jobs.lineage.generations import SHADOW
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines, refusal
@@ -52,9 +49,7 @@ def run(
     compared: dict[str, Any] = {}
     shadow, beside = promotion.to_promote(tables, name, generation, behind)
     if shadow.status == SHADOW and beside is not None and not force:
-        spark = spark_session(settings, f"promote {name}", short_command_conf())
-        warehouse = Warehouse(spark, settings.warehouse)
-        comparison, page = compare(warehouse, spec, beside, shadow)
+        comparison, page = compare(tables, spec, beside, shadow)
         if not comparison.good:
             raise UserError(refusal(comparison, shadow.generation, name, page), RUN_FAILED)
         lines += [*comparison_lines(comparison), f"report: {page}"]

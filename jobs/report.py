@@ -1,7 +1,7 @@
 """Write a report as self-contained HTML: the health of a model, two of its generations compared, or an index of all.
 
 They are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and `reports/index.html`
-in the warehouse; the next report of the same name replaces them. Only a comparison starts Spark.
+in the warehouse; the next report of the same name replaces them. No report starts Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
-    from jobs.spark.warehouse import Warehouse
+    from jobs.storage.warehouse import Tables
 
 
 @command
@@ -159,18 +159,14 @@ def _comparison(
     started: float,
 ) -> Report:
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
+    from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines
     from jobs.upgrades.comparison.report import compare
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)
-    warehouse = Warehouse(
-        spark_session(settings, f"report {spec.name}", short_command_conf()), settings.warehouse
-    )
+    warehouse = Tables(settings.warehouse)
     with Progress(f"report {spec.name}", None, quiet=settings.quiet) as progress:
         if history:
             new, old = _pair_with_history(warehouse, spec.name, generation, against)
@@ -204,7 +200,7 @@ def _comparison(
     )
 
 
-def _learned(warehouse: Warehouse, generation: Generation) -> tuple[str, dict[str, Any]]:
+def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
     """Return what a report says of a generation's learned parameters, and these; nothing where it has none."""
     from jobs.migration.parameters import value_text
     from jobs.snapshots.manifests import record
@@ -222,18 +218,18 @@ def _learned(warehouse: Warehouse, generation: Generation) -> tuple[str, dict[st
 
 
 def _pair_with_history(
-    warehouse: Warehouse, model: str, run: str | None, against: str | None
+    warehouse: Tables, model: str, run: str | None, against: str | None
 ) -> tuple[Generation, Generation]:
     """Return a run over history as a generation, and the one to compare it with.
 
     Raises:
         UserError: there is no such run, or nothing is live.
     """
-    from jobs.history.table import HistoryTable
+    from jobs.history.table import runs_of
     from jobs.lineage import generations
     from jobs.storage.tables import estimates_history
 
-    runs = HistoryTable(warehouse, estimates_history(model)).runs()
+    runs = runs_of(warehouse, estimates_history(model))
     found = next((one for one in runs if run in (None, one.run)), None)
     if found is None:
         known = f"its last runs are {', '.join(one.run for one in runs[:3])}" if runs else "it has none"
@@ -259,7 +255,7 @@ def _pair_with_history(
 
 
 def _pair(
-    warehouse: Warehouse, model: str, generation: str | None, against: str | None, snapshot: str | None
+    warehouse: Tables, model: str, generation: str | None, against: str | None, snapshot: str | None
 ) -> tuple[Generation, Generation]:
     from jobs.lineage import generations
     from jobs.storage.tables import estimates

@@ -24,7 +24,7 @@ from jobs.downstream.forecast_skill import key_parameters, named, skill_line, su
 from jobs.downstream.over_history import history_of, replace
 from jobs.encoding.keys import key_kind
 from jobs.encoding.packet_kinds import MEASURED
-from jobs.history.table import HistoryTable, Run
+from jobs.history.table import Run, runs_of
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
@@ -77,7 +77,7 @@ def _runs(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> dict[str, M
     Raises:
         UserError: there is none.
     """
-    known = {one.run: one for one in HistoryTable(warehouse, estimates_history(spec.name)).runs()}
+    known = {one.run: one for one in runs_of(warehouse, estimates_history(spec.name))}
     there = {row["generation"] for row in rows.select("generation").distinct().collect()}
     mine = [one for name, one in known.items() if name in there and one.fingerprint == spec.fingerprint()]
     if not mine:

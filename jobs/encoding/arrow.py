@@ -58,10 +58,13 @@ def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
 
 def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     """Return N Arrow numbers or booleans as an array; a null becomes the value `null`."""
-    filled = array.fill_null(null) if array.null_count else array
     if pa.types.is_boolean(array.type):
-        return np.from_dlpack(filled.cast(pa.uint8())).astype(bool)
-    return np.from_dlpack(filled)
+        return to_numpy(array.cast(pa.uint8()), null).astype(bool)
+    if not array.null_count:
+        return np.from_dlpack(array)
+    # `fill_null` imports pandas too.
+    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:

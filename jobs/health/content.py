@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.arrow import to_numpy
 from jobs.health import reading
 from jobs.health.reading import Estimates, Generation, Reason
 from jobs.offline.quantity import measured_direction
@@ -204,8 +205,12 @@ def _micros(column: Any) -> NDArray[np.int64]:
     return column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
 
 
+_PARTS = 64
+"""The sums by key of so many parts of the rows are added up at once."""
+
+
 class _Sums:
-    """Sums of the rows that count, taken file by file."""
+    """Sums of the rows that count, taken part by part."""
 
     def __init__(self, root: str, estimates: Estimates, spec: ModelSpec, first: int, last: int) -> None:
         self._first, self._width = first, max(1, -(-(last - first + 1) // BINS))
@@ -253,10 +258,12 @@ class _Sums:
         if self._components == 1:
             return np.ones(rows)
         for name in ("innovation", "measured"):
-            if name in part.column_names and part[name].null_count == 0:
+            column = part[name].combine_chunks() if name in part.column_names else None
+            if column is not None and column.null_count < rows:
                 self.judges = True
-                values = np.array(part[name].combine_chunks().flatten(), float).reshape(rows, -1)
-                return np.isfinite(values).sum(axis=1).astype(float)
+                lengths = np.nan_to_num(to_numpy(pc.list_value_length(column))).astype(int)  # type: ignore[attr-defined]
+                finite = np.isfinite(np.array(column.flatten(), float))
+                return np.bincount(np.repeat(np.arange(rows), lengths), finite, rows)
         return np.zeros(rows)
 
     def _keep_keys(self, part: pa.Table, nis: Floats, degrees: Floats, flagged: NDArray[np.bool_]) -> None:
@@ -268,6 +275,8 @@ class _Sums:
             "flagged": pa.array(flagged.astype(float)),
         }
         self._by_key.append(_sum_by_key(pa.table(columns)))
+        if len(self._by_key) > _PARTS:
+            self._by_key = [_sum_by_key(pa.concat_tables(self._by_key))]
 
     def keys(self) -> Keys:
         """Return the sums by key, in the order of their texts."""
@@ -318,7 +327,7 @@ def _examples(
     """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    parts = list(reading.batches(root, estimates, columns, among=("key", keys)))
+    parts = list(reading.batches(root, estimates, columns, ("key", keys)))
     specs = {one.generation: one.spec or spec for one in known}
     rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
     names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)

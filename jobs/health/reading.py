@@ -13,9 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.lineage.chain import lineage_of
+from jobs.lineage.live_rows import counted_rows
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import files_of
+from jobs.storage.queries import among, literal, open_queries, quoted
 from jobs.storage.table_rows import column_types, parts_of, read_table
 
 
@@ -38,13 +40,13 @@ class Generation(NamedTuple):
 class Estimates(NamedTuple):
     """The table of estimates that is looked at, and which of its rows count.
 
-    last_batch: by generation; empty for a table of history, whose rows all count. corrected: the generations, keys and
-    event times with a correction, and the latest micro-batch of each, whose rows alone count; None: there are none.
+    last_batch: by generation; empty for a table of history, whose rows all count. has_corrections: of some rows only
+    those of the latest micro-batch count (`jobs.lineage.live_rows`).
     """
 
     table: str
     last_batch: Mapping[str, int]
-    corrected: pa.Table | None = None
+    has_corrections: bool = False
 
 
 _NO_END = np.iinfo(np.int64).max
@@ -82,69 +84,45 @@ def estimates_of(root: str, model: str, known: Sequence[Generation]) -> Estimate
         columns = column_types(root, table)
         if columns and (kept or not table.startswith("estimates/")):
             found = Estimates(table, kept)
-            return found if "correction" not in columns else found._replace(corrected=_corrected(root, found))
+            return (
+                found
+                if "correction" not in columns
+                else found._replace(has_corrections=_corrected(root, table))
+            )
     return None
 
 
-_ROW = ["generation", "key", "event_time"]
-
-
-def _corrected(root: str, estimates: Estimates) -> pa.Table | None:
-    """Return the generations, keys and event times with a correction, and the latest micro-batch (`newest`) of each."""
-    marked = [
-        _rows_of(part.filter(pc.fill_null(part["correction"], False)))  # type: ignore[attr-defined]
-        for part in batches(root, estimates, ["key", "event_time", "correction"])
-        if "correction" in part.column_names  # a file from before the column has none
-    ]
-    if not sum(part.num_rows for part in marked):
-        return None
-    wanted = pa.concat_tables(marked).group_by(_ROW).aggregate([])
-    known = [
-        _rows_of(part).join(wanted, _ROW, join_type="inner")
-        for part in batches(root, estimates, ["key", "event_time"])
-    ]
-    newest = pa.concat_tables(known).group_by(_ROW).aggregate([("batch_id", "max")])
-    return newest.rename_columns([*_ROW, "newest"])
-
-
-def _rows_of(part: pa.Table) -> pa.Table:
-    """Return what tells which rows are of the same generation, key and time, and their micro-batches."""
-    names = {name: part[name].cast(pa.string()) for name in ("generation", "key")}
-    return pa.table(
-        {**names, "event_time": part["event_time"].cast(pa.timestamp("us")), "batch_id": part["batch_id"]}
-    )
-
-
-def _without_superseded(part: pa.Table, corrected: pa.Table) -> pa.Table:
-    """Return the rows that no later micro-batch of their generation has corrected."""
-    rows = _rows_of(part).append_column("at", pa.array(np.arange(part.num_rows)))
-    known = rows.join(corrected, _ROW, join_type="inner")
-    old = known.filter(pc.less(known["batch_id"], known["newest"]))["at"]  # type: ignore[attr-defined]
-    kept = np.ones(part.num_rows, bool)
-    kept[old.to_numpy()] = False
-    return part.filter(pa.array(kept))
+def _corrected(root: str, table: str) -> bool:
+    """Tell if some estimates are corrections."""
+    with open_queries(root) as queries:
+        queries.add("estimates", table)
+        return bool(queries.run("SELECT bool_or(correction) AS found FROM estimates")["found"][0].as_py())
 
 
 def batches(
     root: str,
     estimates: Estimates,
     columns: Sequence[str],
-    among: tuple[str, Sequence[str]] | None = None,
+    wanted: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows that count, file by file, with those of the columns that the table has, and `generation`."""
-    same = () if estimates.corrected is None else _ROW
-    wanted = list(dict.fromkeys([*columns, *same, "generation", "batch_id"]))
-    for part in parts_of(root, estimates.table, wanted, among=among):
-        if estimates.last_batch:
-            names = pa.array(list(estimates.last_batch))
-            ends = pa.array(list(estimates.last_batch.values()), pa.int64())
-            place = pc.index_in(part["generation"].cast(pa.string()), names)  # type: ignore[attr-defined]
-            last = pc.take(ends, place)
-            part = part.filter(pc.less_equal(part["batch_id"], last))  # type: ignore[attr-defined]
-        if estimates.corrected is not None:
-            part = _without_superseded(part, estimates.corrected)
-        if part.num_rows:
-            yield part
+    """Yield the rows that count, some thousands at a time, with the columns that the table has, and `generation`.
+
+    wanted: a column and the texts of which a row must have one; None: all rows.
+    """
+    segments = [
+        f"(generation = {literal(name)} AND batch_id <= {last})"
+        for name, last in estimates.last_batch.items()
+    ]
+    where = f"({' OR '.join(segments) or 'true'})"
+    if wanted is not None:
+        where += f" AND {among(quoted(wanted[0]), wanted[1])}"
+    with open_queries(root) as queries:
+        schema = queries.add("estimates", estimates.table)
+        have = [] if schema is None else schema.names
+        names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
+        for batch in queries.batches(counted_rows("estimates", names, where, estimates.has_corrections)):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])
 
 
 class Reason(NamedTuple):

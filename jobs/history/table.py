@@ -22,7 +22,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import remove
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.table_rows import UTC_MICROSECONDS
-from jobs.storage.warehouse import LogEntry
+from jobs.storage.warehouse import LogEntry, Tables
 
 if TYPE_CHECKING:
     from jobs.storage.part_files import PartFile
@@ -135,19 +135,13 @@ class HistoryTable(NamedTuple):
             RUN_FAILED,
         )
 
-    def runs(self) -> list[Run]:
-        """Return the runs that have written to the table, the last one first, as far as Delta's history tells."""
-        found = (entry.detail for entry in self._commits())
-        marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
-        return list({one.run: one for one in marks}.values())
-
     def unfinished(self, question: str, whole: Interval) -> Replaced | None:
         """Return what the last run that touched an interval has replaced, if it was one over the same question.
 
         None: the last run was another one, or nothing is known of it. Delta keeps the metadata for 30 days.
         """
         found: Replaced | None = None
-        for entry in self._commits():
+        for entry in _commits(self.warehouse, self.name):
             detail = entry.detail
             if entry.operation in _NO_CHANGE:
                 continue
@@ -161,9 +155,17 @@ class HistoryTable(NamedTuple):
             found.slices.append(Slices(*detail["slices"]))
         return found
 
-    def _commits(self) -> list[LogEntry]:
-        """Return the commits that Delta's history has, the newest first."""
-        return self.warehouse.log_entries(self.name) if self.warehouse.exists(self.name) else []
+
+def runs_of(warehouse: Tables, table: str) -> list[Run]:
+    """Return the runs that have written to a table, the last one first, as far as Delta's history tells."""
+    found = (entry.detail for entry in _commits(warehouse, table))
+    marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
+    return list({one.run: one for one in marks}.values())
+
+
+def _commits(warehouse: Tables, table: str) -> list[LogEntry]:
+    """Return the commits that Delta's history has, the newest first."""
+    return warehouse.log_entries(table) if warehouse.exists(table) else []
 
 
 class Met(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +18,13 @@ from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+_AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
 class Version(NamedTuple):
@@ -168,7 +172,7 @@ def _refuse(bad: NDArray[np.bool_], problem: str, texts: pa.Array | None) -> Non
     )
 
 
-def home_of(warehouse: Warehouse, name: str) -> tuple[Warehouse, str]:
+def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
     """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name

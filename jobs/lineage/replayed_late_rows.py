@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TABLE = "late_copies"
 """One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
-_PREFIX = "late:"
+PREFIX = "late:"
 
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:
@@ -63,7 +63,7 @@ def refused_by_all(lineages: list[list[LineageSegment]], generation: Column, bat
 def origin(replay: str) -> Column:
     """Return the `_origin` of the copy of a quarantined row with columns `generation` and `batch_id`."""
     text = F.concat_ws(":", F.col("generation"), F.col("batch_id").cast("string"), F.lit(replay))
-    return F.concat(F.lit(_PREFIX), text)
+    return F.concat(F.lit(PREFIX), text)
 
 
 def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
@@ -82,7 +82,7 @@ def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
     """Drop copies of late rows: for a batch pass, which reads the originals."""
     if not warehouse.exists(TABLE):
         return rows
-    return rows.filter(~F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False)))
+    return rows.filter(~F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False)))
 
 
 def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
@@ -95,7 +95,7 @@ def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation
     segments = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
     parts = F.split(F.col("_origin"), ":")
     mine = _contains(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
-    copy = F.coalesce(F.col("_origin").startswith(_PREFIX), F.lit(False))
+    copy = F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False))
     return rows.filter(~copy | F.coalesce(mine, F.lit(False)))
 
 

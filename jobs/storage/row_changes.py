@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from jobs.core import clock
+from jobs.core.errors import RUN_FAILED, UserError, first_line
+from jobs.storage import probe
 from jobs.storage.columns import schema_of
 from jobs.storage.table_log import NO_HOOKS, FileTable
-from jobs.storage.table_rows import read_small, to_rows
+from jobs.storage.table_rows import place_of, read_small, to_rows
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
@@ -103,6 +106,41 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
             log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
 
     FileTable(warehouse, table).change(alter)
+
+
+def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
+    """Replace all rows and columns of a table, which need not exist, in one commit; return the version that it made.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be written.
+    """
+    if not warehouse.exists(table):
+        probe.ready(warehouse.root)
+        place = place_of(warehouse.root, table)
+        try:
+            with warehouse.lock(table):
+                write_deltalake(place.pop("table_uri"), rows, mode="error", **place)
+            return 0
+        except (DeltaError, OSError) as error:
+            if not warehouse.exists(table):  # else another command has made it meanwhile
+                raise UserError(
+                    f"{warehouse.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
+                ) from error
+
+    def overwrite(log: DeltaTable, properties: CommitProperties) -> None:
+        write_deltalake(
+            log,
+            rows,
+            mode="overwrite",
+            schema_mode="overwrite",
+            commit_properties=properties,
+            post_commithook_properties=NO_HOOKS,
+        )
+
+    version = FileTable(warehouse, table).change(overwrite)
+    assert version is not None
+    return version
 
 
 def _is_one_of(row: Row, rows: Rows) -> bool:

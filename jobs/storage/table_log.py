@@ -206,8 +206,10 @@ class FileTable:
         assert version is not None
         return version
 
-    def change(self, make: Callable[[DeltaTable, CommitProperties], object]) -> None:
+    def change(self, make: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
         """Let the library change the table's rows in one commit, again on what others have written if one came between.
+
+        Return the version that the table then had.
 
         Args:
             make: commits by the log and with the properties that it is given, once at most.
@@ -218,10 +220,11 @@ class FileTable:
         """
 
         def write(log: DeltaTable, identity: str) -> int:
+            before = log.version()
             make(log, _properties(identity, {}))
-            return log.version()
+            return min(log.version(), before + 1)  # the library may have read commits of others after its own
 
-        self._tried(write)
+        return self._tried(write)
 
     def _commit(
         self,

@@ -84,13 +84,10 @@ def live_files(log: DeltaTable) -> pa.Table:
     Their `path` is below the table's folder, as `open_parquet` takes it.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
-    names = found["path"].to_pylist()
-    if not any(
-        "%" in name for name in names
-    ):  # `pa.array` imports pandas, which commands that read do without
-        return found
-    plain = pa.array([unquote(name) for name in names], pa.string())
-    return found.set_column(found.column_names.index("path"), "path", plain)
+    names: Any = found["path"].cast(pa.string())
+    if any("%" in path for path in names.to_pylist()):
+        names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())  # imports pandas
+    return found.set_column(found.column_names.index("path"), "path", names)
 
 
 def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
@@ -99,10 +96,19 @@ def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
     Raises:
         UserError: the table has a feature by which its files alone do not tell its rows.
     """
+    refuse_unreadable(f"{root}/{table}", log)
+    return live_files(log)
+
+
+def refuse_unreadable(path: str, log: DeltaTable) -> None:
+    """Refuse a table with a feature by which its files alone do not tell its rows.
+
+    Raises:
+        UserError: the table has such a feature.
+    """
     features = set(log.protocol().reader_features or ()) & _UNREADABLE
     if features:
-        raise UserError(f"{root}/{table}: cannot be read without Spark: it has {', '.join(sorted(features))}")
-    return live_files(log)
+        raise UserError(f"{path}: cannot be read without Spark: it has {', '.join(sorted(features))}")
 
 
 def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
@@ -294,7 +300,7 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
         is_in: Any = pc.is_in  # type: ignore[attr-defined]
         parts = [rows.filter(is_in(rows[column].cast(pa.string()), has)) for rows in groups]
         rows = pa.concat_tables(parts) if parts else file.schema_arrow.empty_table().select(wanted)
-    return rows.cast(_plain_schema(rows.schema))
+    return rows.cast(plain_schema(rows.schema))
 
 
 def plain_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -308,7 +314,8 @@ def plain_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return columns in the types in which all files have them."""
     # Writers differ in Arrow's type of text, and releases in that of times.
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 

@@ -11,9 +11,9 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
@@ -26,7 +26,7 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, rows_with, to_arrow, to_rows
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
 
 
 class LogEntry(NamedTuple):
@@ -47,6 +47,10 @@ class Tables:
     def local(self) -> bool:
         """Tell if the warehouse is a local folder."""
         return local_path(self.root) is not None
+
+    def at(self, root: str) -> Self:
+        """Return the tables below another root."""
+        return replace(self, root=root)
 
     def path(self, table: str) -> str:
         """Return the location of a table or folder such as `measurements/nile`."""
@@ -135,7 +139,9 @@ class Tables:
             columns: of the rows; None: all.
             version: of the table; None: the newest.
         """
-        return to_rows(rows_with(self.columns(table, columns, version), where or {}))
+        # A filter of Arrow by a value of Python's would import pandas, which takes longer than all else here.
+        found = to_rows(self.columns(table, columns, version))
+        return [row for row in found if all(row[name] == value for name, value in (where or {}).items())]
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
         """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""

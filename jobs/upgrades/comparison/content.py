@@ -5,27 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import functions as F
 
-from jobs.encoding.keys import key_kind, text_of
+from jobs.encoding.arrow import to_numpy
 from jobs.lineage.generations import origin
-from jobs.lineage.live import latest_corrections
 from jobs.offline.quantity import measured_direction
-from jobs.spark.warehouse import Warehouse
-from jobs.storage.tables import measurements
+from jobs.storage.queries import among, open_queries, quoted
+from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.common_rows import (
+    LANDED,
+    SIDES,
+    CommonRows,
+    common_rows,
+    count_unequal_rows,
+    keep_paired_sums,
+    key_text,
+    micros,
+)
 from jobs.upgrades.comparison.decision import Comparison, decide
 from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
-from jobs.upgrades.comparison.statistics import (
-    SIDES,
-    count_unequal_rows,
-    estimates_table,
-    paired_sums,
-    same_model,
-    sums_by_key,
-    totals,
-)
+from jobs.upgrades.comparison.statistics import judge_all_keys, same_model
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
@@ -113,10 +114,12 @@ class Content(NamedTuple):
         ]
 
 
-def gather(
-    warehouse: Warehouse, spec: ModelSpec, old: Generation, new: Generation, first_batch: int
-) -> Content:
+def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation, first_batch: int) -> Content:
     """Compare a new generation with an old one on the rows that both have estimated.
+
+    Of large tables the queries use two to three times `queries.MEMORY`, and temporary files: about 100 bytes for each
+    key and event time. Besides, the memory has the corrected keys and times, the sums of `SAMPLE` keys, and
+    `ROWS_SHOWN` rows of each example.
 
     Args:
         warehouse: with both generations' estimates.
@@ -125,25 +128,17 @@ def gather(
         new: for example its shadow.
         first_batch: the old generation's first micro-batch whose rows the new one has too.
     """
-    both = paired_sums(warehouse, spec, old.generation, new.generation, first_batch).persist()
-    keys = sums_by_key(both).persist()
-    try:
-        numbers = totals(keys)
-        course = sums_over_time(both)
-        numbers["gain"] = paired_gain(numbers.pop("scored"), course)._asdict()
+    with open_queries(warehouse.root) as queries:
+        rows = common_rows(queries, spec.name, old.generation, new.generation, first_batch)
+        keep_paired_sums(warehouse, spec, rows)
+        keys, course = judge_all_keys(queries, SAMPLE), sums_over_time(queries)
+        numbers = {**keys.numbers, "gain": paired_gain(keys.scored, course)._asdict()}
         if same_model(warehouse, spec, old, new):
-            table = estimates_table(warehouse, spec.name, new.generation)
-            numbers["unequal_rows"] = count_unequal_rows(table, old.generation, new.generation, first_batch)
-        sample = (
-            keys.orderBy(F.xxhash64("key")).limit(SAMPLE).toPandas().sort_values("key", ignore_index=True)
-        )
-    finally:
-        keys.unpersist()
-        both.unpersist()
-    names, gain = sample["key"].tolist(), sample["gain"].to_numpy(np.float64)
-    by_key = {side: sums_of(sample, letter) for letter, side in SIDES.items()}
-    chosen = [(names[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-    examples = _examples(warehouse, spec, old, new, first_batch, chosen)
+            numbers["unequal_rows"] = count_unequal_rows(rows)
+        by_key, gain = {side: sums_of(keys.sums, letter) for letter, side in SIDES.items()}, keys.sums["gain"]
+        chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
+        quantity = _shown_quantity(origin(warehouse, old).model_spec(), spec) if chosen else None
+        examples = _examples(spec, rows, chosen, *quantity) if quantity else []
     return Content(
         spec.name,
         spec.description,
@@ -153,7 +148,7 @@ def gather(
         spec.upgrade.model_dump(),
         course.time,
         course.sums,
-        names,
+        keys.sample,
         by_key,
         gain,
         examples,
@@ -198,62 +193,73 @@ def _generation_data(one: Generation) -> dict[str, Any]:
 
 
 def _examples(
-    warehouse: Warehouse,
     spec: ModelSpec,
-    old: Generation,
-    new: Generation,
-    first_batch: int,
+    rows: CommonRows,
     chosen: list[tuple[str, str]],
+    name: str,
+    directions: tuple[Floats, Floats],
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
-    if not chosen:
-        return []
-    name, directions = _shown_quantity(origin(warehouse, old).model_spec(), spec)
-    wanted = F.col("key").isin([key for key, _ in chosen])
-    common = (F.col("generation") == old.generation) & (F.col("batch_id") >= first_batch)
-    common = common | (F.col("generation") == new.generation)
-    columns = ("key", "generation", F.unix_micros("event_time").alias("time"), "mean", "covariance", "nis")
-    table = (
-        latest_corrections(estimates_table(warehouse, spec.name, new.generation).filter(wanted & common))
-        .select(*columns)
-        .toPandas()
+    """Return the newest rows of chosen keys: measurements, and the estimates of both generations.
+
+    name, directions: of the quantity to show (`_shown_quantity`).
+    """
+    wanted = among("key", [key for key, _ in chosen])
+    old, new = (_newest_rows(rows, letter, wanted) for letter in SIDES)
+    measured = (
+        _measured_rows(spec, rows, name, wanted) if name in spec.measurement and rows.has_landed else None
     )
-    table = table.sort_values("time", kind="stable")
-    measured = None
-    if name in spec.measurement and warehouse.exists(measurements(spec.name)) and len(table):
-        landed = warehouse.read(measurements(spec.name))
-        at, key = F.unix_micros(F.col(f"`{spec.time}`")), text_of(key_kind(spec.key, landed.schema))
-        rows = landed.select(
-            key.alias("key"), at.alias("time"), F.col(f"`{name}`").cast("double").alias("value")
-        )
-        measured = rows.filter(wanted & (F.col("time") >= int(table["time"].min()))).toPandas()
-    given = name, table, measured, (old, new), directions, len(spec.measurement) == 1
-    return [_example(key, why, *given) for key, why in chosen]
+    is_single = len(spec.measurement) == 1
+    return [_example(key, why, name, (old, new), measured, directions, is_single) for key, why in chosen]
+
+
+def _newest_rows(rows: CommonRows, letter: str, wanted: str) -> pa.Table:
+    """Return the newest estimates of one side's keys, ordered by key and time."""
+    counted = rows.of(letter, ["key", "event_time", "mean", "covariance", "nis"], wanted)
+    numbered = (
+        f"SELECT key, {micros('event_time')} AS time, mean, covariance, nis, "
+        f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
+    )
+    return rows.queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
+
+
+def _measured_rows(spec: ModelSpec, rows: CommonRows, name: str, wanted: str) -> pa.Table:
+    """Return the measurements of keys in one column, ordered by key and time."""
+    landed = (
+        f"SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS time, CAST({quoted(name)} AS DOUBLE) AS value "
+        f"FROM {LANDED}"
+    )
+    return rows.queries.run(f"SELECT * FROM ({landed}) WHERE {wanted} ORDER BY key, time")
 
 
 def _example(
     key: str,
     why: str,
     name: str,
-    table: Any,
-    measured: Any,
-    sides: tuple[Generation, Generation],
+    sides: tuple[pa.Table, pa.Table],
+    measured: pa.Table | None,
     directions: tuple[Floats, Floats],
     is_single: bool,
 ) -> Example:
-    rows = table[table["key"] == key]
-    lines = [
-        _estimate_line(rows[rows["generation"] == one.generation].tail(ROWS_SHOWN), direction)
-        for one, direction in zip(sides, directions, strict=True)
-    ]
+    own = [_rows_of(side, key) for side in sides]
+    old, new = (_estimate_line(rows, direction) for rows, direction in zip(own, directions, strict=True))
     time, values = np.empty(0, np.int64), np.empty(0)
-    first = min((line[0][0] for line in lines if len(line[0])), default=None)
+    first = min((line[0][0] for line in (old, new) if len(line[0])), default=None)
     if measured is not None and first is not None:
-        landed = measured[(measured["key"] == key) & (measured["time"] >= first)].sort_values("time")
-        time, values = landed["time"].to_numpy(np.int64), landed["value"].to_numpy(np.float64)
-    of_one = [rows[rows["generation"] == one.generation].tail(ROWS_SHOWN)["nis"] for one in sides]
-    old, new = (one.to_numpy(np.float64) if is_single else np.empty(0) for one in of_one)
-    return Example(key, why, name, time, values, lines[0], lines[1], (old, new))
+        landed = _rows_of(measured, key)
+        time, values = _numbers(landed, "time"), _numbers(landed, "value")
+        time, values = time[time >= first], values[time >= first]
+    nis = [_numbers(rows, "nis") if is_single else np.empty(0) for rows in own]
+    return Example(key, why, name, time, values, old, new, (nis[0], nis[1]))
+
+
+def _rows_of(rows: pa.Table, key: str) -> pa.Table:
+    """Return the rows of a key, of rows that are ordered by key."""
+    keys = rows["key"].to_pylist()
+    return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
+
+
+def _numbers(rows: pa.Table, name: str) -> NDArray[Any]:
+    return to_numpy(rows[name].combine_chunks(), np.nan)
 
 
 def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
@@ -272,14 +278,14 @@ def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, 
     )
 
 
-def _estimate_line(rows: Any, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
+def _estimate_line(rows: pa.Table, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
     """Return times, and mean and standard deviation of a weighted sum of states; NaN where covariances are missing."""
     n = len(direction)
-    time = rows["time"].to_numpy(np.int64)
+    time = _numbers(rows, "time")
     if not len(time):
         return time, np.empty(0), np.empty(0)
-    mean = np.array([np.asarray(value, float) for value in rows["mean"]]).reshape(len(time), n) @ direction
-    P = np.array([np.asarray(value, float) for value in rows["covariance"]])
+    mean = np.array(rows["mean"].to_pylist(), float).reshape(len(time), n) @ direction
+    P = np.array(rows["covariance"].to_pylist(), float)
     if P.shape[1] == n * n:
         variance = np.einsum("i,kij,j->k", direction, P.reshape(len(time), n, n), direction)
     else:

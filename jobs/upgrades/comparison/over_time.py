@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import functions as F
 
+from jobs.encoding.arrow import to_numpy
+from jobs.storage.queries import Queries
+from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES, SUMS
 from jobs.upgrades.comparison.paired import BLOCKS, Squares
-from jobs.upgrades.comparison.statistics import SIDES, SUMS
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 Floats = NDArray[np.float64]
 BINS = 60
 
 
 class Sums(NamedTuple):
-    """The `statistics.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
+    """The `common_rows.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
 
     rows: Floats
     ll: Floats
@@ -45,62 +44,78 @@ class OverTime(NamedTuple):
     moments: Squares
 
 
-def sums_over_time(both: DataFrame) -> OverTime:
-    """Return the sums over time of `statistics.paired_sums`.
+def sums_over_time(queries: Queries) -> OverTime:
+    """Return the sums over time of what `common_rows.keep_paired_sums` has kept.
 
     Equal widths alone would not do for the gain: one row with a wrong clock would put all others into one block.
     """
-    micros = F.unix_micros("event_time")
-    shares = [number / BLOCKS for number in range(1, BLOCKS)]
-    span = both.agg(
-        F.min(micros).alias("first"),
-        F.max(micros).alias("last"),
-        F.percentile_approx(micros, shares).alias("edges"),
-    ).first()
-    if span is None or span["first"] is None:
+    edges = _edges(queries)
+    if not edges:
         empty = np.empty(0)
         nothing = {side: Sums(*[empty] * len(SUMS)) for side in SIDES.values()}
         return OverTime(np.empty(0, np.int64), nothing, empty, empty, Squares())
-    first, width = int(span["first"]), max(1, -(-(int(span["last"]) - int(span["first"]) + 1) // BINS))
-    number = F.floor((micros - first) / width).cast("bigint")
-    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS]
-    added = {name: F.col(name) for name in [*names, "scored", "gained"]} | {
-        "gain2": F.col("gained") * F.col("gained"),
-        "gain_rows": F.col("gained") * F.col("scored"),
-        "rows2": F.col("scored") * F.col("scored"),
+    first, width = edges[0], max(1, -(-(edges[-1] - edges[0] + 1) // BINS))
+    added = {
+        **{name: name for name in BOTH},
+        "gain2": "gained * gained",
+        "gain_rows": "gained * scored",
+        "rows2": "scored * scored",
     }
-    frame = (
-        both.groupBy(number.alias("bin"), block_of(micros, sorted(set(span["edges"]))).alias("block"))
-        .agg(*(F.sum(column.cast("double")).alias(name) for name, column in added.items()))
-        .orderBy("bin", "block")
-        .toPandas()
+    sums = ", ".join(f"sum(CAST({what} AS DOUBLE)) AS {name}" for name, what in added.items())
+    cells = queries.run(
+        f"SELECT (micros - {first}) / {width} AS bin, {block_of('micros', sorted(set(edges[1:-1])))} AS block, {sums} "
+        f"FROM {PAIRED} GROUP BY bin, block ORDER BY bin, block"
     )
-    # A sum of nulls alone stays null: no row of the bin has the statistic.
-    bins = frame.groupby("bin")[names].sum(min_count=1).reset_index()
-    blocks: Any = frame.groupby("block")[["scored", "gained"]].sum()
-    blocks = blocks[blocks["scored"] > 0]
-    moments = Squares(*(float(frame[name].sum()) for name in Squares._fields))
+    column = {name: to_numpy(cells[name].combine_chunks(), np.nan) for name in added}
+    bins, bin_of = np.unique(to_numpy(cells["bin"].combine_chunks()), return_inverse=True)
+    by_bin = {name: _sums_by(bin_of, column[name]) for name in BOTH}
+    blocks = np.unique(to_numpy(cells["block"].combine_chunks()), return_inverse=True)[1]
+    rows, gain = (
+        np.nan_to_num(_sums_by(blocks, column[name]), posinf=np.inf, neginf=-np.inf)
+        for name in ("scored", "gained")
+    )
     return OverTime(
-        first + bins["bin"].to_numpy(np.int64) * width + width // 2,
-        {side: sums_of(bins, letter) for letter, side in SIDES.items()},
-        blocks["scored"].to_numpy(np.float64),
-        blocks["gained"].to_numpy(np.float64),
-        moments,
+        first + bins * width + width // 2,
+        {side: sums_of(by_bin, letter) for letter, side in SIDES.items()},
+        rows[rows > 0],
+        gain[rows > 0],
+        Squares(*(float(np.nansum(column[name])) for name in Squares._fields)),
     )
 
 
-def block_of(value: Column, edges: list[int]) -> Column:
-    """Return how many of the sorted edges are below a value, by bisection."""
+def _edges(queries: Queries) -> list[int]:
+    """Return the first time in microseconds, those that divide the groups into `BLOCKS` equal parts, and the last."""
+    count = queries.run(f"SELECT count(*) AS n FROM {PAIRED}")["n"][0].as_py()
+    if not count:
+        return []
+    places = [1, *(-(-number * count // BLOCKS) for number in range(1, BLOCKS)), count]
+    wanted = ", ".join(map(str, sorted(set(places))))
+    numbered = f"SELECT micros, row_number() OVER (ORDER BY micros) AS place FROM {PAIRED}"
+    found = queries.run(f"SELECT place, micros FROM ({numbered}) WHERE place IN ({wanted})")
+    at = dict(zip(found["place"].to_pylist(), found["micros"].to_pylist(), strict=True))
+    return [at[place] for place in places]
 
-    def between(low: int, high: int) -> Column:
+
+def _sums_by(group: NDArray[np.int64], values: Floats) -> Floats:
+    """Return the sum of the known values of each group (G,); NaN where a group has none."""
+    known, groups = ~np.isnan(values), int(group.max()) + 1
+    total = np.bincount(group[known], values[known], groups)
+    return np.where(np.bincount(group[known], minlength=groups) > 0, total, np.nan)
+
+
+def block_of(value: str, edges: list[int]) -> str:
+    """Return how many of the sorted edges are below a value, by bisection, as SQL."""
+
+    def between(low: int, high: int) -> str:
         if low == high:
-            return F.lit(low)
+            return str(low)
         middle = (low + high) // 2
-        return F.when(value > edges[middle], between(middle + 1, high)).otherwise(between(low, middle))
+        above, below = between(middle + 1, high), between(low, middle)
+        return f"CASE WHEN {value} > {edges[middle]} THEN {above} ELSE {below} END"
 
     return between(0, len(edges))
 
 
-def sums_of(frame: Any, letter: str) -> Sums:
+def sums_of(sums: Mapping[str, Floats], letter: str) -> Sums:
     """Return the sums of one side, a row each."""
-    return Sums(*(frame[f"{letter}_{name}"].to_numpy(np.float64) for name in SUMS))
+    return Sums(*(sums[f"{letter}_{name}"] for name in SUMS))

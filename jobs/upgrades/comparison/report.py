@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jobs.core.report import plain
 from jobs.lineage.generations import origin
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.content import gather
 from jobs.upgrades.comparison.decision import Comparison
 from jobs.upgrades.comparison.page import page
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from jobs.upgrades.comparison.content import Content
 
 
-def compare(
-    warehouse: Warehouse, spec: ModelSpec, old: Generation, new: Generation
-) -> tuple[Comparison, str]:
+def compare(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> tuple[Comparison, str]:
     """Compare two generations, write the report, and return the comparison and the path of the page."""
     content = gather(warehouse, _spec_of(warehouse, spec, new), old, new, first_batch(old, new))
     return content.comparison, write(warehouse, content)
@@ -32,7 +30,7 @@ def first_batch(old: Generation, new: Generation) -> int:
     return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
 
 
-def write(warehouse: Warehouse, content: Content) -> str:
+def write(warehouse: Tables, content: Content) -> str:
     """Write both files, each atomically, and return the path of the page."""
     files, (data_name, page_name) = report_files(warehouse, content.model, content.new["generation"])
     data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
@@ -41,6 +39,6 @@ def write(warehouse: Warehouse, content: Content) -> str:
     return f"{warehouse.path(FOLDER)}/{content.model}/{page_name}"
 
 
-def _spec_of(warehouse: Warehouse, spec: ModelSpec, new: Generation) -> ModelSpec:
+def _spec_of(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec:
     """Return the spec of the new generation's estimates: the deployed one, or that of its snapshot."""
     return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec(spec.folder)

@@ -1,0 +1,224 @@
+"""The rows that two generations have both estimated: their sums by key and event time, by SQL over the Delta tables.
+
+Rows of one key and one event time cannot be told apart, so their statistics are summed. Of corrected rows
+(`order.kind: replay`) the last estimates count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jobs.history.table import is_run
+from jobs.lineage import replayed_late_rows
+from jobs.lineage.live_rows import counted_rows
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.queries import Queries, among, literal, quoted
+from jobs.storage.tables import estimates, estimates_history, measurements
+from jobs.storage.warehouse import Tables
+
+SIDES = {"a": "old", "b": "new"}
+SUMS = ("rows", "ll", "nis", "degrees", "flagged", "innovation", "components")
+"""The sums of each side: rows, log-likelihood, NIS of the rows without flags and their measured components (its degrees
+of freedom), flagged rows, normalised innovations and their number."""
+BOTH = [*(f"{letter}_{name}" for letter in SIDES for name in SUMS), "scored", "gained"]
+"""The columns of sums of both sides. scored: the number of rows, 0 if a row has no log-likelihood on one side; gained:
+the log-likelihood that the new generation has more on them."""
+ESTIMATES, LANDED, PAIRED = "estimates", "landed", "paired"
+"""Names in queries: the estimates of all generations, the measurements, and the sums of `keep_paired_sums`."""
+_COLUMNS = {
+    "key": "VARCHAR",
+    "event_time": "TIMESTAMP",
+    "generation": "VARCHAR",
+    "batch_id": "BIGINT",
+    "mean": "DOUBLE[]",
+    "covariance": "DOUBLE[]",
+    "log_likelihood": "DOUBLE",
+    "nis": "DOUBLE",
+    "flags": "VARCHAR",
+    "innovation": "DOUBLE[]",
+    "correction": "BOOLEAN",
+}
+"""The columns of estimates that a comparison reads; a table without one of them has nulls there."""
+
+
+class CommonRows(NamedTuple):
+    """The estimates that are compared.
+
+    first_batch: the old generation's first micro-batch whose rows the new one has too. has_corrections: some
+    estimates are corrections; innovations: the number of components of the longest innovation; has_landed: there
+    are measurements.
+    """
+
+    queries: Queries
+    old: str
+    new: str
+    first_batch: int
+    has_corrections: bool
+    innovations: int
+    has_landed: bool
+
+    def of(self, letter: str, columns: Sequence[str], condition: str = "true") -> str:
+        """Return the query of one side's rows that count, those of a condition."""
+        name, first = (self.old, self.first_batch) if letter == "a" else (self.new, 0)
+        where = f"generation = {literal(name)} AND batch_id >= {first} AND {condition}"
+        return counted_rows(ESTIMATES, columns, where, self.has_corrections)
+
+
+def common_rows(queries: Queries, model: str, old: str, new: str, first_batch: int) -> CommonRows:
+    """Name the tables in queries, and return the rows of two generations: none if no generation has estimated any yet.
+
+    If the new side is a run over history, its estimates are among them.
+    """
+    tables = [estimates(model), *([estimates_history(model)] if is_run(new) else [])]
+    parts = []
+    for name, table in zip(("of_stream", "of_history"), tables, strict=False):
+        schema = queries.add(name, table)
+        if schema is not None:
+            parts.append(f"SELECT {_columns(schema.names)} FROM {name}")
+    parts = parts or [f"SELECT {_columns(())} WHERE false"]
+    queries.name_rows(ESTIMATES, " UNION ALL ".join(parts))
+    has_landed = queries.add(LANDED, measurements(model)) is not None  # not of a topic
+    found = queries.run(
+        f"SELECT bool_or(correction) AS corrected, max(cardinality(innovation)) AS innovations FROM {ESTIMATES} "
+        f"WHERE {among('generation', (old, new))}"
+    )
+    corrected, innovations = (found[name][0].as_py() for name in ("corrected", "innovations"))
+    return CommonRows(queries, old, new, first_batch, bool(corrected), innovations or 0, has_landed)
+
+
+def _columns(names: Sequence[str]) -> str:
+    return ", ".join(
+        name if name in names else f"CAST(NULL AS {kind}) AS {name}" for name, kind in _COLUMNS.items()
+    )
+
+
+def keep_paired_sums(warehouse: Tables, spec: ModelSpec, rows: CommonRows) -> None:
+    """Compute `BOTH` by key and event time (`micros`), once, as `PAIRED`; `a_` is the old generation, `b_` the new one.
+
+    Only pairs of the same number of rows are compared.
+    """
+    values = _values(rows.innovations)
+    named = ", ".join(f"{value} AS {name}" for name, value in values.items())
+    parts = [
+        f"SELECT key, {micros('event_time')} AS micros, '{letter}' AS side, {named} FROM ({rows.of(letter, _READ)})"
+        for letter in SIDES
+    ]
+    is_single = len(spec.measurement) == 1
+    if rows.has_landed and not is_single:
+        absent = ", ".join(f"NULL AS {name}" for name in values if name not in ("rows", "components"))
+        landed = f"SELECT key, micros, 'm' AS side, 1 AS rows, seen AS components, {absent}"
+        parts.append(f"{landed} FROM ({_landed(warehouse, spec)})")
+    sums = ", ".join(
+        f"sum({name}) FILTER (WHERE side = '{letter}') AS {letter}_{name}"
+        for letter in (*SIDES, "m")
+        for name in values
+    )
+    # One group instead of joins: it uses files where there are too many rows for the memory.
+    together = " UNION ALL BY NAME ".join(parts)
+    both = f"SELECT key, micros, {sums} FROM ({together}) GROUP BY key, micros HAVING a_rows = b_rows"
+    names = [f"{letter}_{name}" for letter in SIDES for name in SUMS if name not in ("nis", "degrees")]
+    scored = "a_scored = a_rows AND b_scored = b_rows"
+    columns = [
+        "key",
+        "micros",
+        *names,
+        *(one for letter in SIDES for one in _degrees(letter, is_single, rows.has_landed)),
+        f"CASE WHEN {scored} THEN a_rows ELSE 0 END AS scored",
+        f"CASE WHEN {scored} THEN b_ll - a_ll ELSE 0.0 END AS gained",
+    ]
+    rows.queries.keep(PAIRED, f"SELECT {', '.join(columns)} FROM ({both})")
+
+
+_READ = ("key", "event_time", "log_likelihood", "nis", "flags", "innovation")
+
+
+def _values(innovations: int) -> dict[str, str]:
+    """Return what is summed over the rows of each side as SQL; innovations: the most components of a row."""
+    places = [f"innovation[{place + 1}]" for place in range(innovations)]
+    known = "CASE WHEN isnan({0}) OR {0} IS NULL THEN {1} ELSE {2} END"
+    total, count = (
+        " + ".join(["0", *(known.format(one, 0, what or one) for one in places)]) for what in ("", "1")
+    )
+    return {
+        "rows": "1",
+        "ll": "nanvl(log_likelihood, 0.0)",  # a flagged row has none
+        "scored": known.format("log_likelihood", 0, 1),
+        "nis": "CASE WHEN flags IS NULL THEN nis END",
+        "judged": "CASE WHEN flags IS NULL AND nis IS NOT NULL THEN 1 ELSE 0 END",
+        "flagged": "CASE WHEN flags IS NULL THEN 0 ELSE 1 END",
+        "innovation": f"CASE WHEN innovation IS NOT NULL THEN CAST({total} AS DOUBLE) END",
+        "components": f"CASE WHEN innovation IS NOT NULL THEN {count} END",
+    }
+
+
+def _degrees(letter: str, is_single: bool, has_landed: bool) -> list[str]:
+    """Return the NIS of one side and its degrees of freedom, the measured components."""
+    nis, degrees = f"{letter}_nis", f"{letter}_degrees"
+    if is_single:
+        return [nis, f"{letter}_judged AS {degrees}"]
+    if not has_landed:
+        return [nis, f"0 AS {degrees}"]
+    # If only some rows of one event time have a NIS, their measurements are not known: none of them counts.
+    whole = f"{letter}_judged = m_rows"
+    return [
+        f"CASE WHEN {whole} THEN {nis} END AS {nis}",
+        f"CASE WHEN {whole} THEN m_components ELSE 0 END AS {degrees}",
+    ]
+
+
+def _landed(warehouse: Tables, spec: ModelSpec) -> str:
+    """Return the query of the measurements by key and time, with the number of components that each has (`seen`)."""
+    seen = " + ".join(f"CASE WHEN {quoted(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement)
+    is_copy = f"coalesce(starts_with(_origin, {literal(replayed_late_rows.PREFIX)}), false)"
+    originals = f"NOT {is_copy}" if warehouse.exists(replayed_late_rows.TABLE) else "true"
+    return (
+        f"SELECT * FROM (SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS micros, {seen} AS seen "
+        f"FROM {LANDED} WHERE {originals}) WHERE seen > 0"
+    )
+
+
+def micros(column: str) -> str:
+    """Return a time in microseconds as SQL."""
+    return f"arrow_cast(arrow_cast({quoted(column)}, 'Timestamp(Microsecond, Some(\"UTC\"))'), 'Int64')"
+
+
+def key_text(columns: Sequence[str]) -> str:
+    """Return a key's text (`jobs.encoding.keys.text_of`) from its columns as SQL."""
+    texts = [f"CAST({quoted(name)} AS VARCHAR)" for name in columns]
+    if len(texts) == 1:
+        return texts[0]
+    values = [f"coalesce('\"' || {_escaped(text)} || '\"', 'null')" for text in texts]
+    return " || ".join(["'['", " || ',' || ".join(values) or "''", "']'"])
+
+
+def _escaped(text: str) -> str:
+    """Return a text as the inside of a JSON text as SQL."""
+    for character in ["\\", '"', *map(chr, range(1, 32))]:
+        escape = json.dumps(character)[1:-1]
+        text = f"replace({text}, {literal(character)}, {literal(escape[:2] + escape[2:].upper())})"
+    return text
+
+
+def count_unequal_rows(rows: CommonRows) -> int:
+    """Return how many rows of two generations of one model differ in any bit.
+
+    Of the old generation's rows only those at whose key and event time the new one has estimates are compared.
+    """
+    same = ["key", "event_time", "mean", "covariance", "log_likelihood", "nis", "flags"]
+    sides = " UNION ALL ".join(
+        f"SELECT *, {weight} AS weight FROM ({rows.of(letter, same)})"
+        for letter, weight in (("a", 1), ("b", -1))
+    )
+    alike = (
+        f"SELECT key, event_time, sum(weight) AS missing, min(weight) < 0 AS has_new FROM ({sides}) "
+        f"GROUP BY {', '.join(same)}"
+    )
+    places = (
+        f"SELECT sum(greatest(missing, 0)) AS missing, bool_or(has_new) AS has_new FROM ({alike}) "
+        f"GROUP BY key, event_time"
+    )
+    return rows.queries.run(f"SELECT coalesce(sum(missing), 0) AS n FROM ({places}) WHERE has_new")["n"][
+        0
+    ].as_py()
