@@ -63,11 +63,14 @@ def run(
     else:
         from jobs.choosing.landed import landed_rows
         from jobs.spark.conf import short_command_conf
-        from jobs.spark.session import warehouse_of
+        from jobs.spark.session import spark_session
+        from jobs.spark.warehouse import Warehouse
         from jobs.storage.tables import need_measurements
+        from jobs.storage.warehouse import Tables
 
-        warehouse = warehouse_of(settings, f"compare {specs[0].name}", short_command_conf())
-        need_measurements(warehouse, specs[0].name)
+        need_measurements(Tables(settings.warehouse), specs[0].name)
+        spark = spark_session(settings, f"compare {specs[0].name}", short_command_conf())
+        warehouse = Warehouse(spark, settings.warehouse)
         source = landed_rows(warehouse, specs[0], columns_of(specs), keys, rows)
         what = f"the landed rows of {specs[0].name}"
     found = compare(specs, source, what, keys, rows)

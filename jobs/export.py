@@ -62,6 +62,7 @@ def run(
             raise UserError(
                 "--monitor exports the rules' states at their last micro-batch: leave out the others"
             )
+        _ = warehouse.spark  # which columns need
         return _rules_report(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         manifest, made = export(

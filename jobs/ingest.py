@@ -81,7 +81,8 @@ def run(
     from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
 
     spec = load_spec(model, settings.models)
@@ -99,7 +100,8 @@ def run(
     files = find_files(input, endings_of(spec))
     schemas = [file_schema(spec, path) for path in files]
     small = sum(file_size(path) for path in files) < SMALL_BYTES
-    warehouse = warehouse_of(settings, f"ingest {spec.name}", short_command_conf() if small else None)
+    spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
+    warehouse = Warehouse(spark, settings.warehouse)
     landing = FileLanding(warehouse, spec, changed, history)
     numbers = landing.landed.numbers()
     states = [landing.check(path, numbers) for path in files]

@@ -48,7 +48,8 @@ def run(
     from jobs.downstream.queries import MONITOR
     from jobs.downstream.runner import exclusive_run
     from jobs.spark.conf import short_rows_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
 
     began = time.monotonic()
@@ -60,7 +61,9 @@ def run(
     if adopt is not None and (history or not spec.monitor.rules):
         raise UserError("--adopt is for rules over the live estimates")
     if history:
-        warehouse = warehouse_of(settings, f"monitor {spec.name}", short_rows_conf())
+        warehouse = Warehouse(
+            spark_session(settings, f"monitor {spec.name}", short_rows_conf()), settings.warehouse
+        )
         found = monitor_history(warehouse, spec, spec.monitor)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     with exclusive_run(settings, spec, MONITOR, spec.speaks_to_kafka) as (warehouse, stop, progress):

@@ -74,10 +74,12 @@ def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[
     from jobs.rejected_rows.rows import with_payloads
     from jobs.spark.conf import short_command_conf
     from jobs.spark.quarantine import chosen
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.storage.quarantine import TABLE
 
-    warehouse = warehouse_of(settings, f"quarantine {spec.name}", short_command_conf())
+    spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
+    warehouse = Warehouse(spark, settings.warehouse)
     found = warehouse.read(TABLE).filter((F.col("model") == spec.name) & chosen(choice))
     held, before = found.filter(F.col("status").isNull()), 0
     if payloads is not None:

@@ -49,7 +49,8 @@ def run(
     from jobs.downstream.runner import exclusive_run
     from jobs.downstream.skill_over_history import skill_history
     from jobs.spark.conf import short_rows_conf
-    from jobs.spark.session import warehouse_of
+    from jobs.spark.session import spark_session
+    from jobs.spark.warehouse import Warehouse
     from jobs.state.kernel import load_checked_spec
 
     began = time.monotonic()
@@ -62,8 +63,8 @@ def run(
     if history:
         if snapshot is not None:
             raise UserError("--history forecasts with the parameters of each run: leave --snapshot out")
-        warehouse = warehouse_of(settings, f"skill {spec.name}", short_rows_conf())
-        found = skill_history(warehouse, spec, spec.forecast)
+        spark = spark_session(settings, f"skill {spec.name}", short_rows_conf())
+        found = skill_history(Warehouse(spark, settings.warehouse), spec, spec.forecast)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     section = spec.forecast.with_snapshot(snapshot)
     spec = spec.model_copy(update={"forecast": section})

@@ -26,7 +26,7 @@ from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import STATE_FORMAT, interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger
-from jobs.spark.session import warehouse_of
+from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -59,8 +59,8 @@ def exclusive_run(
     """
     title = f"{verb} {spec.name}"
     with stream_lock(settings.warehouse, spec.name, what=verb), stop_signal() as stop:
-        warehouse = warehouse_of(settings, title, interpreted_conf(), kafka)
-        need_live_estimates(warehouse, spec.name)
+        need_live_estimates(Tables(settings.warehouse), spec.name)
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf(), kafka), settings.warehouse)
         with (
             registered_driver(warehouse, spec, verb, stop),
             Progress(title, None, quiet=settings.quiet) as progress,

@@ -49,7 +49,7 @@ from jobs.ingestion.target_table import prepare
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.quarantine import keep, rejected_rows
-from jobs.spark.session import warehouse_of
+from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
@@ -261,7 +261,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     began = time.monotonic()
     title = f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        warehouse = warehouse_of(settings, title, interpreted_conf())
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
         notes = Notes(warehouse.files(f"_folders/{spec.name}"))
         landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
         with Progress(title, None, settings.quiet, "file") as progress:

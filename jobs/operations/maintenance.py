@@ -62,6 +62,8 @@ class Maintenance:
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots from which they started."""
         model = self.spec.name
+        if not self.dry:
+            _ = self.warehouse.spark  # which conditions on columns need
         known = generations.all_of(self.warehouse, model)
         planned = plan(
             known,

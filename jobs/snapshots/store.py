@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from jobs.snapshots.row_sums import Measured
     from jobs.snapshots.waiting_rows import Held
-    from jobs.storage.warehouse import Tables
 
 
 def write(
@@ -132,7 +131,7 @@ def verify(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 def whole_version(
     warehouse: Warehouse,
     manifest: Manifest,
-    measure: Callable[[Tables, Manifest, int], Measured] | None = None,
+    measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
 ) -> int:
     """Return a version of the table in which a snapshot's state rows are whole.
 
@@ -147,13 +146,14 @@ def whole_version(
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    version, measure = manifest.snapshots_version, measure or measure_stored
+    version = manifest.snapshots_version
+    measured = measure_stored if measure is None else measure
     try:
-        count, checksum, _ = measure(warehouse, manifest, version)
+        count, checksum, _ = measured(warehouse, manifest, version)
     except (PySparkException, UserError):
         try:
             version = warehouse.latest_version(TABLE)
-            count, checksum, _ = measure(warehouse, manifest, version)
+            count, checksum, _ = measured(warehouse, manifest, version)
         except (PySparkException, UserError) as error:
             raise UserError(
                 f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",

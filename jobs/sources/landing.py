@@ -31,7 +31,7 @@ from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.quarantine import keep
 from jobs.spark.queries import await_end, with_trigger
-from jobs.spark.session import warehouse_of
+from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -169,7 +169,8 @@ def land(
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        warehouse = warehouse_of(settings, title, interpreted_conf(), kafka)
+        spark = spark_session(settings, title, interpreted_conf(), kafka=kafka)
+        warehouse = Warehouse(spark, settings.warehouse)
         reader, note = opened(warehouse)
         with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
             landing = SourceLanding(

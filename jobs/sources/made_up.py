@@ -30,7 +30,7 @@ from jobs.ingestion.target_table import prepare
 from jobs.lineage.leases import stream_lock
 from jobs.sources.landing import landed_line
 from jobs.spark.conf import short_command_conf
-from jobs.spark.session import warehouse_of
+from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -114,7 +114,10 @@ def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> 
     """
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        warehouse = warehouse_of(settings, title, short_command_conf() if seconds is None else None)
+        warehouse = Warehouse(
+            spark_session(settings, title, short_command_conf() if seconds is None else None),
+            settings.warehouse,
+        )
         types = prepare(warehouse, spec, dict.fromkeys(spec.naming_columns, "string"))
         with Progress(title, None, quiet=settings.quiet) as progress:
             rows = _land(warehouse, spec, types, stop, seconds, progress)

@@ -44,6 +44,7 @@ def delete_rows(warehouse: Warehouse, table: str, rows: Filter, dry: bool = Fals
         UserError: the table cannot be read.
     """
     if not dry:
+        _ = warehouse.spark  # which conditions on columns need
         return warehouse.delete(table, _condition(rows))
     if not warehouse.exists(table):
         return 0

@@ -103,6 +103,7 @@ class Warehouse(Tables):
         Raises:
             UserError: the table cannot be made.
         """
+        _ = self.spark  # which PySpark needs to read DDL
         fields = Schema.from_json(commented(table, columns).json())
         self.make(table, fields, partition_by, properties or {})
 
