@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -15,10 +17,11 @@ from jobs.core.settings import Settings
 from jobs.core.times import duration_us
 
 if TYPE_CHECKING:
-    from jobs.lineage.generations import Generation
-    from jobs.snapshots.manifests import Manifest
+    from jobs.lineage.catalog import Catalog
     from jobs.storage.warehouse import Tables
 
+_READERS = 16
+"""Models that are read at once."""
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
@@ -60,29 +63,19 @@ def _duration(text: str) -> float:
 
 
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
-    from jobs.lineage import generations
+    from jobs.lineage.catalog import Catalog
     from jobs.operations.alarms import alarms
     from jobs.operations.model_status import model_status
-    from jobs.snapshots import manifests as snapshot_manifests
     from jobs.specs.loading import load_spec
-    from jobs.storage.quarantine import held_by_model
+    from jobs.verification.runs import last_outcomes
 
     names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
-    manifests, lineages = snapshot_manifests.all_of(warehouse), generations.all_of(warehouse)
+    catalog = Catalog(warehouse)
     if model is None:
-        names = sorted({*names, *(one.model for one in manifests), *(one.model for one in lineages)})
-    quarantined = held_by_model(warehouse)
-    data = [
-        model_status(
-            warehouse,
-            name,
-            [one for one in manifests if one.model == name],
-            [one for one in lineages if one.model == name],
-            quarantined.get(name, 0),
-        )
-        for name in names
-    ]
-    advice = _advice(settings, names, manifests, lineages)
+        names = sorted({*names, *catalog.models})
+    with ThreadPoolExecutor(_READERS) as readers:  # a store answers many questions in the time of one
+        data = list(readers.map(partial(model_status, catalog, last_outcomes(warehouse)), names))
+    advice = _advice(settings, catalog, names)
     problems = [] if after is None else alarms(data, after, datetime.now(UTC))
     return Report(
         [],
@@ -92,9 +85,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
     )
 
 
-def _advice(
-    settings: Settings, names: list[str], manifests: list[Manifest], lineages: list[Generation]
-) -> list[str]:
+def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
     from jobs.operations.advice import advise, measured
     from jobs.specs.loading import load_spec
@@ -106,15 +97,7 @@ def _advice(
             spec = load_spec(name, settings.models)
         except UserError:
             spec = None  # a warehouse has a status without its specs too
-        seen = measured(
-            settings.warehouse,
-            name,
-            spec,
-            [one for one in lineages if one.model == name],
-            [one for one in manifests if one.model == name],
-            cores,
-        )
-        found += advise(seen, datetime.now(UTC))
+        found += advise(measured(catalog, name, spec, cores), datetime.now(UTC))
     return found
 
 

@@ -20,6 +20,8 @@ from jobs.core.errors import RUN_FAILED
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """The variable that names a file for the report of a command, set by what starts it (Airflow's operator)."""
+_AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
+"""Settings of a console that shows texts as they are: a key may be called `[red]` or `:bell:`."""
 
 
 def plural(number: int, noun: str, ending: str = "s") -> str:
@@ -82,7 +84,7 @@ class Report:
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
                 # A log has no width of its own, and rich would cut its lines to 80 columns.
-                console = Console(file=out, width=None if out.isatty() else 160)
+                console = Console(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
                 for one in renderables:
                     console.print(one)
         out.flush()
@@ -112,7 +114,9 @@ def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Rep
                 report.show(as_json)
                 time.sleep(seconds)
                 report = look()
-        with Live(report.renderable, console=Console(), auto_refresh=False, transient=True) as live:
+        with Live(
+            report.renderable, console=Console(**_AS_IT_IS), auto_refresh=False, transient=True
+        ) as live:
             while True:
                 live.update(report.renderable, refresh=True)
                 time.sleep(seconds)

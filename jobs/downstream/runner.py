@@ -19,9 +19,10 @@ from jobs.core.signals import stop_signal
 from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
 from jobs.downstream.views import Begin, view_of
+from jobs.lineage.chain import LineageSegment
 from jobs.lineage.generations import live as live_now
+from jobs.lineage.generations import live_lineage
 from jobs.lineage.leases import stream_lock
-from jobs.lineage.live import LineageSegment, live_lineage
 from jobs.spark.conf import STATE_FORMAT, interpreted_conf
 from jobs.spark.job_labels import batches_labelled
 from jobs.spark.queries import await_end, cause_of, with_trigger

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.start_point import origin as origin_of
+from jobs.lineage.generations import origin as origin_of
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
 from jobs.snapshots.store import verify

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.errors import PySparkException
-
 from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
@@ -308,11 +306,9 @@ def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] 
     """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
     settings: dict[str, str] = {}
     for name in stored:
-        if name.startswith(STORE):
-            try:
-                settings[name] = str(warehouse.spark.conf.get(name))
-            except PySparkException:  # unknown to this version of Spark
-                continue
+        value = warehouse.setting(name) if name.startswith(STORE) else None
+        if value is not None:
+            settings[name] = value
     topic = None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic)
     return _deployed(warehouse, spec, settings, topic)
 

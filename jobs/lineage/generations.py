@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import functions as F
-
-from jobs.core.errors import ALREADY_RUNNING, UserError
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
+from jobs.lineage.chain import LineageSegment, lineage_of
+from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.numerics import FIRST, with_numerics, without_numerics
 from jobs.storage.positions import KAFKA, rank, reached
@@ -20,12 +20,6 @@ from jobs.storage.table_log import Conflict
 from jobs.storage.tables import GENERATIONS
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import LIVE
-from kalman.filters.numerics import NUMERICS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from jobs.snapshots.manifests import Manifest
 
 RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
@@ -94,6 +88,11 @@ def live(warehouse: Tables, model: str) -> Generation | None:
     return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
 
 
+def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
+    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
+    return lineage_of(all_of(warehouse, model))
+
+
 def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
     """Return the generation of this name, or the live one if no name is given.
 
@@ -126,6 +125,21 @@ def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
     return live.parent
 
 
+def origin(warehouse: Tables, generation: Generation) -> Manifest:
+    """Return the manifest of the snapshot that a generation began from.
+
+    Raises:
+        UserError: it is missing.
+    """
+    manifest = record(warehouse, generation.snapshot_id)
+    if manifest is None:
+        raise UserError(
+            f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
+            RUN_FAILED,
+        )
+    return manifest
+
+
 def progress_rank(warehouse: Tables, generation: Generation) -> int:
     """Return the rank of a generation's position: a version of the measurements, or the sum of a topic's offsets."""
     return rank(position_of(warehouse, generation))
@@ -153,6 +167,8 @@ def begin(
     beside: Generation | None,
     status: str = LIVE,
     parent: tuple[str, int] | None = None,
+    *,
+    numerics: int,
 ) -> Generation:
     """Make a new generation from a snapshot, in one commit: a shadow, or live, which retires the former live one.
 
@@ -168,6 +184,8 @@ def begin(
             must not replace what another has made live meanwhile.
         status: LIVE or SHADOW.
         parent: the generation that it continues, and after which of its micro-batches.
+        numerics: of the filters that will drive it (`kalman.NUMERICS`), which take longer to import than a command that
+            only reads may run.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
@@ -192,7 +210,7 @@ def begin(
         status=status,
         parent=parent and parent[0],
         parent_batch=parent and parent[1],
-        numerics=NUMERICS,
+        numerics=numerics,
     )
     retired = [one for one in known if one.status == LIVE] if status == LIVE else []
     _commit(warehouse, known, begun=[made], statuses={one.generation: RETIRED for one in retired})
@@ -303,13 +321,3 @@ def _generation(values: dict[str, Any]) -> Generation:
     start, numerics = without_numerics(json.loads(values["start_position"]), values["generation"])
     made = Generation(**{**values, "start_position": start, "numerics": numerics})
     return replace(made, epoch=made.epoch or 0)
-
-
-def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
-    """Return rows with the columns `model_version`, `generation` and `batch_id`; columns that exist are kept."""
-    marks = {
-        "model_version": F.lit(generation.model_version).cast("int"),
-        "generation": F.lit(generation.generation),
-        "batch_id": F.lit(batch_id).cast("bigint"),
-    }
-    return rows.withColumns({name: mark for name, mark in marks.items() if name not in rows.columns})

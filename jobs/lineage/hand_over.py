@@ -9,21 +9,22 @@ generation would estimate them where readers look: the command must be told that
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations
-from jobs.lineage.generations import REMOVED, Generation
-from jobs.lineage.live import live_lineage
+from jobs.lineage.generations import REMOVED, Generation, live_lineage
 from jobs.lineage.source_ranges import SourceRange, around, last_whole
 from jobs.snapshots.manifests import Manifest, record
-from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.landed_rows import rows_between
 from jobs.storage.measurements_table import new_keys
 from jobs.storage.places import VERSION, Place, includes, of_position, same_source, to_position
 from jobs.storage.positions import delta_position, describe
 from jobs.storage.tables import measurements
+
+if TYPE_CHECKING:
+    from jobs.spark.warehouse import Warehouse
 
 ALLOW = "--allow-missing-estimates"
 

@@ -13,18 +13,11 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
-from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import estimates, latest
-from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-
-def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
-    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
-    return lineage_of(generations.all_of(warehouse, model))
 
 
 def live_estimates(warehouse: Warehouse, model: str) -> DataFrame:
@@ -38,7 +31,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     It needs the columns `generation` and `batch_id`.
     """
     condition = F.lit(False)
-    for generation, last_batch in live_lineage(warehouse, model):
+    for generation, last_batch in generations.live_lineage(warehouse, model):
         if last_batch == -1:  # none of its own
             continue
         mine = F.col("generation") == generation

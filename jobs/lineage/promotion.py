@@ -6,8 +6,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.compatibility import refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, position_of
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, has_reached, origin, position_of
 from jobs.storage.positions import describe
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog

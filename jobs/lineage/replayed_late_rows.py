@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.lineage import generations
-from jobs.lineage.live import LineageSegment
+from jobs.lineage.chain import LineageSegment
 from jobs.snapshots import manifests
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import LATE_COPIES

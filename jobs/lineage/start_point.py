@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, hand_over, leases
 from jobs.lineage.damage import find_damage, refuse_damaged
 from jobs.lineage.generations import REMOVED, RETIRED, Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import describe
 from jobs.storage.tables import need_columns
 from jobs.storage.warehouse import Tables
+from kalman import NUMERICS
+
+if TYPE_CHECKING:
+    from jobs.spark.warehouse import Warehouse
 
 
 class StartPoint(NamedTuple):
@@ -171,22 +174,8 @@ def begin(
         live,
         status,
         parent,
+        numerics=NUMERICS,
     )
-
-
-def origin(warehouse: Tables, generation: Generation) -> Manifest:
-    """Return the manifest of the snapshot that a generation began from.
-
-    Raises:
-        UserError: it is missing.
-    """
-    manifest = manifests.record(warehouse, generation.snapshot_id)
-    if manifest is None:
-        raise UserError(
-            f"the manifest of snapshot {generation.snapshot_id}, from which {generation.generation} began, is missing",
-            RUN_FAILED,
-        )
-    return manifest
 
 
 def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> StartPoint:
@@ -199,7 +188,7 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Sta
             f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {spec.name} "
             f"--to {generation.generation}` makes it the live one again"
         )
-    manifest = origin(warehouse, generation)
+    manifest = generations.origin(warehouse, generation)
     refuse_damaged(warehouse, generation)
     built_with = compatibility.generation_built_with(warehouse, generation, manifest, spec.folder)
     deployed = compatibility.deployment(warehouse, spec, built_with.settings)

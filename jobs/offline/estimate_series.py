@@ -20,7 +20,7 @@ from jobs.core.report import plural
 from jobs.ingestion.csv_parquet import read
 from jobs.ingestion.parsing import parse, read_times
 from jobs.ingestion.raw_rows import Source
-from jobs.lineage.live import live_lineage
+from jobs.lineage.generations import live_lineage
 from jobs.offline.input_rows import read_rows
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec

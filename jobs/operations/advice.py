@@ -16,13 +16,11 @@ from jobs.core.roots import local_path
 from jobs.health.reading import progress
 from jobs.operations.retention_plan import plan
 from jobs.specs.retention import span_of
-from jobs.storage.table_rows import file_sizes
+from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import alerts, estimates, estimates_history, windows
-from jobs.supervision.driver_status import LIVE
 
 if TYPE_CHECKING:
-    from jobs.lineage.generations import Generation
-    from jobs.snapshots.manifests import Manifest
+    from jobs.lineage.catalog import Catalog
     from jobs.specs.model_spec import ModelSpec
 
 SMALL_FILE = 16 << 20
@@ -62,20 +60,13 @@ class Measured(NamedTuple):
     progress: timedelta | None = None
 
 
-def measured(
-    root: str,
-    model: str,
-    spec: ModelSpec | None,
-    known: Sequence[Generation],
-    snapshots: Sequence[Manifest],
-    cores: int | None,
-) -> Measured:
+def measured(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | None) -> Measured:
     """Return what advice on a model rests on, without Spark; of a remote warehouse, only what is due.
 
-    known: the model's generations; snapshots: its manifests; spec: None if it cannot be read.
+    spec: None if it cannot be read.
     """
-    now = clock.now()
-    live = next((one for one in known if one.status == LIVE), None)
+    now, root = clock.now(), catalog.warehouse.root
+    known, snapshots, live = catalog.generations(model), catalog.manifests(model), catalog.live(model)
     found = Measured(model, partitions=None if live is None else live.partitions, cores=cores)
     if spec is not None and known:
         planned = plan(known, snapshots, spec.retention, now, spec.fingerprint())
@@ -84,13 +75,13 @@ def measured(
         return found
     records = progress(root, model)
     mine = [one for one in records if live is not None and one["generation"] == live.generation]
-    tables = (estimates(model), estimates_history(model), windows(model), alerts(model), "quarantine")
+    tables = (estimates(model), estimates_history(model), windows(model), alerts(model), QUARANTINE)
     return found._replace(
         records=mine[-RECENT:],
         keys=max(
             (one.key_count for one in snapshots if live and one.snapshot_id == live.snapshot_id), default=None
         ),
-        files=[Files(name, *sizes) for name in tables if (sizes := file_sizes(root, name)) is not None],
+        files=[Files(name, *sizes) for name in tables if (sizes := catalog.file_sizes(name)) is not None],
         oldest_progress=records[0]["started_at"] if records else None,
         progress=None if spec is None else span_of(spec.retention.progress),
     )

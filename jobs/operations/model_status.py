@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +15,18 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_identity import DriverIdentity
-from jobs.verification.runs import last_outcome
 
 if TYPE_CHECKING:
+    from jobs.lineage.catalog import Catalog
     from jobs.lineage.generations import Generation
-    from jobs.snapshots.manifests import Manifest
 
 ENDED = (RETIRED, REMOVED)
 """The statuses of generations that no driver runs."""
 
 
-def model_status(
-    warehouse: Tables,
-    name: str,
-    manifests: list[Manifest],
-    generations: list[Generation],
-    quarantined: int,
-) -> dict[str, Any]:
-    """Return a model's status; `quarantined`: the number of its quarantined rows."""
-    table = measurements(name)
+def model_status(catalog: Catalog, verified: Mapping[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Return a model's status; verified: the last verification of each model (`last_outcomes`)."""
+    warehouse, table = catalog.warehouse, measurements(name)
     landed = warehouse.exists(table)
     version = warehouse.latest_version(table) if landed else None
     return {
@@ -40,7 +34,7 @@ def model_status(
         "measurements": {
             "version": version,
             "rows": warehouse.row_count(table) if landed else 0,
-            "quarantined": quarantined,
+            "quarantined": catalog.held_rows(name),
         },
         "snapshots": [
             {
@@ -53,12 +47,12 @@ def model_status(
                 "status": one.status,
                 "committed_at": one.committed_at,
             }
-            for one in manifests
+            for one in catalog.manifests(name)
         ],
-        "generations": [_generation_status(warehouse, one, version) for one in generations],
+        "generations": [_generation_status(warehouse, one, version) for one in catalog.generations(name)],
         "followers": downstream_status(warehouse, name),
         "given_up": given_up(warehouse, name),
-        "verification": last_outcome(warehouse, name),
+        "verification": verified.get(name),
     }
 
 

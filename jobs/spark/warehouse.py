@@ -23,6 +23,7 @@ from delta.exceptions import (
 )
 from delta.tables import DeltaTable
 from deltalake import Schema
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructField, StructType
 
 from jobs.spark.conf import with_local_paths
@@ -61,6 +62,13 @@ class Warehouse(Tables):
     def __init__(self, spark: SparkSession, root: str) -> None:
         object.__setattr__(self, "spark", spark)
         object.__setattr__(self, "root", root)
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting of the session, None if this version of Spark does not know it."""
+        try:
+            return str(self.spark.conf.get(name))
+        except PySparkException:
+            return None
 
     def create(
         self,

@@ -1,4 +1,5 @@
-"""Probe a store before its first use: of writers that create one object at the same moment exactly one must win.
+"""Probe a store before its first use: of writers that create one object at the same moment exactly one must win, and
+a listing must show the object at once.
 
 Several stores that speak S3 ignore the condition, or check it before they write and not as they write. Two drivers
 there would overwrite each other's commits, and rows would be lost in silence. A store that passes gets a note beside
@@ -22,6 +23,11 @@ from jobs.storage.settings import in_s3, store
 FOLDER = "_store"
 NOTE = f"{FOLDER}/probed.json"
 WRITERS, ROUNDS = 8, 12
+_CONDITION = (
+    "does not honour a condition (If-None-Match) as S3 does, "
+    "and two commands would overwrite each other's commits"
+)
+_LISTING = "lists its objects later than S3 does, and a command would go on from an older state than there is"
 
 
 class Creator(Protocol):
@@ -30,6 +36,7 @@ class Creator(Protocol):
     def create(self, name: str, content: bytes) -> bool: ...
     def read(self, name: str) -> bytes | None: ...
     def remove(self, name: str) -> None: ...
+    def names(self, folder: str) -> list[str]: ...
 
 
 class Outcome(NamedTuple):
@@ -77,14 +84,14 @@ def exactly_one_wins(files: Creator, root: str, writers: int = WRITERS, rounds: 
     """Let writers create one file at the same moment, some rounds.
 
     Raises:
-        UserError: in a round not exactly one won, or the file is not the winner's.
+        UserError: in a round not exactly one won, or the file is not the winner's, or is not listed.
     """
     run = uuid.uuid4().hex
     for number in range(rounds):
         name = f"{FOLDER}/probe-{run}-{number}"
         try:
             winners = _round(files, name, writers)
-            content = files.read(name)
+            content, listed = files.read(name), files.names(FOLDER)
         finally:
             files.remove(name)
         if len(winners) != 1:
@@ -93,6 +100,8 @@ def exactly_one_wins(files: Creator, root: str, writers: int = WRITERS, rounds: 
             )
         if content != winners[0]:
             raise _refused(root, "an object had another content than its creator wrote")
+        if name.removeprefix(f"{FOLDER}/") not in listed:
+            raise _refused(root, "an object that had been created was not listed", _LISTING)
     return Outcome(rounds, writers)
 
 
@@ -125,11 +134,10 @@ def _all_at_once(write: Callable[[int], None], writers: int) -> None:
         thread.join()
 
 
-def _refused(root: str, why: str) -> UserError:
+def _refused(root: str, why: str, so: str = _CONDITION) -> UserError:
     where = store().address or "Amazon S3"
     return UserError(
-        f"a warehouse cannot be at {root}: {why}, so the store at {where} does not honour a condition (If-None-Match) "
-        "as S3 does, and two commands would overwrite each other's commits. No table was written: use another "
+        f"a warehouse cannot be at {root}: {why}, so the store at {where} {so}. No table was written: use another "
         "store, or a newer release of it, and check it with `kalman-pipeline doctor --warehouse URI`",
         RUN_FAILED,
     )

@@ -84,10 +84,13 @@ def live_files(log: DeltaTable) -> pa.Table:
     Their `path` is below the table's folder, as `open_parquet` takes it.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
-    names: Any = found["path"].cast(pa.string())
-    if any("%" in path for path in names.to_pylist()):
-        names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())  # imports pandas
-    return found.set_column(found.column_names.index("path"), "path", names)
+    names = found["path"].to_pylist()
+    if not any(
+        "%" in name for name in names
+    ):  # `pa.array` imports pandas, which commands that read do without
+        return found
+    plain = pa.array([unquote(name) for name in names], pa.string())
+    return found.set_column(found.column_names.index("path"), "path", plain)
 
 
 def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
@@ -114,8 +117,8 @@ def refuse_unreadable(path: str, log: DeltaTable) -> None:
 def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
     """Return the files of the version of a log, or those of a partition, sorted."""
     found = _readable_files(root, table, log)
-    for name, value in partition.items():
-        found = found.filter(pc.field(f"partition.{name}") == value) if found.num_rows else found
+    if found.num_rows:
+        found = rows_with(found, {f"partition.{name}": value for name, value in partition.items()})
     return sorted(found["path"].to_pylist())
 
 
@@ -262,13 +265,19 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
         for path in files.filter(_may_have(files, where))["path"].to_pylist():
             found = _read(open_parquet(f"{root}/{table}", path), list(where), None)
             if set(found.column_names) == set(where):
-                for name, value in where.items():
-                    found = found.filter(pc.field(name) == value)
-                if found.num_rows:
+                if rows_with(found, where).num_rows:
                     return True
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise _unreadable(f"{root}/{table}", error) from error
     return False
+
+
+def rows_with(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
+    """Return the rows that have these values, by column."""
+    compute: Any = pc  # a filter by an expression would import Arrow's datasets and, with them, pandas
+    for name, value in where.items():
+        found = found.filter(compute.equal(found[name], value))
+    return found
 
 
 def _may_have(files: pa.Table, where: Mapping[str, Any]) -> pa.ChunkedArray:

@@ -26,7 +26,7 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, rows_with, to_arrow, to_rows
 
 
 class LogEntry(NamedTuple):
@@ -135,17 +135,7 @@ class Tables:
             columns: of the rows; None: all.
             version: of the table; None: the newest.
         """
-        found = self.columns(table, columns, version)
-        known = {name: found[name].to_pylist() for name in where or {}}
-        # A filter of Arrow would import pandas for a value that comes from Python.
-        places = [
-            place
-            for place in range(found.num_rows)
-            if all(known[name][place] == value for name, value in (where or {}).items())
-        ]
-        return (
-            [row for place in places for row in to_rows(found.slice(place, 1))] if where else to_rows(found)
-        )
+        return to_rows(rows_with(self.columns(table, columns, version), where or {}))
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
         """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""

@@ -13,8 +13,8 @@ from jobs.lineage.compatibility import position_with_commit, refuse_other_measur
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.exports import snapshot_id
 from jobs.lineage.generations import REMOVED
+from jobs.lineage.generations import origin as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
-from jobs.lineage.start_point import origin as origin_of
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse

@@ -24,6 +24,7 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.streaming.exporting import export, last_whole_batch
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import FAILED, STOPPED
+from kalman import NUMERICS
 
 
 def hand_over(
@@ -60,7 +61,9 @@ def hand_over(
             manifest, batch = _states_of(warehouse, start, note, allow_missing_rows)
             lease.check()
             place = former.partitions, former.blocks, lease.generation
-            made = generations.begin(warehouse, manifest, *place, parent=(former.generation, batch))
+            made = generations.begin(
+                warehouse, manifest, *place, parent=(former.generation, batch), numerics=NUMERICS
+            )
     except BaseException as problem:
         error = first_line(problem, 500)
         raise

@@ -22,7 +22,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import origin
 from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of

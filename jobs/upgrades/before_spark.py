@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import origin
 from jobs.migration.versions import path_from
 from jobs.upgrades.context import (
     BLUE_GREEN,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.lineage import compatibility, generations, start_point
+from jobs.lineage import compatibility, generations
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.migrating import migrate
@@ -107,7 +107,7 @@ def refuse_other_source(warehouse: Tables, spec: ModelSpec, live: Generation) ->
         UserError: the version reads another source.
     """
     built = compatibility.generation_built_with(
-        warehouse, live, start_point.origin(warehouse, live), spec.folder
+        warehouse, live, generations.origin(warehouse, live), spec.folder
     )
     difference = compatibility.other_source(built, spec)
     if difference is not None:
@@ -123,7 +123,7 @@ def refuse_other_keys(warehouse: Tables, spec: ModelSpec, live: Generation, in_s
         UserError: the version has other keys, and would read such rows.
     """
     known = known_versions(warehouse, spec)
-    known[live.model_version] = start_point.origin(warehouse, live).model_spec(spec.folder)
+    known[live.model_version] = generations.origin(warehouse, live).model_spec(spec.folder)
     steps = path_between(known, live.model_version, spec.version)
     if not any(step.keys is not None for step in steps):
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage import compatibility, start_point
+from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
 from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.spark.warehouse import Warehouse
@@ -127,7 +127,7 @@ def _differences(
         UserError: a difference is refused.
     """
     built = compatibility.generation_built_with(
-        warehouse, generation, start_point.origin(warehouse, generation), spec.folder
+        warehouse, generation, generations.origin(warehouse, generation), spec.folder
     )
     deployed = compatibility.deployment(warehouse, spec, built.settings)
     compatibility.check(built, deployed)

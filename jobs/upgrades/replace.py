@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jobs.lineage import compatibility, start_point
+from jobs.lineage.generations import origin
 from jobs.lineage.hand_over import last_position
-from jobs.lineage.start_point import origin
 from jobs.migration.apply import left_out_lines
 from jobs.migration.parameters import carried_without_states, changes_of, changes_of_retraining
 from jobs.migration.report import parameters_changed

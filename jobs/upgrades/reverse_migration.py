@@ -183,7 +183,7 @@ def _path(warehouse: Tables, spec: ModelSpec, live: Generation, target: Generati
         UserError: there is no path.
     """
     known = known_versions(warehouse, spec)
-    origin, target_origin = start_point.origin(warehouse, live), start_point.origin(warehouse, target)
+    origin, target_origin = generations.origin(warehouse, live), generations.origin(warehouse, target)
     for manifest in (origin, target_origin):
         file = known.get(manifest.model_version)
         if file is None or file.fingerprint() != manifest.fingerprint:

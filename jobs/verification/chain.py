@@ -8,9 +8,8 @@ from typing import Any
 from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.exports import export_behind
-from jobs.lineage.live import live_lineage
+from jobs.lineage.generations import live_lineage, origin
 from jobs.lineage.source_ranges import end_place
-from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint

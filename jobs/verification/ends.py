@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.packet_kinds import NEVER
 from jobs.lineage import generations
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import origin
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.warehouse import Warehouse

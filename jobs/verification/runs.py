@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from pyspark.sql import functions as F
-
-from jobs.spark.warehouse import Warehouse
+from jobs.storage.row_changes import NOW, Row, put_rows
 from jobs.storage.tables import VERIFICATIONS
 from jobs.storage.warehouse import Tables
 from jobs.verification.findings import Findings, added
@@ -16,6 +15,7 @@ from jobs.verification.findings import Findings, added
 TABLE = "verifications"
 BEGAN, PART, ENDED = "began", "part", "ended"
 """The values of the column `step`."""
+_KEYS = ("run_id", "step", "part")
 CONTINUED_FOR = timedelta(days=1)
 """For so long a run that was killed is continued by the next one with the same options."""
 
@@ -34,14 +34,14 @@ class Run(NamedTuple):
         return added(self.done[name] for name in sorted(self.done))
 
 
-def begin(warehouse: Warehouse, model: str, plan: dict[str, Any], run_id: str) -> Run:
+def begin(warehouse: Tables, model: str, plan: dict[str, Any], run_id: str) -> Run:
     """Record that a run has begun."""
     run = Run(run_id, model, plan, {})
     _write(warehouse, run, BEGAN, plan=json.dumps(plan))
     return run
 
 
-def unfinished(warehouse: Warehouse, model: str, options: dict[str, Any], run_id: str | None) -> Run | None:
+def unfinished(warehouse: Tables, model: str, options: dict[str, Any], run_id: str | None) -> Run | None:
     """Return the run to continue: the one named, or the last one with these options if it was killed recently."""
     rows = _rows(warehouse, model)
     ended = {row["run_id"] for row in rows if row["step"] == ENDED}
@@ -63,46 +63,52 @@ def unfinished(warehouse: Warehouse, model: str, options: dict[str, Any], run_id
     return Run(newest["run_id"], model, json.loads(newest["plan"]), done)
 
 
-def finished(warehouse: Warehouse, model: str, run_id: str) -> bool:
+def finished(warehouse: Tables, model: str, run_id: str) -> bool:
     """Tell if a run of this id has ended."""
     return any(row["run_id"] == run_id and row["step"] == ENDED for row in _rows(warehouse, model))
 
 
-def record_part(warehouse: Warehouse, run: Run, part: str, findings: Findings) -> None:
+def record_part(warehouse: Tables, run: Run, part: str, findings: Findings) -> None:
     """Record that a part of a run is done; once, also if two processes continue the run."""
     _write(warehouse, run, PART, part=part, findings=findings)
     run.done[part] = findings
 
 
-def end(warehouse: Warehouse, run: Run, outcome: str, not_verified: list[str]) -> None:
+def end(warehouse: Tables, run: Run, outcome: str, not_verified: list[str]) -> None:
     """Record the outcome of a run."""
     found = run.findings
     _write(warehouse, run, ENDED, outcome=outcome, findings=found, not_verified=json.dumps(not_verified))
 
 
-def last_outcome(warehouse: Tables, model: str) -> dict[str, Any] | None:
-    """Return the last run of a model that has ended: run_id, outcome, differences, first_difference, recorded_at."""
-    rows = [row for row in _rows(warehouse, model) if row["step"] == ENDED]
-    if not rows:
-        return None
-    row = max(rows, key=lambda row: row["recorded_at"])
+def last_outcomes(warehouse: Tables) -> dict[str, dict[str, Any]]:
+    """Return the last run of each model that has ended: run_id, outcome, differences, first_difference, recorded_at."""
     names = ("run_id", "outcome", "differences", "first_difference", "recorded_at")
-    return {name: row[name] for name in names}
+    ended = [row for row in _rows(warehouse, None) if row["step"] == ENDED]
+    ended.sort(key=lambda row: row["recorded_at"])
+    return {row["model"]: {name: row[name] for name in names} for row in ended}
 
 
-def _rows(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    return warehouse.rows(TABLE, {"model": model}) if warehouse.exists(TABLE) else []
+def _rows(warehouse: Tables, model: str | None) -> list[dict[str, Any]]:
+    mine = None if model is None else {"model": model}
+    return warehouse.rows(TABLE, mine) if warehouse.exists(TABLE) else []
 
 
 def _write(
-    warehouse: Warehouse, run: Run, step: str, findings: Findings | None = None, **columns: str
+    warehouse: Tables,
+    run: Run,
+    step: str,
+    findings: Findings | None = None,
+    part: str | None = None,
+    **columns: str,
 ) -> None:
-    warehouse.create(TABLE, VERIFICATIONS)
+    """Add a row about a step of a run, once."""
+    warehouse.create_small(TABLE, VERIFICATIONS)
     found = Findings() if findings is None else findings
     row = {
         "run_id": run.run_id,
         "model": run.model,
         "step": step,
+        "part": part,
         "rows": found.counts["rows"],
         "compared": found.compared,
         "differences": found.differences,
@@ -110,11 +116,14 @@ def _write(
         "first_difference": json.dumps(found.firsts[0]) if found.firsts else None,
         "firsts": json.dumps(found.firsts),
         **columns,
+        "recorded_at": NOW,
     }
-    schema = warehouse.read(TABLE).drop("recorded_at").schema
-    frame = warehouse.spark.createDataFrame([tuple(row.get(name) for name in schema.names)], schema)
-    frame = frame.withColumn("recorded_at", F.current_timestamp())
-    warehouse.append(frame.coalesce(1), TABLE, (f"verify-{run.run_id}-{step}-{columns.get('part', '')}", 1))
+
+    def absent(there: Sequence[Row]) -> list[Row]:
+        known = any(all(one[name] == row[name] for name in _KEYS) for one in there)
+        return [] if known else [row]
+
+    put_rows(warehouse, TABLE, _KEYS, absent)
 
 
 def _findings(row: dict[str, Any]) -> Findings:

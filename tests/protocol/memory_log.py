@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -57,7 +58,7 @@ class MemoryLog:
         found = read_latest(path)
         if found is None:
             raise TableNotFoundError(path)
-        self.path, self.base = path, found
+        self.path, self.base = path, as_read(path, found)
 
     def version(self) -> int:
         return self.base.version
@@ -65,7 +66,7 @@ class MemoryLog:
     def update_incremental(self) -> None:
         found = read_latest(self.path)
         assert found is not None
-        self.base = found
+        self.base = as_read(self.path, found)
 
     def metadata(self) -> Any:
         return SimpleNamespace(
@@ -73,7 +74,10 @@ class MemoryLog:
         )
 
     def schema(self) -> Any:
-        fields = [SimpleNamespace(name=one.name) for one in self.base.schema.fields]
+        fields = [
+            SimpleNamespace(name=one.name, type=SimpleNamespace(type=one.dataType.typeName()))
+            for one in self.base.schema.fields
+        ]
         kinds = [(one.name, _ARROW[one.dataType.simpleString()]) for one in self.base.schema.fields]
         return SimpleNamespace(fields=fields, to_arrow=lambda: pa.schema(kinds))
 
@@ -128,7 +132,7 @@ class MemoryLog:
         return SimpleNamespace(add_columns=self._add_columns)
 
     def create_checkpoint(self) -> None:
-        """What a checkpoint repeats is read from the log here."""
+        put_checkpoint(self.path, self.base)
 
     def cleanup_metadata(self) -> None:
         """Nothing is old enough."""
@@ -177,6 +181,26 @@ class MemoryLog:
 
         name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
         self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def put_checkpoint(path: str, of: Commit) -> None:
+    """Put the checkpoint of a version: the table's rows and transactions, in one file; older ones are replaced."""
+    here = world.current()
+    here.write(path, "checkpoint", lambda: here.put(f"{path}/_delta_log/_last_checkpoint", b"", of))
+
+
+def as_read(path: str, last: Commit) -> Commit:
+    """Return a table's last commit as a reader has it: the newest checkpoint, and the commits after it."""
+    kept = world.current().files.get(f"{path}/_delta_log/_last_checkpoint")
+    if kept is None:
+        return last
+    checkpoint: Commit = kept.detail
+    rows, transactions = list(checkpoint.rows), dict(checkpoint.transactions)
+    for version in range(checkpoint.version + 1, last.version + 1):
+        commit = commit_at(path, version)
+        rows = [*(row for row in rows if row not in commit.removed), *commit.added]
+        transactions |= commit.transactions
+    return replace(last, rows=tuple(rows), transactions=transactions)
 
 
 def _sql(text: str) -> Column:

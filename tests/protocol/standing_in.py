@@ -58,11 +58,11 @@ LOADED = (
     "operations",
     "rejected_rows",
     "snapshots",
+    "spark",
     "storage",
     "streaming",
     "training",
     "upgrades",
-    "warehouse",
 )
 """Rooms whose modules are loaded before the replacement, so that none is missed."""
 

@@ -15,7 +15,7 @@ from jobs.encoding.packet_kinds import OutputPacket
 from jobs.ingestion.landing import FileLanding
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.pins import InputPins
-from jobs.lineage import generations, leases, live, promotion, start_point
+from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
 from jobs.spark.warehouse import Warehouse
@@ -29,6 +29,7 @@ from tests.protocol import actors, memory_delta, memory_log, memory_state, scena
 from tests.protocol import memory_columns as F
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore
+from tests.protocol.memory_files import MemoryFiles
 
 pytestmark = pytest.mark.usefixtures("simulation")
 
@@ -123,6 +124,34 @@ def _any_version() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _without_the_last_commit() -> Iterator[None]:
+    """Write checkpoints of a log that lack the commit that they are named after."""
+
+    def create_checkpoint(self: Any) -> None:
+        before = memory_delta.commit_at(self.path, self.base.version - 1)
+        memory_log.put_checkpoint(self.path, replace(before, version=self.base.version))
+
+    with (
+        mock.patch.object(memory_log.MemoryLog, "create_checkpoint", create_checkpoint),
+        mock.patch.object(table_log, "_checkpoint_every", lambda log: 1),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _lagging_listing() -> Iterator[None]:
+    """Let a store list a file of a checkpoint only when a later one is there."""
+    names = MemoryFiles.names
+
+    def late(self: MemoryFiles, folder: str) -> list[str]:
+        found = names(self, folder)
+        return found[:-1] or found if folder in ("commits", "offsets") else found
+
+    with mock.patch.object(MemoryFiles, "names", late):
+        yield
+
+
+@contextlib.contextmanager
 def _never_driven() -> Iterator[None]:
     """Let a driver take a lease that another one holds and renews."""
     with (
@@ -177,12 +206,12 @@ def _marks_again() -> Iterator[None]:
 @contextlib.contextmanager
 def _endless_parents() -> Iterator[None]:
     """Let all micro-batches of a parent count, also those after its successor began."""
-    known = live.live_lineage
+    known = generations.live_lineage
 
     def whole(warehouse: Any, model: str) -> Any:
         return [one._replace(last_batch=None) for one in known(warehouse, model)]
 
-    with mock.patch.object(live, "live_lineage", whole):
+    with mock.patch.object(generations, "live_lineage", whole):
         yield
 
 
@@ -313,6 +342,24 @@ GUARDS = (
         _any_version,
         scenarios.SWITCHES,
         "one live generation",
+    ),
+    Guard(
+        "the identity of a commit, by which it is known again",
+        _patched(table_log.FileTable, "_made", lambda *arguments: True),
+        scenarios.BLUE_GREEN,
+        "a promotion takes no estimate away",
+    ),
+    Guard(
+        "the commit that a checkpoint of a log is named after",
+        _without_the_last_commit,
+        scenarios.SWITCHES,
+        "one live generation",
+    ),
+    Guard(
+        "a listing that shows what was written",
+        _lagging_listing,
+        scenarios.TAKE_OVER,
+        "recovery is possible",
     ),
     Guard(
         "the refusal of a shadow that lags",

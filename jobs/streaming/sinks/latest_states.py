@@ -18,7 +18,6 @@ from jobs.encoding.extras import type_of_extra
 from jobs.encoding.keys import columns_of
 from jobs.encoding.packet_kinds import STATE_INDEX
 from jobs.lineage.fencing import Fence
-from jobs.lineage.generations import marked
 from jobs.storage.tables import latest
 
 if TYPE_CHECKING:
@@ -99,3 +98,13 @@ class Latest:
             ),
         )
         return marked(rows, self._generation, -1)
+
+
+def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
+    """Return rows with the columns `model_version`, `generation` and `batch_id`; columns that exist are kept."""
+    marks = {
+        "model_version": F.lit(generation.model_version).cast("int"),
+        "generation": F.lit(generation.generation),
+        "batch_id": F.lit(batch_id).cast("bigint"),
+    }
+    return rows.withColumns({name: mark for name, mark in marks.items() if name not in rows.columns})

@@ -19,7 +19,7 @@ from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
-from jobs.lineage.generations import Generation, marked
+from jobs.lineage.generations import Generation
 from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
@@ -31,7 +31,7 @@ from jobs.storage.tables import archive
 from jobs.streaming.operators.estimate_files import FILES
 from jobs.streaming.operators.wrappers import rejected_rows
 from jobs.streaming.profiler import NoProfiler, profiler
-from jobs.streaming.sinks.latest_states import Latest
+from jobs.streaming.sinks.latest_states import Latest, marked
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, written_parts

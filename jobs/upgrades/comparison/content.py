@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding.arrow import to_numpy
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import origin
 from jobs.offline.quantity import measured_direction
 from jobs.storage.queries import among, open_queries, quoted
 from jobs.storage.warehouse import Tables

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from jobs.core.report import plain
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import origin
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.content import gather

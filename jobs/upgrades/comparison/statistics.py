@@ -15,8 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding.arrow import to_numpy
-from jobs.lineage.generations import Generation
-from jobs.lineage.start_point import origin
+from jobs.lineage.generations import Generation, origin
 from jobs.snapshots.row_hash import row_hashes
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import Queries

@@ -15,6 +15,7 @@ from jobs.lineage.generations import LIVE, SHADOW, Generation
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.positions import topic_position
+from kalman import NUMERICS
 
 pytestmark = pytest.mark.spark
 
@@ -47,8 +48,10 @@ def advance(warehouse: Warehouse, generation: Generation, batch: int, *offsets: 
 
 def test_two_cuts_of_the_same_sum_are_not_level(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = Warehouse(spark, str(tmp_path))
-    live = generations.begin(warehouse, snapshot(), 2, 8, None, LIVE)
-    shadow = generations.begin(warehouse, snapshot(), 2, 8, live, SHADOW, (live.generation, -1))
+    live = generations.begin(warehouse, snapshot(), 2, 8, None, LIVE, numerics=NUMERICS)
+    shadow = generations.begin(
+        warehouse, snapshot(), 2, 8, live, SHADOW, (live.generation, -1), numerics=NUMERICS
+    )
     advance(warehouse, live, 0, 30, 10)
     for batch, offsets in enumerate([(10, 30), (29, 99)]):
         advance(warehouse, shadow, batch, *offsets)

@@ -11,10 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from jobs.lineage import generations
+from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.operations.advice import Files, Measured, advise, measured
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_rows import file_sizes
+from jobs.storage.warehouse import Tables
 from tests.jobs.support.pipeline import random_walk_spec
 
 NOW = datetime(2024, 5, 1, tzinfo=UTC)
@@ -54,7 +57,7 @@ def test_what_is_said(seen: Measured, said: str | None) -> None:
     assert found == [] if said is None else len(found) == 1 and said in found[0]
 
 
-def test_it_rests_on_the_tables(tmp_path: Path) -> None:
+def test_it_rests_on_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, spec = str(tmp_path), ModelSpec.model_validate(random_walk_spec())
     for number in range(3):
         rows = pa.table({"key": ["a"], "nis": [float(number)]})
@@ -83,7 +86,8 @@ def test_it_rests_on_the_tables(tmp_path: Path) -> None:
         )  # fmt: skip
 
     known = [*(generation(number, RETIRED) for number in (1, 2, 3)), generation(4, LIVE)]
-    seen = measured(root, "walk", spec, known, [], cores=4)
+    monkeypatch.setattr(generations, "all_of", lambda tables: known)
+    seen = measured(Catalog(Tables(root)), "walk", spec, cores=4)
     assert seen.due_generations == ["walk-g0001", "walk-g0002"]  # the third is the newest of the retired
     assert (seen.partitions, seen.files) == (2, [Files("estimates/walk", 3, parquet)])
     assert seen.oldest_progress == datetime(2024, 4, 1, tzinfo=UTC) and seen.progress == timedelta(days=90)

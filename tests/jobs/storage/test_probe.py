@@ -51,6 +51,15 @@ def test_a_store_without_the_condition_is_refused(proxy: Proxy):
         doctor(Settings.load(warehouse=f"{ROOT}/broken"))
 
 
+def test_a_store_whose_listings_lag_is_refused(proxy: Proxy, monkeypatch: pytest.MonkeyPatch):
+    names = ObjectFiles.names
+    monkeypatch.setattr(ObjectFiles, "names", lambda files, folder: names(files, folder)[1:])
+    with pytest.raises(UserError, match="an object that had been created was not listed, .*lists .*later"):
+        probe.ready(f"{ROOT}/lagging")
+    monkeypatch.undo()
+    assert ObjectFiles(f"{ROOT}/lagging").names("_store") == []
+
+
 def test_a_file_is_created_by_one_of_many(proxy: Proxy):
     files = ObjectFiles(f"{ROOT}/race")
     won: list[int] = []

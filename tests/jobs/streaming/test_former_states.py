@@ -17,9 +17,9 @@ import yaml
 from jobs import export, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
+from jobs.lineage.generations import origin
 from jobs.lineage.live import live_estimates
 from jobs.lineage.missing_rows import missing_rows
-from jobs.lineage.start_point import origin
 from jobs.snapshots import manifests, store
 from jobs.spark import session
 from jobs.spark.conf import STATE_FORMAT, spark_conf

@@ -15,7 +15,8 @@ import pytest
 from jobs import rollback, upgrade, verify
 from jobs.core.errors import UserError
 from jobs.lineage import generations
-from jobs.lineage.live import live_estimates, live_lineage
+from jobs.lineage.generations import live_lineage
+from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver

@@ -15,7 +15,8 @@ from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.encoding.order import order_rows
 from jobs.lineage import promotion, start_point
-from jobs.lineage.live import live_estimates, live_lineage
+from jobs.lineage.generations import live_lineage
+from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import (

@@ -21,7 +21,8 @@ from demo.flights import load_flights, with_times, write_csv
 from demo.upgrade import SECOND
 from jobs import rollback, upgrade
 from jobs.lineage import generations
-from jobs.lineage.live import live_estimates, live_lineage
+from jobs.lineage.generations import live_lineage
+from jobs.lineage.live import live_estimates
 from jobs.storage.tables import measurements
 from jobs.supervision.driver_log import DriverLog
 from tests.jobs.support.pipeline import Pipeline

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import promote, upgrade
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.lineage.live import live_lineage
+from jobs.lineage.generations import live_lineage
 from jobs.upgrades.comparison.paired import BLOCKS, gain_of
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec, streaming
 from tests.jobs.upgrades.test_paired import sums_of

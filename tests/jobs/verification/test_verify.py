@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 import kalman
 from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
+from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import live
 from jobs.operations.alarms import alarms
 from jobs.operations.model_status import model_status
@@ -119,10 +120,10 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     assert counts["uncounted"] in (0, 2)
     assert report.data["differences"] == total
     assert f'kalman_verify_differences{{model="walk"}} {total}.0' in gauges.read_text()
-    last = runs.last_outcome(warehouse, name)
+    last = runs.last_outcomes(warehouse)[name]
     assert last is not None
     assert (last["outcome"], last["differences"]) == ("different", total)
-    status = model_status(warehouse, name, [], [], 0)
+    status = model_status(Catalog(warehouse), runs.last_outcomes(warehouse), name)
     (sentence,) = alarms([status], 600.0, last["recorded_at"])
     assert f"{total} differences" in sentence
 
