@@ -263,7 +263,7 @@ class _Sums:
                 self.judges = True
                 lengths = np.nan_to_num(to_numpy(pc.list_value_length(column))).astype(int)  # type: ignore[attr-defined]
                 finite = np.isfinite(np.array(column.flatten(), float))
-                return np.bincount(np.repeat(np.arange(rows), lengths), finite, rows)
+                return np.bincount(np.repeat(np.arange(rows), lengths), finite, rows).astype(float)
         return np.zeros(rows)
 
     def _keep_keys(self, part: pa.Table, nis: Floats, degrees: Floats, flagged: NDArray[np.bool_]) -> None:

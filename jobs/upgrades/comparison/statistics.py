@@ -24,9 +24,8 @@ from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES
 from jobs.upgrades.comparison.paired import Squares
 from kalman.evaluation.diagnostics import mean_bounds
 
-Floats = NDArray[np.float64]
 JUDGED = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
-Sums = dict[str, Floats]
+Sums = dict[str, NDArray[Any]]
 """Sums of K keys by name, (K,) each; NaN where no row tells."""
 
 

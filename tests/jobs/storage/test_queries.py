@@ -57,7 +57,7 @@ def test_times_of_former_releases_are_read_and_what_cannot_be_read_is_refused(tm
     wrote(str(tmp_path), "t")
     table = tmp_path / "t"
     for old in table.glob("*/*.parquet"):
-        pq.write_table(pq.read_table(old, partitioning=None), old, use_deprecated_int96_timestamps=True)
+        pq.write_table(pq.ParquetFile(old).read(), old, use_deprecated_int96_timestamps=True)
     log = table / "_delta_log" / f"{0:020d}.json"
     actions = [json.loads(line) for line in log.read_text().splitlines()]
     for add in (one["add"] for one in actions if "add" in one):

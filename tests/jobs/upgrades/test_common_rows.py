@@ -28,6 +28,9 @@ from jobs.upgrades.comparison.common_rows import (
 from jobs.upgrades.comparison.statistics import judge_all_keys
 from tests.jobs.support.pipeline import random_walk_spec
 
+Frame = Any
+"""A pandas DataFrame."""
+NOTHING: Any = None
 OLD, NEW = "walk-g0001", "walk-g0002"
 FIRST = 2
 """The old generation's rows of its micro-batches before are not compared."""
@@ -35,7 +38,7 @@ START = pd.Timestamp("2026-01-01", tz="UTC")
 ARRAYS = ("mean", "covariance", "innovation")
 
 
-def estimated(rng: np.random.Generator, generation: str, count: int = 900) -> pd.DataFrame:
+def estimated(rng: np.random.Generator, generation: str, count: int = 900) -> Frame:
     """Return estimates of few keys and times, so that several rows have the same; the last batches are corrections."""
     batch = np.sort(rng.integers(0, 8, count))
     white = np.where(rng.random((count, 2)) < 0.2, np.nan, rng.normal(size=(count, 2)))
@@ -48,7 +51,7 @@ def estimated(rng: np.random.Generator, generation: str, count: int = 900) -> pd
             "covariance": list(rng.normal(size=(count, 4))),
             "log_likelihood": np.where(some < 0.05, np.nan, rng.normal(size=count)),
             "nis": np.where(some > 0.9, np.nan, rng.chisquare(2, count)),
-            "flags": np.where(some < 0.1, "outlier", None),
+            "flags": np.where(some < 0.1, "outlier", NOTHING),
             "innovation": [None if value > 0.95 else one for one, value in zip(white, some, strict=True)],
             "batch_id": batch,
             "correction": (batch > 5) & (rng.random(count) < 0.5),
@@ -57,7 +60,7 @@ def estimated(rng: np.random.Generator, generation: str, count: int = 900) -> pd
     )
 
 
-def measured(rng: np.random.Generator, estimates: pd.DataFrame) -> pd.DataFrame:
+def measured(rng: np.random.Generator, estimates: Frame) -> Frame:
     """Return measurements at the times of estimates; of some a copy too."""
     rows = counted(estimates[estimates["batch_id"] >= FIRST])
     values = np.where(rng.random((2, len(rows))) < 0.2, np.nan, 1.0)
@@ -74,7 +77,7 @@ def measured(rng: np.random.Generator, estimates: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([landed, copies], ignore_index=True)
 
 
-def write(root: Path, table: str, frame: pd.DataFrame) -> None:
+def write(root: Path, table: str, frame: Frame) -> None:
     columns = {
         name: pa.array(frame[name], from_pandas=name not in ("log_likelihood", *ARRAYS)) for name in frame
     }
@@ -83,14 +86,14 @@ def write(root: Path, table: str, frame: pd.DataFrame) -> None:
         write_deltalake(str(root / table), rows, mode="append")
 
 
-def counted(frame: pd.DataFrame) -> pd.DataFrame:
+def counted(frame: Frame) -> Frame:
     """Return the rows that count, of corrected ones those of the last micro-batch."""
     same = frame.groupby(["generation", "key", "event_time"])
     last = frame["batch_id"] == same["batch_id"].transform("max")
     return frame[last | ~same["correction"].transform("max")]
 
 
-def sums_of(frame: pd.DataFrame) -> pd.DataFrame:
+def sums_of(frame: Frame) -> Frame:
     white = [np.full(0, np.nan) if one is None else one[~np.isnan(one)] for one in frame["innovation"]]
     known = frame["innovation"].notna()
     good = frame["flags"].isna()
@@ -111,7 +114,7 @@ def sums_of(frame: pd.DataFrame) -> pd.DataFrame:
     return rows.groupby(["key", "micros"]).sum(min_count=1)
 
 
-def expected_sums(old: pd.DataFrame, new: pd.DataFrame, landed: pd.DataFrame) -> pd.DataFrame:
+def expected_sums(old: Frame, new: Frame, landed: Frame) -> Frame:
     a, b = sums_of(counted(old[old["batch_id"] >= FIRST])), sums_of(counted(new))
     both: Any = a.add_prefix("a_").join(b.add_prefix("b_"), how="inner")
     both = both[both["a_rows"] == both["b_rows"]]
