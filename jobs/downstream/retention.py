@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import functions as F
 
@@ -32,11 +32,10 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_filters import Filter, time_of
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 REMOVED = "removed-"
 """Prefix of a renamed checkpoint."""
@@ -59,7 +58,7 @@ class DownstreamCleanup:
             if count:
                 rows[query.table] = rows.get(query.table, 0) + count
         for table, old in self._old_rows():
-            count = self.warehouse.delete(table, old, self.dry)
+            count = delete_rows(self.warehouse, table, old, self.dry)
             if count:
                 rows[table] = rows.get(table, 0) + count
         return {"definitions": sorted(query.name for query in former), "rows": rows}
@@ -67,7 +66,7 @@ class DownstreamCleanup:
     def _remove(self, query: Query) -> int:
         """Remove a query's checkpoint, files and rows; return how many rows."""
         if self.dry:
-            return self.warehouse.delete(query.table, F.col("definition") == query.definition, dry=True)
+            return delete_rows(self.warehouse, query.table, query.rows, dry=True)
         renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if checkpoint.exists() and is_renamed:
@@ -81,15 +80,15 @@ class DownstreamCleanup:
         renamed.remove()
         return rows
 
-    def _old_rows(self) -> list[tuple[str, Column]]:
-        """Return conditions on old rows by table."""
+    def _old_rows(self) -> list[tuple[str, Filter]]:
+        """Return filters of old rows by table."""
         found = []
         for table, column, span_us in kept_spans(self.spec):
             if not self.warehouse.exists(table):
                 continue
             newest = self.warehouse.read(table).agg(F.max(F.unix_micros(column)).alias("at")).first()
             if newest is not None and newest["at"] is not None:
-                found.append((table, F.unix_micros(column) < newest["at"] - span_us))
+                found.append((table, [[(column, "<", time_of(newest["at"] - span_us))]]))
         return found
 
 

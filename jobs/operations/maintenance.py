@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from delta import exceptions
 from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
@@ -25,23 +25,30 @@ from jobs.operations.maintenance_preview import (
 )
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
-from jobs.spark.warehouse import CONFLICTS, Warehouse
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, estimates_history, latest
 from jobs.upgrades.comparison.report_files import report_files
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-
     from jobs.lineage.generations import Generation
     from jobs.operations.retention_plan import Plan
+    from jobs.storage.row_filters import Filter
 
 CHECKPOINTS = "checkpoints/"
+_CONFLICTS = tuple(
+    one
+    for one in vars(exceptions).values()
+    if isinstance(one, type) and issubclass(one, PySparkException) and one is not PySparkException
+)
+"""A commit of Delta in Java that another one came before. In Python, unlike in Java, they have no base."""
 
 
 @dataclass
@@ -95,7 +102,9 @@ class Maintenance:
             named = estimate_comments(self.spec.states, self.spec.key, self.spec.version)
             mine = (estimates(self.spec.name), estimates_history(self.spec.name), latest(self.spec.name))
             self.result["described"] = [
-                table for table in known if self.warehouse.comment(table, named if table in mine else {})
+                table
+                for table in known
+                if describe_columns(self.warehouse, table, named if table in mine else {})
             ]
 
     def _compact_and_vacuum(self) -> None:
@@ -141,39 +150,38 @@ class Maintenance:
             store.remove(self.warehouse, self.spec.name, planned.snapshots)
 
     def _remove_estimates(self, planned: Plan) -> None:
-        rows = F.col("generation").isin(planned.estimates)
+        rows = [[("generation", "in", planned.estimates)]]
         wanted = bool(planned.estimates) and self.with_estimates
         self.result["estimates"] = self._delete(estimates(self.spec.name), rows) if wanted else 0
 
     def _remove_resolved_rows(self, known: list[Generation]) -> None:
         """Remove quarantined rows that were replayed or discarded before `retention.quarantine`."""
         self.result["quarantine"] = 0
-        if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.read(TABLE).columns:
+        if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.column_names(TABLE):
             return
-        old = (
-            (F.col("model") == self.spec.name)
-            & F.col("status").isin(REPLAYED, DISCARDED)
-            & (F.col("resolved_at") < F.lit(clock.now() - span_of(self.spec.retention.quarantine)))
-        )
-        for one in known:
-            if one.status in (LIVE, SHADOW):
-                # The next driver looks up in the table whether its first micro-batch has been written.
-                last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
-                pending = (F.col("generation") == one.generation) & (
-                    F.col("batch_id") > F.lit(-1 if last is None else last)
-                )
-                old = old & ~F.coalesce(pending, F.lit(False))
-        self.result["quarantine"] = self._delete(TABLE, old)
+        old = [
+            ("model", "=", self.spec.name),
+            ("status", "in", [REPLAYED, DISCARDED]),
+            ("resolved_at", "<", clock.now() - span_of(self.spec.retention.quarantine)),
+        ]
+        running = [one for one in known if one.status in (LIVE, SHADOW)]
+        rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
+        for one in running:
+            # The next driver looks up in the table whether its first micro-batch has been written.
+            last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
+            done = ("batch_id", "<=", -1 if last is None else last)
+            rows.append([*old, ("generation", "=", one.generation), done])
+        self.result["quarantine"] = self._delete(TABLE, rows)
 
     def _remove_progress(self) -> None:
         if not self.dry:
             ProgressLog(self.warehouse, self.spec.name).compact()
         before = clock.now() - span_of(self.spec.retention.progress)
-        self.result["progress"] = self._delete(table_of(self.spec.name), F.col("started_at") < F.lit(before))
+        self.result["progress"] = self._delete(table_of(self.spec.name), [[("started_at", "<", before)]])
 
-    def _delete(self, table: str, rows: Column) -> int:
+    def _delete(self, table: str, rows: Filter) -> int:
         """Delete rows of a table in one commit, and return their number."""
-        return self.warehouse.delete(table, rows, self.dry)
+        return delete_rows(self.warehouse, table, rows, self.dry)
 
     def _compact(self, table: str) -> dict[str, Any] | None:
         """Compact a table's small files; return None with at most one, or after a concurrent write."""
@@ -185,7 +193,7 @@ class Maintenance:
         try:
             with self.warehouse.lock(table):
                 found.optimize().executeCompaction()
-        except CONFLICTS:
+        except _CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
         return {"table": table, "files": files, "files_after": _files(found)}
 
