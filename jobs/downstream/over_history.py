@@ -21,7 +21,7 @@ from jobs.downstream.rule_operator import (
 from jobs.downstream.rules import NEVER
 from jobs.downstream.windows import Windows
 from jobs.encoding.keys import key_kind
-from jobs.spark.warehouse import Warehouse
+from jobs.spark.warehouse import Warehouse, ddl_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
 from jobs.storage.tables import alerts_history, estimates_history, windows_history
@@ -98,8 +98,5 @@ def _events(plan: RulePlan) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Da
 
 def replace(warehouse: Warehouse, rows: DataFrame, table: str, definition: str) -> None:
     """Replace a definition's rows in a table, which is made if it is missing, in one commit."""
-    columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in rows.schema.fields)
-    warehouse.create(table, columns)
-    writer = rows.write.format("delta").mode("overwrite").option("mergeSchema", "true")
-    with warehouse.lock(table):
-        writer.option("replaceWhere", f"definition = '{definition}'").save(warehouse.path(table))
+    warehouse.create(table, ddl_of(rows.schema))
+    warehouse.replace(rows, table, [[("definition", "=", definition)]])

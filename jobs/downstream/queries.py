@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Callable
 from typing import NamedTuple
 
-from pyspark.sql import functions as F
-
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Files
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_filters import Filter
 from jobs.storage.tables import alerts, forecast_skill, rule_states, windows, windows_open
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
@@ -60,6 +60,11 @@ class Query(NamedTuple):
     def table(self) -> str:
         """Return the table that the query writes."""
         return _KINDS[self.verb, self.part](self.model)
+
+    @property
+    def rows(self) -> Filter:
+        """Return the filter of the query's rows in its tables."""
+        return [[("definition", "=", self.definition)]]
 
 
 def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
@@ -135,10 +140,9 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
     warehouse.files(APPLICATIONS).remove(f"{query.name}.json")
     for source in range(SOURCES):
         view_file(warehouse, query, source).remove()
-    mine = F.col("definition") == query.definition
     if query.part == "windows":
-        warehouse.delete(windows_open(query.model), mine)
-    return warehouse.delete(query.table, mine)
+        delete_rows(warehouse, windows_open(query.model), query.rows)
+    return delete_rows(warehouse, query.table, query.rows)
 
 
 class KeptFile(NamedTuple):
@@ -183,7 +187,9 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
     for name in files.names(""):
         if name.startswith(f"export-{query.name}-"):
             files.remove(name)
-    warehouse.delete(rule_states(query.model), F.col("export").startswith(f"{query.name}-"))
+    # All texts with this beginning: "." is the character after "-".
+    mine = [[("export", ">=", f"{query.name}-"), ("export", "<", f"{query.name}.")]]
+    delete_rows(warehouse, rule_states(query.model), mine)
 
 
 def driver_log(warehouse: Tables, verb: str, model: str) -> DriverLog:

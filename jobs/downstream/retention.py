@@ -28,13 +28,14 @@ from jobs.downstream.queries import (
     remove_results,
 )
 from jobs.observability.lag import table_lag
-from jobs.spark.deleted_rows import Filter, delete_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Folder
 from jobs.storage.positions import to_datetime
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_filters import Filter
 from jobs.storage.table_rows import parts_of
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
@@ -68,9 +69,7 @@ class DownstreamCleanup:
     def _remove(self, query: Query) -> int:
         """Remove a query's checkpoint, files and rows; return how many rows."""
         if self.dry:
-            return delete_rows(
-                self.warehouse, query.table, [[("definition", "=", query.definition)]], dry=True
-            )
+            return delete_rows(self.warehouse, query.table, query.rows, dry=True)
         renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if checkpoint.exists() and is_renamed:

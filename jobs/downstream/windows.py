@@ -31,9 +31,11 @@ from jobs.downstream.window_aggregates import (
     place_of,
 )
 from jobs.spark.user_functions import ship_named
-from jobs.spark.warehouse import Warehouse, of_transaction
+from jobs.spark.warehouse import Warehouse, ddl_of, of_transaction
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_filters import time_of
 from jobs.storage.tables import windows, windows_open
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink
@@ -214,8 +216,8 @@ class Windows:
             transaction = (f"{self.application}-final", batch_id)
             warehouse.append(rows.coalesce(1), target, transaction, more_columns=True)
             self._send(rows, batch_id)
-            mine = F.col("definition") == self.monitor.definition("windows")
-            warehouse.delete(table, mine & ended)
+            mine = ("definition", "=", self.monitor.definition("windows"))
+            delete_rows(warehouse, table, [[mine, ("window_end", "<=", time_of(cut))]])
         rows.unpersist()
 
     def _send(self, rows: DataFrame, batch_id: int) -> None:
@@ -231,8 +233,7 @@ class Windows:
         naming_the_sink(topic.name, batch_id, lambda: topic.send(messages))
 
     def _create(self, table: str, rows: DataFrame) -> None:
-        columns = ", ".join(f"`{f.name}` {f.dataType.simpleString()}" for f in rows.schema.fields)
-        self.warehouse.create(table, columns)
+        self.warehouse.create(table, ddl_of(rows.schema))
 
     def _add(self, sums: DataFrame, table: str, batch_id: int) -> None:
         warehouse = self.warehouse

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
-from jobs.spark.warehouse import Warehouse
+from jobs.spark.warehouse import Warehouse, ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,16 +46,12 @@ def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: s
         UserError: a worker has found a mistake in what was given, or the table is another one.
     """
     marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
-    columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in marked.schema.fields)
-    home.create(table, columns, (RUN,))
+    home.create(table, ddl_of(marked.schema), (RUN,))
     if RUN not in home.read(table).columns:
         raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
-    writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", f"{RUN} = '{run}'")
-    writer = writer.option("mergeSchema", "true").option("userMetadata", facts)
     try:
-        with home.lock(table):
-            writer.save(home.path(table))
-    except (PySparkException, Py4JJavaError) as error:  # a write that fails in a worker raises the latter
+        home.replace(marked, table, [[(RUN, "=", run)]], facts)
+    except (PySparkException, Py4JJavaError) as error:  # some jobs that fail raise the latter
         said = raised_in_python(error)
         if _OURS in str(error):
             raise UserError(said) from error

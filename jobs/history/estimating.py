@@ -18,7 +18,7 @@ from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan
 from jobs.history.counting import Counts, Wanted, count_by_ends, count_by_log
-from jobs.history.files import write_files
+from jobs.history.files import write_estimates
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
@@ -382,7 +382,7 @@ class _Run:
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
         schema = to_arrow_schema(struct_of(columns), timezone="UTC")
         table = self.table.ready(columns, schema)
-        written = write_files(packed, plan, table, schema, self._constants)
+        written = write_estimates(packed, plan, table, schema, self._constants)
         return self.table.replace(table, written, self.question.mark, part)
 
     @property

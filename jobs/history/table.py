@@ -7,21 +7,18 @@ metadata of each commit says what it has replaced, so a run that was killed is c
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.history.files import keep_rows
 from jobs.history.source import Interval
 from jobs.spark.warehouse import Warehouse
+from jobs.spark.written_rows import keep_rows
 from jobs.storage.part_files import remove
-from jobs.storage.replaced_files import ReplacingTable
-from jobs.storage.table_rows import UTC_MICROSECONDS
+from jobs.storage.replaced_files import Overtaken, ReplacingTable
+from jobs.storage.row_filters import Filter, time_of
 from jobs.storage.warehouse import LogEntry, Tables
 
 if TYPE_CHECKING:
@@ -32,12 +29,6 @@ STATISTICS = "generation,batch_id,event_time,key"
 STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
 _SETTINGS = {STATISTICS_SETTING: STATISTICS}
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
-_TRIES = 5
-"""Rows that are kept are written again so often, if others have changed their files meanwhile."""
-_FAR = 1 << 62
-"""Beyond all slices and times."""
-
-
 _MARK = "-history-"
 
 
@@ -118,22 +109,16 @@ class HistoryTable(NamedTuple):
         Raises:
             UserError: other runs have written rows of the part meanwhile, again and again, or the commit failed.
         """
-        detail = {"userMetadata": json.dumps(_detail(run, part))}
-        for _ in range(_TRIES):
-            met = part.met_in(table.files())
-            kept = keep_rows(self.warehouse.spark, table, met.across, part)
-
-            def replaced(files: pa.Table, met: Met = met) -> Collection[str] | None:
-                return met.whole | met.across if part.met_in(files) == met else None
-
-            if table.replace([*parts, *kept], replaced, detail) is not None:
-                return sum(one.rows for one in parts)
-            remove(table.path, kept)
-        remove(table.path, parts)
-        raise UserError(
-            f"{table.path}: another run has written estimates of the same rows meanwhile; run it again",
-            RUN_FAILED,
-        )
+        detail, rows = {"userMetadata": json.dumps(_detail(run, part))}, part.rows
+        try:
+            table.replace_rows(parts, rows, keep_rows(self.warehouse.spark, table, rows), detail)
+        except Overtaken as error:
+            remove(table.path, parts)
+            raise UserError(
+                f"{table.path}: another run has written estimates of the same rows meanwhile; run it again",
+                RUN_FAILED,
+            ) from error
+        return sum(one.rows for one in parts)
 
     def unfinished(self, question: str, whole: Interval) -> Replaced | None:
         """Return what the last run that touched an interval has replaced, if it was one over the same question.
@@ -168,63 +153,23 @@ def _commits(warehouse: Tables, table: str) -> list[LogEntry]:
     return warehouse.log_entries(table) if warehouse.exists(table) else []
 
 
-class Met(NamedTuple):
-    """Files that may have rows of a part: those all of whose rows are of it, and the others."""
-
-    whole: frozenset[str]
-    across: frozenset[str]
-
-
 class Part(NamedTuple):
     """What one commit replaces: an interval of event time for some slices of the keys."""
 
     slices: Slices
     interval: Interval
 
-    def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that are not of the part."""
-        functions: Any = pc
-        bounds = (
-            (rows.column("batch_id"), pa.int64(), self.slices),
-            (rows.column("event_time"), UTC_MICROSECONDS, self.interval),
-        )
-        inside: Any = pa.array(np.ones(rows.num_rows, bool))
-        for column, kind, (first, last) in bounds:
-            for compare, end in ((functions.greater_equal, first), (functions.less, last)):
-                if end is not None:
-                    inside = functions.and_(inside, compare(column, pa.scalar(end, pa.int64()).cast(kind)))
-        return rows.filter(functions.invert(functions.fill_null(inside, False)))
-
-    def met_in(self, files: pa.Table) -> Met:
-        """Return which of a table's files (`live_files`) may have rows of the part, by their bounds.
-
-        Those of times are in whole milliseconds, which Delta in Java rounds down.
-        """
-        least, greatest = _bounds(files, "batch_id", pa.int64())
-        earliest, latest = _bounds(files, "event_time", UTC_MICROSECONDS)
-        latest = latest + 1000
-        first, last = self.interval
-        beside = (greatest < self.slices.first) | (least >= self.slices.stop)
-        whole = (least >= self.slices.first) & (greatest < self.slices.stop)
-        if first is not None:
-            beside, whole = beside | (latest < first), whole & (earliest >= first)
-        if last is not None:
-            beside, whole = beside | (earliest >= last), whole & (latest < last)
-        names = np.array(files.column("path").to_pylist(), object)
-        return Met(frozenset(names[whole & ~beside]), frozenset(names[~whole & ~beside]))
-
-
-def _bounds(files: pa.Table, name: str, kind: pa.DataType) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the least and the greatest value of a column in each file; one without bounds may have any value."""
-
-    def bound(side: str, unknown: int) -> NDArray[np.int64]:
-        if f"{side}.{name}" not in files.column_names:
-            return np.full(files.num_rows, unknown)
-        functions: Any = pc
-        found = files.column(f"{side}.{name}").cast(kind).cast(pa.int64())
-        return functions.fill_null(found, unknown).to_numpy()
-
-    return bound("min", -_FAR), bound("max", _FAR)
+    @property
+    def rows(self) -> Filter:
+        """Return the filter of its rows."""
+        bounds: list[tuple[str, str, Any]] = [
+            ("batch_id", ">=", self.slices.first),
+            ("batch_id", "<", self.slices.stop),
+        ]
+        for compare, at in zip((">=", "<"), self.interval, strict=True):
+            if at is not None:
+                bounds.append(("event_time", compare, time_of(at)))
+        return [bounds]
 
 
 def _detail(run: Run, part: Part) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 
 from jobs.lineage.leases import Lease
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.replaced_files import delete_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -162,10 +163,10 @@ class Fence:
             return
         self.check()
         self._fence_upserts(table)
-        if self._there(table, self._mine):
-            number = self.lease.generation.epoch * _BATCHES
-            self.warehouse.delete(table, self._mine, transaction=(self._name(table, None), number))
-            self.check()
+        mine = [[("generation", "=", self.lease.generation.generation)]]
+        number = self.lease.generation.epoch * _BATCHES
+        delete_rows(self.warehouse, table, mine, transaction=(self._name(table, None), number))
+        self.check()
 
     def upsert(self, rows: DataFrame, table: str, batch_id: int, key: str) -> None:
         """Upsert a micro-batch's rows, one per `key`, among the generation's rows.

@@ -190,7 +190,7 @@ def begin(
     Raises:
         UserError: another command has changed the model's generations meanwhile.
     """
-    warehouse.create_small("generations", GENERATIONS)
+    warehouse.create("generations", GENERATIONS)
     known = all_of(warehouse, manifest.model)
     if [one.generation for one in known if one.status == LIVE] != [
         one.generation for one in (beside,) if one

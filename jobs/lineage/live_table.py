@@ -50,7 +50,7 @@ def refresh(warehouse: Tables, model: str) -> bool:
     rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
     if not rows and not warehouse.exists(TABLE):
         return False
-    warehouse.create_small(TABLE, LIVE_ESTIMATES, ("model",))
+    warehouse.create(TABLE, LIVE_ESTIMATES, ("model",))
     if _present(warehouse, model) == rows:
         return False
     try:

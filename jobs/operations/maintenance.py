@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from delta import exceptions
 from delta.tables import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyspark.errors import PySparkException
@@ -23,14 +24,15 @@ from jobs.lineage.generations import LIVE, SHADOW
 from jobs.observability.progress_log import ProgressLog, table_of
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
-from jobs.spark.deleted_rows import Filter, delete_rows
-from jobs.spark.warehouse import CONFLICTS, Warehouse
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.files import Folder
 from jobs.storage.quarantine import DISCARDED, REPLAYED, TABLE
+from jobs.storage.replaced_files import delete_rows
+from jobs.storage.row_changes import describe_columns
 from jobs.storage.table_rows import file_sizes, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
 from jobs.storage.warehouse import Tables
@@ -40,10 +42,17 @@ from jobs.upgrades.comparison.report_files import report_files
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
     from jobs.operations.retention_plan import Plan
+    from jobs.storage.row_filters import Filter
 
 CHECKPOINTS = "checkpoints/"
 SHARED = ("manifests", "quarantine", "late_copies")
 OF_SNAPSHOTS = ("snapshots", "waiting", "remembered_ids", "learned")
+_CONFLICTS = tuple(
+    one
+    for one in vars(exceptions).values()
+    if isinstance(one, type) and issubclass(one, PySparkException) and one is not PySparkException
+)
+"""A commit of Delta in Java that another one came before. In Python, unlike in Java, they have no base."""
 
 
 @dataclass
@@ -62,8 +71,6 @@ class Maintenance:
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots from which they started."""
         model = self.spec.name
-        if not self.dry:
-            _ = self.warehouse.spark  # which conditions on columns need
         known = generations.all_of(self.warehouse, model)
         planned = plan(
             known,
@@ -99,7 +106,9 @@ class Maintenance:
             named = estimate_comments(self.spec.states, self.spec.key, self.spec.version)
             mine = (estimates(self.spec.name), estimates_history(self.spec.name), latest(self.spec.name))
             self.result["described"] = [
-                table for table in known if self.warehouse.comment(table, named if table in mine else {})
+                table
+                for table in known
+                if describe_columns(self.warehouse, table, named if table in mine else {})
             ]
 
     def _compact_and_vacuum(self) -> None:
@@ -188,7 +197,7 @@ class Maintenance:
             with self.warehouse.lock(table):
                 found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
                 found.optimize().executeCompaction()
-        except CONFLICTS:
+        except _CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
         return {"table": table, "files": files, "files_after": _file_count(self.warehouse, table)}
 

@@ -30,17 +30,17 @@ class Sums:
     def __init__(self) -> None:
         self.keys = self._hash = self._rows = 0
 
-    def add(self, columns: dict[str, pa.Array]) -> None:
-        """Add rows, given by `hashed_columns`."""
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows with the key and `STATE_COLUMNS`, or the same columns as a table has them."""
+        columns = hashed_columns(rows)
         self.keys += len(columns["key"])
         self._rows += int(np.sum(columns["state_index"].to_numpy()))
         self._hash += int(np.sum(row_hashes([*columns.values()]), dtype=np.uint64))
 
-    def arrays(self) -> dict[str, pa.Array]:
+    def numbers(self) -> dict[str, int]:
         """Return the columns of `SUMS`, of one row; the sum of the hashes as a signed integer of 64 bits."""
         signed = (self._hash + (1 << 63)) % (1 << 64) - (1 << 63)
-        found = {"keys": self.keys, "hash": signed, "rows": self._rows}
-        return {name: pa.array([number], pa.int64()) for name, number in found.items()}
+        return {"keys": self.keys, "hash": signed, "rows": self._rows}
 
 
 class Measured(NamedTuple):

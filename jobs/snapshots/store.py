@@ -7,18 +7,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.snapshots import learned_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_files import write_files
+from jobs.snapshots.state_files import write_states
 from jobs.snapshots.state_rows import TABLE, StateRows, read_rows
 from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.replaced_files import delete_rows
 from jobs.storage.row_changes import NOW, add_columns, put_rows, update_rows
 from jobs.storage.tables import MANIFESTS
 
@@ -52,7 +52,7 @@ def write(
         check: called with the manifest before it is committed; what it raises leaves rows without a manifest.
     """
     with codegen_for(warehouse.spark, manifest.key_count):
-        version, (count, checksum, total) = write_files(warehouse, manifest, states)
+        version, (count, checksum, total) = write_states(warehouse, manifest, states)
     waiting = None
     if held is not None:
         waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
@@ -72,7 +72,7 @@ def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
     A new manifest, and that of a snapshot that was removed, are put as a whole. One that is there is pointed to its
     rows, which were written again.
     """
-    warehouse.create_small("manifests", MANIFESTS)
+    warehouse.create("manifests", MANIFESTS)
     add_columns(warehouse, "manifests", MANIFESTS)  # those that a table of an earlier release lacks
     row = {**row_of(manifest), "committed_at": NOW}
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
@@ -101,10 +101,8 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
         chosen = {"model": model, "snapshot_id": tuple(names)}
         update_rows(warehouse, "manifests", KEYS, chosen, {"status": REMOVED})
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
-    mine = (F.col("model") == model) & F.col("snapshot_id").isin(gone)
-    for table in (TABLE, WAITING, IDS, learned_rows.TABLE):
-        if gone and warehouse.exists(table) and not warehouse.read(table).filter(mine).isEmpty():
-            warehouse.commit(table, lambda found: found.delete(mine))
+    for table in (TABLE, WAITING, IDS, learned_rows.TABLE) if gone else ():
+        delete_rows(warehouse, table, [[("model", "=", model), ("snapshot_id", "in", gone)]])
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:

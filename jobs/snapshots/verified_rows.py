@@ -32,12 +32,8 @@ def write_rows(
 ) -> RowsDigest:
     """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
     marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
-    where = f"model = '{model}' AND snapshot_id = '{snapshot_id}'"
-    writer = marked.write.format("delta").mode("overwrite").option("replaceWhere", where)
-    with warehouse.lock(table):
-        # A table of an earlier release lacks some of the columns.
-        writer.option("mergeSchema", "true").save(warehouse.path(table))
-        version = warehouse.latest_version(table)
+    mine = [[("model", "=", model), ("snapshot_id", "=", snapshot_id)]]
+    version = warehouse.replace(marked, table, mine)
     return RowsDigest(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
 
 

@@ -81,10 +81,8 @@ def spark_conf() -> dict[str, str]:
         "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled": "true",
         # Small tables get one file a commit from one writer; large ones still get one file a task.
         "spark.databricks.delta.snapshotPartitions": "2",
-        # Rows written to one partition of a table, a snapshot's or a generation's, carry its name as a constant: no
-        # need to sort by it, or to check it in each row.
+        # Rows merged into one partition of a table carry its value as a constant: no need to sort by it.
         "spark.sql.maxConcurrentOutputFileWriters": "4",
-        "spark.databricks.delta.replaceWhere.constraintCheck.enabled": "false",
         "spark.sql.shuffle.partitions": os.environ.get("KALMAN_SHUFFLE_PARTITIONS", "8"),
         # Micro-batches are small and their plans are chosen by hand: adaptive planning would only take time.
         "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",

@@ -1,56 +1,29 @@
-"""The Delta tables below one root: create, read, append, upsert, delete; transactions, versions and locks."""
+"""The Delta tables below one root: read, append, replace and upsert rows, in one commit each."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from delta.exceptions import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    DeltaConcurrentModificationException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
 from delta.tables import DeltaTable
 from deltalake import Schema
 from pyspark.errors import PySparkException
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
-from jobs.spark.conf import with_local_paths
-from jobs.spark.written_rows import write_rows
-from jobs.storage.dictionary import comments
+from jobs.spark.written_rows import keep_rows, write_rows
 from jobs.storage.part_files import PartFile, remove
+from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.row_filters import Filter
 from jobs.storage.table_log import FileTable
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _WRITE = "spark.databricks.delta.write"
-
-CONFLICTS = (
-    DeltaConcurrentModificationException,
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-    ConcurrentTransactionException,
-    ConcurrentWriteException,
-    MetadataChangedException,
-    ProtocolChangedException,
-)
-"""A commit that another one came before. In Python the first of them, unlike in Java, is no base of the others."""
-_TRIES, _PAUSE_SECONDS = 8, (0.1, 1.0)
-"""A commit to a table of several models that meets another one is tried so often, after a random pause."""
 
 
 class Warehouse(Tables):
@@ -84,51 +57,6 @@ class Warehouse(Tables):
             return str(self.spark.conf.get(name))
         except PySparkException:
             return None
-
-    def create(
-        self,
-        table: str,
-        columns: str,
-        partition_by: tuple[str, ...] = (),
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        """Make a table unless it exists.
-
-        Args:
-            table: its name.
-            columns: of the table, as DDL.
-            partition_by: those whose values name folders.
-            properties: of the table.
-
-        Raises:
-            UserError: the table cannot be made.
-        """
-        _ = self.spark  # which PySpark needs to read DDL
-        fields = Schema.from_json(commented(table, columns).json())
-        self.make(table, fields, partition_by, properties or {})
-
-    def comment(self, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
-        """Give a table's columns the comments that they lack, in one commit; tell if there were any.
-
-        The commit changes no file and no type: streams that read the table go on, and rows are appended as before. The
-        lock keeps it from falling into another writer's commit of this machine.
-
-        Args:
-            table: which must exist.
-            more: comments by column, besides and before those of the dictionary.
-        """
-        wanted = {**comments(table), **more}
-        with self.lock(table):
-            schema = DeltaTable.forPath(self.spark, self.path(table)).toDF().schema
-            changes = [
-                f"`{field.name.replace('`', '``')}` COMMENT '{_quoted(wanted[field.name])}'"
-                for field in schema.fields
-                if field.name in wanted and field.metadata.get("comment") != wanted[field.name]
-            ]
-            if changes:
-                where = f"delta.`{self.path(table)}`"
-                self.spark.sql(f"ALTER TABLE {where} ALTER COLUMN {', '.join(changes)}")
-        return bool(changes)
 
     def read(self, table: str, version: int | None = None) -> DataFrame:
         """Read a table, at a version or the latest."""
@@ -204,10 +132,37 @@ class Warehouse(Tables):
         assert version is not None
         return version
 
+    def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
+        """Put rows in the place of those that a filter selects, in one commit; return the version that it made.
+
+        Killed before the commit, nothing has changed: VACUUM removes files that no commit names. Without rows, former
+        ones and a detail there is no commit, and the version is the newest.
+
+        Args:
+            frame: the new rows. The table gets the columns that it lacks.
+            table: which must exist.
+            rows: which the table no longer has.
+            detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
+
+        Raises:
+            Conflict: others have changed the same rows again and again.
+            UserError: the table does not take such rows, or the commit failed.
+        """
+        files = ReplacingTable(self, table)
+        version = _committed(
+            files,
+            write_rows(frame, files, more_columns=True),
+            lambda parts: files.replace_rows(
+                parts, rows, keep_rows(self.spark, files, rows), _metadata(detail)
+            ),
+        )
+        assert version is not None
+        return version
+
     def _taking(self, columns: StructType, table: str) -> FileTable:
         """Return the log of a table, which is made with columns if there is none."""
         if not self.exists(table):
-            self.make(table, Schema.from_json(described(table, columns).json()))
+            self.make(table, Schema.from_json(columns.json()))
         return FileTable(self, table)
 
     def upsert(
@@ -229,46 +184,6 @@ class Warehouse(Tables):
         with self.lock(table), of_transaction(session, *transaction):
             merge.withSchemaEvolution().execute()
 
-    def delete(
-        self, table: str, rows: Column, dry: bool = False, transaction: tuple[str, int] | None = None
-    ) -> int:
-        """Delete rows of a table, if it exists, in one commit; return their number. With `dry`, only count them.
-
-        With a `transaction` (application, number), Delta skips the commit if the application has a later number.
-        """
-        if not self.exists(table):
-            return 0
-        count = self.read(table).filter(rows).count()
-        if count and not dry:
-            if transaction is None:
-                self.commit(table, lambda found: found.delete(rows))
-                return count
-            # A session of its own, as other threads may write in the usual one.
-            session = with_local_paths(self.spark.newSession(), self.root)
-            with self.lock(table), of_transaction(session, *transaction):
-                DeltaTable.forPath(session, self.path(table)).delete(rows)
-        return count
-
-    def commit(self, table: str, change: Callable[[DeltaTable], object]) -> None:
-        """Make a change of a table that models share in one commit.
-
-        Where no lock orders the commits (in an object store), one of another command may come in between, even one of
-        another model. Delta then refuses this one, which is made again on what the other has written: `change` must
-        mean the same whatever others have committed.
-
-        Raises:
-            One of `CONFLICTS`: others came in between each time.
-        """
-        for left in reversed(range(_TRIES)):
-            try:
-                with self.lock(table):
-                    change(DeltaTable.forPath(self.spark, self.path(table)))
-                return
-            except CONFLICTS:
-                if left == 0:
-                    raise
-                time.sleep(random.uniform(*_PAUSE_SECONDS))
-
 
 def struct_of(columns: str) -> StructType:
     """Return columns, given as DDL, as Spark's type of a row."""
@@ -277,22 +192,11 @@ def struct_of(columns: str) -> StructType:
     return found
 
 
-def commented(table: str, columns: str) -> StructType:
-    """Return columns (DDL) of a table with the comments that the dictionary has of them."""
-    return described(table, struct_of(columns))
-
-
-def described(table: str, columns: StructType) -> StructType:
-    """Return columns of a table with the comments that the dictionary has of them; all of them may be null."""
-    about = comments(table)
-    return StructType(
-        [
-            StructField(
-                one.name, one.dataType, True, {"comment": about[one.name]} if one.name in about else None
-            )
-            for one in columns.fields
-        ]
-    )
+def ddl_of(columns: StructType) -> str:
+    """Return columns as DDL."""
+    names = [one.name.replace("`", "``") for one in columns.fields]
+    kinds = [one.dataType.simpleString() for one in columns.fields]
+    return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
 
 
 def _committed(
@@ -310,11 +214,6 @@ def _committed(
 
 def _metadata(detail: str | None) -> dict[str, str]:
     return {} if detail is None else {"userMetadata": detail}
-
-
-def _quoted(text: str) -> str:
-    """Return a text as it stands between single quotes in Spark's SQL."""
-    return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
 @contextmanager

@@ -5,45 +5,94 @@ Killed before the commit, the files are no part of the table, and VACUUM removes
 
 from __future__ import annotations
 
-import re
+import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
-from jobs.storage.part_files import PartFile, PartWriter, attempt_name, remove, remove_of
+from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
+from jobs.storage.replaced_files import Kept, find_partitions, read_rows_of
+from jobs.storage.row_filters import Filter, Met, drop_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from jobs.storage.table_log import FileTable
 
-_OUTPUT = "file binary"
-_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
-"""Texts that name a folder as they are."""
+_OUTPUT = "files array<binary>, sums map<string, bigint>"
+_COLUMNS = pa.schema([("files", pa.list_(pa.binary())), ("sums", pa.map_(pa.string(), pa.int64()))])
 
-Values = tuple[tuple[str, str | None], ...]
-"""Values of partition columns, as (name, text) pairs."""
+Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class _Target(NamedTuple):
-    """What tasks write: below which folder, into files up to which size, named after which attempt, which columns.
+class Sums(Protocol):
+    """What a task sums up of the rows that it writes."""
 
-    indexed: columns that have statistics, the first ones; partition_by: columns that are in no file.
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows with the columns of the table."""
+        ...
+
+    def numbers(self) -> dict[str, int]:
+        """Return the sums by name."""
+        ...
+
+
+class Written(NamedTuple):
+    """The files that tasks wrote, which no commit names yet, and the sums of each task."""
+
+    parts: list[PartFile]
+    sums: list[dict[str, int]]
+
+
+def write_files(
+    source: DataFrame, make: Make, table: FileTable, sums: Callable[[], Sums] | None = None
+) -> Written:
+    """Let tasks make rows of those of a source, and write them as files of a table.
+
+    After an error no file is left.
+
+    Args:
+        source: the rows that are given to the tasks.
+        make: makes rows with the columns of the files, and those of partitions, of batches of the source.
+        table: that takes the files.
+        sums: makes what sums up the rows of a task; None: nothing does.
     """
+    folder, attempt, by = table.path, uuid.uuid4().hex, table.partition_by
+    options = {"full": table.file_bytes, "indexed": table.indexed}
 
-    folder: str
-    file_bytes: int
-    indexed: int
-    attempt: str
-    schema: pa.Schema
-    partition_by: list[str]
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        name = attempt_name(task.partitionId(), attempt, task.stageId(), task.taskAttemptId())
+        total = None if sums is None else sums()
+
+        def summed() -> Iterator[pa.RecordBatch]:
+            for rows in make(batches):
+                if total is not None:
+                    total.add(rows)
+                yield rows
+
+        done = write_parts(folder, name, summed(), by, **options)
+        if done:
+            row = {
+                "files": [one.encode() for one in done],
+                "sums": [] if total is None else list(total.numbers().items()),
+            }
+            yield pa.RecordBatch.from_pylist([row], _COLUMNS)
+
+    try:
+        found = source.mapInArrow(write, _OUTPUT).collect()
+    except BaseException:
+        remove_of(folder, attempt)
+        raise
+    parts = [PartFile.decode(bytes(one)) for row in found for one in row["files"]]
+    return Written(parts, [dict(row["sums"]) for row in found])
 
 
 def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[PartFile]:
@@ -59,16 +108,36 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     """
     schema = _columns(rows, table, more_columns)
     table.ready(schema, by_partition=True)
-    target = _Target(
-        table.path, table.file_bytes, table.indexed, uuid.uuid4().hex, schema, table.partition_by
-    )
     chosen = rows.select(*(F.col(f"`{name.replace('`', '``')}`") for name in schema.names))
-    try:
-        found = chosen.mapInArrow(_writer(target), _OUTPUT).collect()
-    except BaseException:
-        remove_of(table.path, target.attempt)
-        raise
-    return [PartFile.decode(bytes(row["file"])) for row in found]
+
+    def typed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            arrays = [batch.column(field.name).cast(field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    return write_files(chosen, typed, table).parts
+
+
+def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], Kept]:
+    """Return how tasks write the rows to keep of files, some of whose rows go (`ReplacingTable.replace_rows`).
+
+    The new files have all columns of the table, of which files of earlier versions of a model may lack some.
+    """
+    folder, schema = table.path, table.columns()
+
+    def others(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name, values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                yield from read_rows_of(folder, name, json.loads(values), schema, rows, drop_rows)
+
+    def keep(files: pa.Table, met: Met) -> Kept:
+        if not met.across:
+            return Kept((), ())
+        found = [(name, json.dumps(one)) for name, one in find_partitions(files, met.across).items()]
+        source = spark.createDataFrame(found, "name string, partition string")
+        return Kept(write_files(source, others, table).parts, met.across)
+
+    return keep
 
 
 def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
@@ -97,73 +166,3 @@ def _widens(kind: pa.DataType, to: pa.DataType) -> bool:
         if same(kind) and same(to):
             return kind.bit_width <= to.bit_width
     return False
-
-
-def _writer(target: _Target) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    kept = pa.schema([field for field in target.schema if field.name not in target.partition_by])
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = TaskContext.get()
-        assert task is not None
-        name = attempt_name(task.partitionId(), target.attempt, task.stageId(), task.taskAttemptId())
-        writers: dict[Values, PartWriter] = {}
-        done: list[PartFile] = []
-        try:
-            for batch in batches:
-                for values, rows in _by_partition(batch, target.partition_by):
-                    if values not in writers:
-                        writers[values] = PartWriter(
-                            _folder(target.folder, values), name, target.file_bytes, target.indexed
-                        )
-                    done += [_placed(one, values) for one in writers[values].add(_typed(rows, kept))]
-            for values, writer in writers.items():
-                done += [_placed(one, values) for one in writer.end()]
-        except BaseException:
-            for writer in writers.values():
-                writer.abandon()
-            remove(target.folder, done)  # on a full disk the next attempt needs their space
-            raise
-        if done:
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([one.encode() for one in done], pa.binary())], ["file"]
-            )
-
-    return write
-
-
-def _typed(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [rows.column(field.name).cast(field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
-    """Yield the rows of a batch for each combination of values of its partition columns."""
-    if not names:
-        yield (), batch
-        return
-    compute: Any = pc
-    distinct = pa.Table.from_batches([batch]).select(names).group_by(names).aggregate([])
-    for row in distinct.to_pylist():
-        chosen: Any = None
-        for name, value in row.items():
-            column = batch.column(name)
-            one = (
-                column.is_null() if value is None else compute.fill_null(compute.equal(column, value), False)
-            )
-            chosen = one if chosen is None else compute.and_(chosen, one)
-        yield (
-            tuple((name, None if row[name] is None else str(row[name])) for name in names),
-            batch.filter(chosen),
-        )
-
-
-def _folder(folder: str, values: Values) -> str:
-    """Return where the files of a partition are: as Delta's own writer has it, if the values name folders."""
-    if values and all(value is not None and _PLAIN.fullmatch(value) for _, value in values):
-        return "/".join([folder, *(f"{name}={value}" for name, value in values)])
-    return folder
-
-
-def _placed(part: PartFile, values: Values) -> PartFile:
-    """Return a file of a partition as one of the table."""
-    return part._replace(path=f"{_folder('', values)}/{part.path}".lstrip("/"), values=values)

@@ -3,63 +3,80 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 from deltalake import Field, Schema
-from deltalake.schema import ArrayType, MapType, PrimitiveType
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 _PRIMITIVES = {
-    "string": "string",
+    "tinyint": "byte",
+    "smallint": "short",
     "int": "integer",
     "bigint": "long",
+    "float": "float",
     "double": "double",
+    "string": "string",
+    "binary": "binary",
     "boolean": "boolean",
     "date": "date",
     "timestamp": "timestamp",
+    "timestamp_ntz": "timestamp_ntz",
 }
 """Delta's names of Spark's types."""
-_COLUMN = re.compile(r"\s*`?(\w+)`?\s+(.+?)\s*", re.DOTALL)
+_PIECE = re.compile(r"`(?:[^`]|``)*`|.", re.DOTALL)
+_COLUMN = re.compile(r"\s*(`(?:[^`]|``)+`|[\w.-]+?)(?:\s*:\s*|\s+)(.+?)\s*", re.DOTALL)
+_DECIMAL = re.compile(r"decimal\(\d+, ?\d+\)")
 
 
-def schema_of(columns: str, comments: Mapping[str, str] = MappingProxyType({})) -> Schema:
+def schema_of(columns: str) -> Schema:
     """Return Delta's schema of columns.
 
     Args:
-        columns: name and type of each, such as `id string, mean array<double>`.
-        comments: of columns, by name.
+        columns: name and type of each in Spark's DDL, such as `id string, mean array<double>`.
 
     Raises:
-        KeyError: a column without a type, or with one that no table has.
+        KeyError: a type that no table has.
     """
+    return Schema(_fields(columns))
+
+
+def _fields(columns: str) -> list[Field]:
     fields = []
-    for column in _split(columns):
-        found = _COLUMN.fullmatch(column)
+    for one in _split(columns):
+        found = _COLUMN.fullmatch(one)
         if found is None:
-            raise KeyError(column)
-        name, kind = found.groups()
-        about = {"comment": comments[name]} if name in comments else None
-        fields.append(Field(name, _type_of(kind), metadata=about))
-    return Schema(fields)
+            raise KeyError(f"{one.strip()} is no column with a type")
+        name = found[1] if found[1][0] != "`" else found[1][1:-1].replace("``", "`")
+        fields.append(Field(name, _type_of(found[2])))
+    return fields
 
 
-def _split(text: str) -> list[str]:
-    """Return the parts of a text between commas that stand in no angle brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += {"<": 1, ">": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append("")
+def _split(text: str) -> Iterator[str]:
+    """Yield the parts of a text between its commas, but for those within brackets or a quoted name."""
+    part, depth = "", 0
+    for piece in _PIECE.findall(text):
+        depth += (piece in "<(") - (piece in ">)")
+        if piece == "," and not depth:
+            yield part
+            part = ""
         else:
-            parts[-1] += character
-    return parts
+            part += piece
+    if part.strip():
+        yield part
 
 
 def _type_of(text: str) -> Any:
-    if text.startswith("array<"):
-        return ArrayType(_type_of(text[6:-1]))
-    if text.startswith("map<"):
-        key, value = _split(text[4:-1])
-        return MapType(_type_of(key.strip()), _type_of(value.strip()))
-    return PrimitiveType(_PRIMITIVES[text])
+    kind, _, inner = text.strip().removesuffix(">").partition("<")
+    if kind == "array":
+        return ArrayType(_type_of(inner))
+    if kind == "map":
+        key, value = _split(inner)
+        return MapType(_type_of(key), _type_of(value))
+    if kind == "struct":
+        return StructType(_fields(inner))
+    if _DECIMAL.fullmatch(kind):
+        return PrimitiveType(kind.replace(", ", ","))
+    if kind not in _PRIMITIVES:
+        raise KeyError(f"{text} is no type of a column")
+    return PrimitiveType(_PRIMITIVES[kind])

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.columns import schema_of
-from jobs.storage.dictionary import comments
 from jobs.storage.table_rows import column_types
 from jobs.storage.tables import SNAPSHOTS, measurements, refuse_absent
 from jobs.storage.warehouse import Tables
@@ -72,5 +70,5 @@ def latest_history_version(warehouse: Tables, table: str, version: int) -> int |
 def create_new_keys_table(warehouse: Tables, model: str) -> str:
     """Make the table of a model's newly pretrained keys unless it exists, and return its name."""
     table = new_keys(model)
-    warehouse.make(table, schema_of(NEW_KEYS_COLUMNS, comments(table)), properties=MEASUREMENT_PROPERTIES)
+    warehouse.create(table, NEW_KEYS_COLUMNS, properties=MEASUREMENT_PROPERTIES)
     return table

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import IO, Any, NamedTuple
@@ -38,12 +39,17 @@ _LAST = "\U0010ffff"
 """The character behind all others."""
 INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
+"""Texts that name a folder as they are."""
+
+Values = tuple[tuple[str, str | None], ...]
+"""Values of partition columns, as (name, text) pairs."""
 
 
 class PartFile(NamedTuple):
     """A file below a table's folder: its name, bytes, rows, time of its end (ms since 1970), and Delta's statistics.
 
-    values: of partition columns, as (name, text) pairs.
+    values: of partition columns.
     """
 
     path: str
@@ -51,7 +57,7 @@ class PartFile(NamedTuple):
     rows: int
     modified: int
     stats: str
-    values: Sequence[tuple[str, str | None]] = ()
+    values: Values = ()
 
     def encode(self) -> bytes:
         """Return the file as JSON."""
@@ -113,22 +119,66 @@ class PartWriter:
 
 
 def write_parts(
-    folder: str, prefix: str, batches: Iterable[pa.RecordBatch], **options: int
+    folder: str,
+    prefix: str,
+    batches: Iterable[pa.RecordBatch],
+    partition_by: Sequence[str] = (),
+    **options: int,
 ) -> list[PartFile]:
-    """Write batches into files as `PartWriter` does, and return these.
+    """Write batches into files as `PartWriter` does, those of a partition into files of their own, and return these.
 
     After an error no file is left: on a full disk the next attempt needs their space.
     """
-    writer = PartWriter(folder, prefix, **options)
+    writers: dict[Values, PartWriter] = {}
     done: list[PartFile] = []
     try:
         for batch in batches:
-            done += writer.add(batch)
-        return [*done, *writer.end()]
+            for values, rows in _by_partition(batch, partition_by):
+                if values not in writers:
+                    writers[values] = PartWriter(_folder(folder, values), prefix, **options)
+                done += [_placed(one, values) for one in writers[values].add(rows)]
+        for values, writer in writers.items():
+            done += [_placed(one, values) for one in writer.end()]
+        return done
     except BaseException:
-        writer.abandon()
+        for writer in writers.values():
+            writer.abandon()
         remove(folder, done)
         raise
+
+
+def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
+    """Yield the rows of a batch, without its partition columns, for each combination of their values."""
+    if not names or not batch.num_rows:
+        yield from [((), batch)] if batch.num_rows else []
+        return
+    compute: Any = pc
+    distinct = pa.Table.from_batches([batch]).select(names).group_by(names).aggregate([])
+    others = batch.drop_columns(list(names))
+    for row in distinct.to_pylist():
+        chosen: Any = None
+        for name, value in row.items():
+            column = batch.column(name)
+            one = (
+                column.is_null() if value is None else compute.fill_null(compute.equal(column, value), False)
+            )
+            chosen = one if chosen is None else compute.and_(chosen, one)
+        yield (
+            tuple((name, None if row[name] is None else str(row[name])) for name in names),
+            others if distinct.num_rows == 1 else others.filter(chosen),
+        )
+
+
+def _folder(folder: str, values: Values) -> str:
+    """Return where the files of a partition are: as Delta's own writer has it, if the values name folders."""
+    if values and all(value is not None and _PLAIN.fullmatch(value) for _, value in values):
+        return "/".join([folder, *(f"{name}={value}" for name, value in values)])
+    return folder
+
+
+def _placed(part: PartFile, values: Values) -> PartFile:
+    """Return a file of a partition as one of the table."""
+    return part._replace(path=f"{_folder('', values)}/{part.path}".lstrip("/"), values=values)
 
 
 class _Folder:
@@ -344,12 +394,21 @@ def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str
     return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
 
 
-def remove_of(folder: str, job: str) -> None:
-    """Remove the files of all tasks that were told a job's name, which no commit names or will name."""
+def remove_of(folder: str, job: str, partition: str = "") -> None:
+    """Remove the files of all tasks that were told a job's name, which no commit names or will name.
+
+    Args:
+        folder: of the table.
+        job: the name.
+        partition: folder of a partition in which files are looked for; that of the table itself: in all of them.
+    """
     files = files_of(folder)
-    for name in files.names(""):
+    for name in files.names(partition):
+        path = f"{partition}/{name}".lstrip("/")
         if name.startswith("part-") and f"-{job}-" in name:
-            files.remove(name)
+            files.remove(path)
+        elif "=" in name:
+            remove_of(folder, job, path)
 
 
 def partition_of(name: str) -> int:

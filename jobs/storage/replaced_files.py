@@ -1,21 +1,45 @@
-"""Put files of a Delta table in the place of others, in one commit: readers see the former rows or the new ones."""
+"""Put rows of a Delta table in the place of others, or delete rows, in one commit: readers see all of it or nothing.
+
+The commit adds files and removes others. A file all of whose rows go is removed as it is. One that has other rows
+besides is written again without those that go. Killed before the commit, nothing has changed, and VACUUM removes the
+files that no commit names.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
-from jobs.storage.part_files import PartFile
-from jobs.storage.table_log import Due, FileTable
-from jobs.storage.table_rows import live_files
+from jobs.core.errors import RUN_FAILED
+from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
+from jobs.storage.row_filters import Filter, Met, drop_rows, find_files, select_rows
+from jobs.storage.table_log import Conflict, Due, FileTable, is_due, transaction_of
+from jobs.storage.table_rows import live_files, open_parquet, plain_rows
+from jobs.storage.warehouse import Tables
 
 _OF_PARTITION = "partition."
+_TRIES = 8
+"""Rows that are kept are written again so often, if others have changed their files meanwhile."""
+_BATCH_ROWS = 1 << 16
+
+
+class Overtaken(Conflict):
+    """Other commits changed the files whose rows were to be replaced, each time that it was tried."""
+
+
+class Kept(NamedTuple):
+    """New files with the rows to keep of some files that go, and the names of these."""
+
+    parts: Sequence[PartFile]
+    gone: Collection[str]
 
 
 class ReplacingTable(FileTable):
@@ -29,11 +53,64 @@ class ReplacingTable(FileTable):
         """
         return live_files(self._need())
 
+    def replace_rows(
+        self,
+        parts: Sequence[PartFile],
+        rows: Filter,
+        keep: Callable[[pa.Table, Met], Kept],
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        transaction: tuple[str, int] | None = None,
+    ) -> int | None:
+        """Add files in the place of rows that the table has, in one commit; return the version that it made.
+
+        If nothing is to be added, removed or noted, there is no commit, and the version is that which was read.
+
+        Args:
+            parts: the files to add.
+            rows: which go.
+            keep: writes the other rows of the files across, given the table's files and those that may have rows of the
+                filter; called anew where another commit has changed these.
+            metadata: of the commit.
+            transaction: application and number. The commit is skipped if the table has it, or a later one of its
+                application: then None is returned.
+
+        Raises:
+            Overtaken: others have changed the same files again and again.
+            Conflict: other commits came in between again and again.
+            UserError: the log cannot be read or written, a file is gone, or the table no longer takes the columns of
+                which it was asked last.
+        """
+        for _ in range(_TRIES):
+            if transaction is not None and not self.is_due(transaction):
+                return None
+            files = self.files()
+            met = find_files(files, rows)
+            kept = keep(files, met)
+            gone = met.whole.union(kept.gone)
+            if not (parts or gone or metadata):
+                return self._need().version()
+
+            def replaced(
+                now: pa.Table, met: Met = met, gone: Collection[str] = gone
+            ) -> Collection[str] | None:
+                return gone if find_files(now, rows) == met else None
+
+            version, self.tried = None, False
+            try:
+                version = self.replace([*parts, *kept.parts], replaced, metadata, transaction)
+            finally:
+                if version is None and not self.tried:
+                    remove(self.path, kept.parts)
+            if version is not None:
+                return version
+        raise Overtaken(f"{self.path}: others have changed the same rows meanwhile; run it again", RUN_FAILED)
+
     def replace(
         self,
         parts: Sequence[PartFile],
         replaced: Callable[[pa.Table], Collection[str] | None],
         metadata: Mapping[str, Any],
+        transaction: tuple[str, int] | None = None,
     ) -> int | None:
         """Add files to the table and remove others in one commit; return the version that it made.
 
@@ -43,6 +120,7 @@ class ReplacingTable(FileTable):
                 has rows of which the new files know nothing, so nothing is committed. It is called anew where another
                 commit came in between.
             metadata: of the commit.
+            transaction: application and number; nothing is committed if the table has it, or a later one.
 
         Raises:
             Conflict: other commits came in between again and again.
@@ -53,29 +131,122 @@ class ReplacingTable(FileTable):
         def due(log: DeltaTable) -> Due | None:
             files = live_files(log)
             gone = replaced(files)
+            if gone is None or (transaction is not None and not is_due(log, transaction)):
+                return None
             if gone and "deletionVectors" in (log.protocol().reader_features or ()):
                 raise self._refused(
                     "it has the feature deletionVectors, and rows are to be replaced: "
                     "ALTER TABLE ... DROP FEATURE deletionVectors"
                 )
-            return None if gone is None else Due(removed=_removed(files, gone))
+            ended = [] if transaction is None else [transaction_of(*transaction)]
+            return Due(ended, _removed(files, gone))
 
         return self._commit(parts, due, {**metadata, "isBlindAppend": False})
 
 
-def _removed(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:
-    columns = [name for name in files.column_names if name.startswith(_OF_PARTITION)]
-    names: Any = pa.array(list(gone), pa.string())
-    now = int(time.time() * 1000)
-    return [
-        RemoveAction(
-            file["path"],
-            True,
-            now,
-            file["size_bytes"],
-            {name.removeprefix(_OF_PARTITION): file[name] for name in columns},
+def delete_rows(
+    tables: Tables, table: str, rows: Filter, dry: bool = False, transaction: tuple[str, int] | None = None
+) -> int:
+    """Delete rows of a table, if it exists, in one commit, and return their number; no commit if there are none.
+
+    Args:
+        tables: of the warehouse.
+        table: its name.
+        rows: to delete.
+        dry: count the rows, and delete none.
+        transaction: application and number. Nothing is deleted if the table has it, or a later one of its application.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be read or written.
+    """
+    if not tables.exists(table):
+        return 0
+    log, count = ReplacingTable(tables, table), 0
+    schema = log.columns()
+
+    def keep(files: pa.Table, met: Met) -> Kept:
+        nonlocal count
+        found = {
+            name: sum(one.num_rows for one in read_rows_of(log.path, name, values, schema, rows, select_rows))
+            for name, values in find_partitions(files, met.across).items()
+        }
+        found = {name: number for name, number in found.items() if number}
+        count = _row_count(log.path, files, met.whole) + sum(found.values())
+        if dry:
+            return Kept((), ())
+        kept = (
+            batch
+            for name, values in find_partitions(files, found).items()
+            for batch in read_rows_of(log.path, name, values, schema, rows, drop_rows)
         )
-        for file in files.select(["path", "size_bytes", *columns])
-        .filter(pc.field("path").isin(names))
-        .to_pylist()
+        prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
+        parts = write_parts(
+            log.path, prefix, kept, log.partition_by, full=log.file_bytes, indexed=log.indexed
+        )
+        return Kept(parts, found)
+
+    if dry:
+        files = log.files()
+        keep(files, find_files(files, rows))
+        return count
+    log.ready(schema, by_partition=True)
+    made = log.replace_rows((), rows, keep, transaction=transaction)
+    return 0 if made is None else count
+
+
+def read_rows_of(
+    folder: str,
+    name: str,
+    partition: Mapping[str, Any],
+    schema: pa.Schema,
+    rows: Filter,
+    choose: Callable[[pa.RecordBatch, Filter], pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a file with all columns of its table, of which it may lack some.
+
+    Args:
+        folder: of the table.
+        name: of the file.
+        partition: its values of partition columns, as texts.
+        schema: of the table.
+        rows: a filter.
+        choose: `select_rows` or `drop_rows`.
+    """
+    with open_parquet(folder, name) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            yield choose(plain_rows(batch, schema, partition), rows)
+
+
+def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[str, str | None]]:
+    """Return the values of partition columns (texts) of some of a table's files (`live_files`), by the file's name."""
+    columns = [name for name in files.column_names if name.startswith(_OF_PARTITION)]
+    wanted: Any = pa.array(sorted(names), pa.string())
+    found = files.select(["path", *columns]).filter(pc.field("path").isin(wanted)).to_pylist()
+    return {
+        one["path"]: {
+            name.removeprefix(_OF_PARTITION): None if one[name] is None else str(one[name])
+            for name in columns
+        }
+        for one in sorted(found, key=lambda one: one["path"])
+    }
+
+
+def _row_count(folder: str, files: pa.Table, names: Collection[str]) -> int:
+    """Return how many rows some of a table's files have, from the log or else from the files."""
+    wanted: Any = pa.array(list(names), pa.string())
+    chosen = files.filter(pc.field("path").isin(wanted))
+    counts = chosen["num_records"].to_pylist() if "num_records" in files.column_names else [None] * len(names)
+    total = 0
+    for name, number in zip(chosen["path"].to_pylist(), counts, strict=True):
+        total += open_parquet(folder, name).metadata.num_rows if number is None else number
+    return total
+
+
+def _removed(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:
+    now = int(time.time() * 1000)
+    sizes = dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+    return [
+        RemoveAction(name, True, now, sizes[name], values)
+        for name, values in find_partitions(files, gone).items()
     ]

@@ -1,13 +1,15 @@
-"""Change rows of a small table that models share, in one commit, without Spark.
+"""Change rows and columns of a small table that models share, without Spark.
 
-The commit is a comparison: it is made only for the version right after the one whose rows were seen, else what is to be
-changed is decided anew on what the other commit has written. Killed before the commit, nothing has changed; files that
-no commit names are removed by VACUUM.
+A change of rows is one commit. It is a comparison: it is made only for the version right after the one whose rows were
+seen, else what is to be changed is decided anew on what the other commit has written. Killed before the commit, nothing
+has changed; files that no commit names are removed by VACUUM.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
@@ -18,8 +20,9 @@ from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.storage import probe
 from jobs.storage.columns import schema_of
+from jobs.storage.dictionary import comments
 from jobs.storage.table_log import NO_HOOKS, FileTable
-from jobs.storage.table_rows import place_of, read_small, to_rows
+from jobs.storage.table_rows import open_log, place_of, read_small, to_rows
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
@@ -141,6 +144,44 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
     version = FileTable(warehouse, table).change(overwrite)
     assert version is not None
     return version
+
+
+def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
+    """Give a table's columns the comments that they lack, one column a commit; tell if there were any.
+
+    The commits change no file and no type: streams that read the table go on, and rows are appended as before. Killed
+    in between, the next call gives the rest.
+
+    Args:
+        tables: of the warehouse.
+        table: which must exist.
+        more: comments by column, besides and before those of the dictionary.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be read or written.
+    """
+    wanted, log = {**comments(table), **more}, FileTable(tables, table)
+
+    def alter(name: str, log: DeltaTable, properties: CommitProperties) -> None:
+        about = {"comment": wanted[name]}
+        if any(
+            field.name == name and field.metadata.get("comment") != wanted[name]
+            for field in log.schema().fields
+        ):
+            log.alter.set_column_metadata(
+                name, about, commit_properties=properties, post_commithook_properties=NO_HOOKS
+            )
+
+    fields = open_log(tables.root, table).schema().fields
+    lacking = [
+        field.name
+        for field in fields
+        if field.name in wanted and field.metadata.get("comment") != wanted[field.name]
+    ]
+    for name in lacking:
+        log.change(partial(alter, name))
+    return bool(lacking)
 
 
 def _is_one_of(row: Row, rows: Rows) -> bool:

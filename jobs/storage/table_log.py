@@ -157,7 +157,7 @@ class FileTable:
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
         """Tell if the table has neither a transaction (application, number) nor a later one of its application."""
-        return _is_due(self._need(), transaction)
+        return is_due(self._need(), transaction)
 
     def commit(
         self,
@@ -178,7 +178,7 @@ class FileTable:
         def due(log: DeltaTable) -> Due | None:
             if transaction is None:
                 return Due()
-            return Due([_transaction(*transaction)]) if _is_due(log, transaction) else None
+            return Due([transaction_of(*transaction)]) if is_due(log, transaction) else None
 
         # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
         return self._commit(parts, due, {**metadata, "isBlindAppend": True})
@@ -200,7 +200,7 @@ class FileTable:
                     f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
                     RUN_FAILED,
                 )
-            return Due([_transaction(*one) for one in transactions])
+            return Due([transaction_of(*one) for one in transactions])
 
         version = self._commit(parts, due, {**metadata, "isBlindAppend": True})
         assert version is not None
@@ -422,13 +422,15 @@ def _reason(error: Exception) -> str:
     return ": ".join(cause for cause in causes if cause)[:600]
 
 
-def _is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
+def is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
+    """Tell if a log has neither a transaction (application, number) nor a later one of its application."""
     # The library compares with commits after those that it has read, not with the latter.
     last = log.transaction_version(transaction[0])
     return last is None or last < transaction[1]
 
 
-def _transaction(application: str, number: int) -> Transaction:
+def transaction_of(application: str, number: int) -> Transaction:
+    """Return a transaction as a commit ends it."""
     # Delta in Java may forget a transaction that does not say when it was.
     return Transaction(application, number, int(time.time() * 1000))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path
 from jobs.storage.object_files import ObjectFiles
+from jobs.storage.row_filters import find_files
 from jobs.storage.settings import delta_options, in_s3
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -257,9 +259,12 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
     Raises:
         UserError: the table cannot be read without Spark.
     """
+    rows = [(name, "=", value) for name, value in where.items()]
     try:
-        files = _readable_files(root, table, open_log(root, table))
-        for path in files.filter(_may_have(files, where))["path"].to_pylist():
+        met = find_files(_readable_files(root, table, open_log(root, table)), [rows])
+        if met.whole:
+            return True
+        for path in met.across:
             found = _read(open_parquet(f"{root}/{table}", path), list(where), None)
             if set(found.column_names) == set(where):
                 if rows_with(found, where).num_rows:
@@ -277,18 +282,6 @@ def rows_with(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
     return found
 
 
-def _may_have(files: pa.Table, where: Mapping[str, Any]) -> pa.ChunkedArray:
-    """Return of which files the statistics do not say that no row has these values."""
-    compute: Any = pc
-    may: Any = pa.chunked_array([pa.repeat(True, files.num_rows)])
-    for name, value in where.items():
-        for bound, beyond in (("min", "greater"), ("max", "less")):
-            if f"{bound}.{name}" in files.column_names:
-                outside = compute.fill_null(getattr(compute, beyond)(files[f"{bound}.{name}"], value), False)
-                may = compute.and_(may, compute.invert(outside))
-    return may
-
-
 def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequence[str]] | None) -> pa.Table:
     wanted = [name for name in columns if name in file.schema_arrow.names]
     if among is None:
@@ -303,14 +296,26 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
     return rows.cast(plain_schema(rows.schema))
 
 
-def plain_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of a file with the columns of a table, in the types in which all files have them."""
-    columns = [
-        batch.column(field.name).cast(_plain(field.type))
-        if field.name in batch.schema.names
-        else pa.nulls(batch.num_rows, _plain(field.type))
-        for field in schema
-    ]
+def plain_rows(
+    batch: pa.RecordBatch, schema: pa.Schema, partition: Mapping[str, str | None] = MappingProxyType({})
+) -> pa.RecordBatch:
+    """Return rows of a file with the columns of a table, in the types in which all files have them.
+
+    Args:
+        batch: the rows.
+        schema: the columns of the table.
+        partition: values, as texts, of columns that the file lacks as all of its rows have the same; others are null.
+    """
+
+    def column(field: pa.Field) -> pa.Array:
+        kind, value = _plain(field.type), partition.get(field.name)
+        if field.name in batch.schema.names:
+            return batch.column(field.name).cast(kind)
+        if value is None:
+            return pa.nulls(batch.num_rows, kind)
+        return pa.repeat(pa.scalar(value, pa.string()).cast(kind), batch.num_rows)
+
+    columns = [column(field) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema.names)
 
 

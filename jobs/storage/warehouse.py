@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Field, Schema
 from deltalake.exceptions import DeltaError
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
@@ -81,9 +81,15 @@ class Tables:
         """Return the names of a table's columns."""
         return [field.name for field in open_log(self.root, table).schema().fields]
 
-    def create_small(self, table: str, columns: str, partition_by: Sequence[str] = ()) -> None:
+    def create(
+        self,
+        table: str,
+        columns: str,
+        partition_by: Sequence[str] = (),
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Make a table of columns as text (`jobs.storage.columns`), as `make` does."""
-        self.make(table, schema_of(columns, comments(table)), partition_by)
+        self.make(table, schema_of(columns), partition_by, properties)
 
     def make(
         self,
@@ -92,7 +98,7 @@ class Tables:
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Make an empty table, unless it exists.
+        """Make an empty table, unless it exists: its columns may be null, and have the dictionary's comments.
 
         Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
         without a table, in which the next one makes it.
@@ -109,11 +115,13 @@ class Tables:
         if self.exists(table):
             return
         probe.ready(self.root)
+        about = {name: {"comment": text} for name, text in comments(table).items()}
+        fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
         try:
             with self.lock(table):
                 DeltaTable.create(
                     **place_of(self.root, table),
-                    schema=columns,
+                    schema=Schema(fields),
                     mode="ignore",
                     partition_by=list(partition_by) or None,
                     configuration=dict(properties),

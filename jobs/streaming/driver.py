@@ -30,6 +30,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.positions import describe, rank
+from jobs.storage.row_changes import describe_columns
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.former_states import hand_over
 from jobs.streaming.profiler import profiler
@@ -154,7 +155,7 @@ class Driver:
         table = estimates(self.spec.name)
         if self.warehouse.local and self.warehouse.exists(table):
             named = estimate_comments(self.deployed.states, self.deployed.key, self.deployed.version)
-            self.warehouse.comment(table, named)
+            describe_columns(self.warehouse, table, named)
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():

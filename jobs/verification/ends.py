@@ -17,6 +17,7 @@ from jobs.lineage.generations import origin
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.replaced_files import delete_rows
 from jobs.storage.tables import VERIFIED_ENDS
 from jobs.streaming.state_reader import states_at, waiting_at
 from jobs.verification import gathering
@@ -73,9 +74,9 @@ def copy_state(
 
 def forget(warehouse: Warehouse, model: str, run_id: str | None) -> None:
     """Remove what was copied for a run that has ended, or for runs that are too old to be continued (None)."""
-    old = F.col("copied_at") < F.lit(datetime.now(UTC) - CONTINUED_FOR)
-    warehouse.delete(
-        TABLE, (F.col("model") == model) & (old if run_id is None else F.col("run_id") == run_id)
+    old = ("copied_at", "<", datetime.now(UTC) - CONTINUED_FOR)
+    delete_rows(
+        warehouse, TABLE, [[("model", "=", model), old if run_id is None else ("run_id", "=", run_id)]]
     )
 
 

@@ -102,7 +102,7 @@ def _write(
     **columns: str,
 ) -> None:
     """Add a row about a step of a run, once."""
-    warehouse.create_small(TABLE, VERIFICATIONS)
+    warehouse.create(TABLE, VERIFICATIONS)
     found = Findings() if findings is None else findings
     row = {
         "run_id": run.run_id,

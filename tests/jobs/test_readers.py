@@ -19,6 +19,7 @@ from jobs import estimate, export, maintain, monitor, skill, verify
 from jobs.lineage.live import live_estimates
 from jobs.lineage.live_table import NO_END
 from jobs.storage.dictionary import TYPES
+from jobs.storage.row_changes import describe_columns
 from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
 from scripts import reference
 from tests.fixtures.make_release import FOLDER
@@ -172,7 +173,7 @@ def test_every_table_is_in_the_dictionary_and_queries_go_on_after_a_comment(tmp_
     skill.run(pipeline.settings, "walk")
     estimate.run(pipeline.settings, "walk")
     # A comment comes between two runs of the queries that read the estimates as a stream.
-    assert pipeline.warehouse.comment("estimates/walk", {"mean": "Another comment"})
+    assert describe_columns(pipeline.warehouse, "estimates/walk", {"mean": "Another comment"})
     pipeline.land(days[2])
     assert pipeline.stream().data["rows"] > 0
     second = monitor.run(pipeline.settings, "walk").data

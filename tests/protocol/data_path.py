@@ -31,7 +31,7 @@ from jobs.streaming.operators.estimate_files import Target
 from jobs.streaming.sinks.refused_rows import REASONS
 from jobs.streaming.sinks.written_files import EstimateFiles
 from tests.protocol import memory_columns as F
-from tests.protocol import memory_delta, world
+from tests.protocol import world
 from tests.protocol.memory_frame import Frame, parse_schema
 from tests.protocol.memory_state import States, read_states
 from tests.protocol.memory_stream import StreamFrame
@@ -288,17 +288,14 @@ def initial_state(warehouse: Any, runtime: Any, manifest: Any, states: Frame, ro
     return seeds
 
 
-def write_files(warehouse: Any, manifest: Any, states: Any) -> Any:
+def write_states(warehouse: Any, manifest: Any, states: Any) -> Any:
     """Write a snapshot's state rows in the place of its former ones, in one commit."""
     warehouse.create(STATES, SNAPSHOTS, PARTITION)
     names = {"snapshot_id": manifest.snapshot_id, "model": manifest.model}
     given = {**names, "model_version": manifest.model_version}
     rows = [{**row, **given} for row in getattr(states, "frame", states).rows]
-    where = " AND ".join(f"{name} = '{value}'" for name, value in names.items())
-    memory_delta.overwrite(
-        Frame(warehouse.spark, rows, parse_schema(SNAPSHOTS)), warehouse.path(STATES), where
-    )
-    version = warehouse.latest_version(STATES)
+    mine = [[(name, "=", value) for name, value in names.items()]]
+    version = warehouse.replace(Frame(warehouse.spark, rows, parse_schema(SNAPSHOTS)), STATES, mine)
     return Written(version, Measured(*measure_stored(warehouse, manifest, version)))
 
 

@@ -235,40 +235,6 @@ def _table(path: str) -> Commit:
     return base
 
 
-def append(frame: Frame, path: str, options: Mapping[str, str]) -> None:
-    """Append a frame's rows; skip a transaction that the table has."""
-    base = read_latest(path)
-    transaction = None
-    if "txnAppId" in options:
-        transaction = options["txnAppId"], int(options["txnVersion"])
-    if base is None:
-        create(path, frame.schema, (), tuple(frame.rows), transaction, options.get("userMetadata"))
-        return
-    if transaction is not None:
-        if base.transactions.get(transaction[0], -(2**63)) >= transaction[1]:
-            return
-    names = [*base.schema.names, *(name for name in frame.columns if name not in base.schema.names)]
-    added = tuple({name: row.get(name) for name in names} for row in frame.rows)
-    schema = base.schema
-    if len(names) > len(base.schema.names):
-        assert options.get("mergeSchema") == "true", f"{path} has no column {names[-1]}"
-        more = [one for one in frame.schema.fields if one.name not in base.schema.names]
-        schema = StructType([*base.schema.fields, *more])
-    commit(
-        path,
-        base,
-        Change("WRITE", (), added, None, transaction, options.get("userMetadata"), schema=schema),
-    )
-
-
-def overwrite(frame: Frame, path: str, where: str) -> None:
-    """Replace the rows that meet a condition."""
-    base = _table(path)
-    condition = expr(where)
-    removed = tuple(row for row in base.rows if condition.value(row) is True)
-    commit(path, base, Change("WRITE", removed, tuple(dict(row) for row in frame.rows), condition))
-
-
 def create(
     path: str,
     schema: StructType,
@@ -343,12 +309,6 @@ class DeltaTable:
         if removed:
             added = tuple({**row, **_values(set, row)} for row in removed)
             commit(self._path, base, Change("UPDATE", removed, added, test))
-
-    def delete(self, condition: Column) -> None:
-        base = _table(self._path)
-        removed = tuple(row for row in base.rows if condition.value(row) is True)
-        if removed:
-            commit(self._path, base, Change("DELETE", removed, (), condition))
 
     def merge(self, source: Frame, condition: str) -> _Merge:
         return _Merge(self._session, self._path, source, condition)
@@ -527,39 +487,6 @@ def _load(session: Session, path: str, options: Mapping[str, str]) -> Frame:
     return Frame(session, base.rows, StructType(list(base.schema.fields)))  # `StructType.add` changes it
 
 
-class _Writer:
-    """`DataFrame.write`."""
-
-    def __init__(self, frame: Frame) -> None:
-        self._frame, self._options, self._mode = frame, dict[str, str](), "append"
-
-    def format(self, name: str) -> _Writer:
-        assert name == "delta", name
-        return self
-
-    def mode(self, name: str) -> _Writer:
-        self._mode = name
-        return self
-
-    def option(self, name: str, value: Any) -> _Writer:
-        self._options[name] = str(value)
-        return self
-
-    def options(self, **values: Any) -> _Writer:
-        for name, value in values.items():
-            self.option(name, value)
-        return self
-
-    def partitionBy(self, *names: str) -> _Writer:
-        return self
-
-    def save(self, path: str) -> None:
-        if self._mode == "overwrite":
-            overwrite(self._frame, path, self._options["replaceWhere"])
-        else:
-            append(self._frame, path, self._options)
-
-
 class Session:
     """A Spark session of one process."""
 
@@ -582,9 +509,6 @@ class Session:
     def readStream(self) -> _Reader:
         assert self._stream is not None
         return _Reader(self, self._stream)
-
-    def writer(self, frame: Frame) -> _Writer:
-        return _Writer(frame)
 
     def createDataFrame(self, rows: Any, schema: Any = None) -> Frame:
         if isinstance(rows, pa.Table):

@@ -208,10 +208,6 @@ class Frame:
 
     repartition = coalesce
 
-    @property
-    def write(self) -> Any:
-        return self.sparkSession.writer(self)
-
 
 def _kind(column: Column, known: Mapping[str, DataType]) -> DataType:
     """Return a column's type, as far as it matters: of a struct its fields, else that of the former column."""

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import CommitProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructField, StructType
 
 from jobs.storage.part_files import PartFile
@@ -73,9 +74,14 @@ class MemoryLog:
             id=self.base.table_id, configuration={}, partition_columns=list(self.base.partition_by)
         )
 
+    def protocol(self) -> Any:
+        return SimpleNamespace(reader_features=None, writer_features=None, min_writer_version=2)
+
     def schema(self) -> Any:
         fields = [
-            SimpleNamespace(name=one.name, type=SimpleNamespace(type=one.dataType.typeName()))
+            SimpleNamespace(
+                name=one.name, type=SimpleNamespace(type=one.dataType.typeName()), metadata={}, nullable=True
+            )
             for one in self.base.schema.fields
         ]
         kinds = [(one.name, _ARROW[one.dataType.simpleString()]) for one in self.base.schema.fields]
@@ -87,9 +93,13 @@ class MemoryLog:
     def create_write_transaction(
         self, actions: Sequence[Any], mode: str, *_: Any, commit_properties: CommitProperties, **__: Any
     ) -> None:
-        """Commit files, whose rows are those that `write_rows` has put aside."""
+        """Commit files, whose rows are those that `write_rows` has put aside, and remove files (`live_files`)."""
         assert mode == "append", mode
-        parts = [world.current().parts[f"{self.path}/{one.path}"].detail for one in actions]
+        adds = [one for one in actions if not isinstance(one, RemoveAction)]
+        parts = [world.current().parts[f"{self.path}/{one.path}"].detail for one in adds]
+        gone = {one.path for one in actions if isinstance(one, RemoveAction)}
+        removed = tuple(row for row in self.base.rows if _file_of(row) in gone)
+        assert len(removed) == len(gone), gone
         given = [(one.app_id, one.version) for one in commit_properties.app_transactions or []]
         assert len(given) < 2, given
         transaction = given[0] if given else None
@@ -99,11 +109,13 @@ class MemoryLog:
             added = tuple(
                 {name: row.get(name) for name in base.schema.names} for rows in parts for row in rows
             )
-            return Change("WRITE", (), added, None, transaction, metadata)
+            return Change("WRITE", removed, added, None, transaction, metadata)
 
+        read = self.base  # the library's handle stays at the version that it has read
         count = sum(map(len, parts))
         name = "" if transaction is None else named(transaction)
-        self._commit(f"write +{count} -0{name}", change, commit_properties)
+        self._commit(f"write +{count} -{len(removed)}{name}", change, commit_properties)
+        self.base = read
 
     def merge(self, source: pa.Table, predicate: str, commit_properties: CommitProperties, **_: Any) -> Any:
         def put() -> None:
@@ -181,6 +193,28 @@ class MemoryLog:
 
         name = f"commit {self.path.removeprefix(f'{world.ROOT}/')}: {what}"
         self.base = world.current().write(self.path, name, put, lambda: DeltaError("the answer was lost"))
+
+
+def live_files(log: MemoryLog) -> pa.Table:
+    """Stand in for `jobs.storage.table_rows.live_files`: each row has a file of its own, which its values describe."""
+    rows, by = log.base.rows, log.base.partition_by
+    columns: dict[str, Any] = {
+        "path": pa.array(map(_file_of, rows), pa.string()),
+        "size_bytes": pa.array([0] * len(rows), pa.int64()),
+        "num_records": pa.array([1] * len(rows), pa.int64()),
+    }
+    for field in pa.schema(log.schema().to_arrow()):
+        values = pa.array([row.get(field.name) for row in rows], field.type)
+        if field.name in by:
+            columns[f"partition.{field.name}"] = values
+        elif not pa.types.is_nested(field.type):
+            columns |= {f"min.{field.name}": values, f"max.{field.name}": values}
+            columns[f"null_count.{field.name}"] = values.is_null().cast(pa.int64())
+    return pa.table(columns)
+
+
+def _file_of(row: Mapping[str, Any]) -> str:
+    return f"row-{id(row)}"
 
 
 def put_checkpoint(path: str, of: Commit) -> None:

@@ -22,11 +22,11 @@ from jobs.spark.warehouse import Warehouse
 from jobs.storage import table_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile
+from jobs.storage.replaced_files import delete_rows
 from jobs.streaming import exporting
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from jobs.streaming.sinks.written_files import WrittenPart
 from tests.protocol import actors, memory_delta, memory_log, memory_state, scenarios, world
-from tests.protocol import memory_columns as F
 from tests.protocol.data_path import measure
 from tests.protocol.explorer import Found, Scenario, explore
 from tests.protocol.memory_files import MemoryFiles
@@ -170,7 +170,7 @@ def _manifest_first() -> Iterator[None]:
         version = warehouse.latest_version("snapshots") + 1 if warehouse.exists("snapshots") else 1
         found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
         made = store._commit(warehouse, dataclasses.replace(manifest, **found))
-        store.write_files(warehouse, manifest, states)
+        store.write_states(warehouse, manifest, states)
         return made
 
     with mock.patch("jobs.training.pretraining.write", write):
@@ -182,8 +182,8 @@ def _rows_go_first() -> Iterator[None]:
     """Remove a snapshot's rows before its manifest is marked."""
 
     def remove(warehouse: Any, model: str, names: list[str]) -> None:
-        table = memory_delta.DeltaTable.forPath(warehouse.spark, warehouse.path("snapshots"))
-        table.delete(F.col("snapshot_id").isin(names))
+        if names:
+            delete_rows(warehouse, "snapshots", [[("snapshot_id", "in", names)]])
         remove_marked(warehouse, model, names)
 
     remove_marked = store.remove

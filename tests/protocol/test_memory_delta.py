@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from jobs.spark import warehouse as delta
 from jobs.spark.warehouse import Warehouse, of_transaction
+from jobs.storage.replaced_files import delete_rows
 from tests.protocol import actors, standing_in, world
 from tests.protocol.world import World
 
@@ -63,11 +64,13 @@ def steps(warehouse: Warehouse) -> list[Any]:
         with of_transaction(warehouse.spark, "three", 1):
             upserted.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
     look("an upsert with a transaction, twice")
-    frame(("b", 8, "over")).write.format("delta").mode("overwrite").option("replaceWhere", "part = 'b'").save(
-        warehouse.path("t")
-    )
+    warehouse.replace(frame(("b", 8, "over")), "t", [[("part", "=", "b")]])
     look("a partition was replaced")
-    warehouse.delete("t", F.col("part") == "a")
+    assert delete_rows(warehouse, "t", [[("part", "=", "none")]]) == 0
+    look("a deletion of nothing is no commit")
+    assert delete_rows(warehouse, "t", [[("part", "=", "a")]], transaction=("three", 1)) == 0
+    look("a deletion with a transaction that is not newer is skipped")
+    delete_rows(warehouse, "t", [[("part", "=", "a")]], transaction=("three", 2))
     look("deleted")
     seen.append(sorted(tuple(row) for row in warehouse.read("t", 1).collect()))
     seen.append([entry.version for entry in warehouse.log_entries("t")])
@@ -93,9 +96,9 @@ def _null_logic(warehouse: Warehouse, F: Any) -> list[Any]:
 
 def delta_functions() -> Any:
     """Return `F` as the modules have it: Spark's, or the stand-in."""
-    from jobs.lineage import generations
+    from jobs.lineage import fencing
 
-    return generations.F
+    return fencing.F
 
 
 @pytest.mark.spark

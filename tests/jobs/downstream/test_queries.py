@@ -17,6 +17,7 @@ from jobs import forecast, maintain, monitor, skill, status
 from jobs.downstream.queries import queries_of, query_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Folder
+from jobs.storage.replaced_files import delete_rows
 from jobs.storage.tables import estimates
 from tests.jobs.downstream.test_forecast_skill import FORECAST, assert_skill, readings, spec
 from tests.jobs.specs.test_spec import refused
@@ -102,7 +103,7 @@ def test_former_definitions_are_removed_and_may_return(
     last_day = warehouse.latest_version(estimates("walk"))
     gone = warehouse.read(estimates("walk")).limit(5).withColumn("generation", F.lit("walk-g0000"))
     warehouse.append(gone, estimates("walk"))
-    warehouse.delete(estimates("walk"), F.col("generation") == "walk-g0000")
+    delete_rows(warehouse, estimates("walk"), [[("generation", "=", "walk-g0000")]])
     skill.run(pipeline.settings, "walk")
     assert_skill(pipeline, pd.concat(days), FORECAST)
 

@@ -16,12 +16,13 @@ from pyspark.sql import SparkSession
 from jobs import estimate
 from jobs.core.errors import UserError
 from jobs.history.bucket import estimator
-from jobs.history.files import keep_rows
 from jobs.history.source import Interval
-from jobs.history.table import Met, Part, Slices
+from jobs.history.table import Part, Slices
 from jobs.spark.warehouse import Warehouse
+from jobs.spark.written_rows import keep_rows
 from jobs.storage.part_files import write_parts
 from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.row_filters import Met, find_files
 from jobs.storage.table_rows import UTC_MICROSECONDS
 from jobs.storage.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
@@ -75,17 +76,18 @@ def files_of(folder: Path, slices: list[int | None], times: list[int | None]) ->
 def test_files_have_rows_of_a_part_or_of_others_by_their_bounds(tmp_path: Path, part: Part, met: str) -> None:
     found = files_of(tmp_path, [10, 20], [2 * DAY, 3 * DAY])
     name = frozenset(found["path"].to_pylist())
-    assert part.met_in(found) == Met(
+    assert find_files(found, part.rows) == Met(
         **{"whole": frozenset(), "across": frozenset(), **({met: name} if met else {})}
     )
-    assert part.met_in(found.slice(0, 0)) == Met(frozenset(), frozenset())
+    assert find_files(found.slice(0, 0), part.rows) == Met(frozenset(), frozenset())
 
 
-def test_a_file_without_bounds_may_have_any_row(tmp_path: Path) -> None:
+def test_a_file_without_bounds_may_have_any_row_but_for_one_that_has_only_nulls(tmp_path: Path) -> None:
     found = files_of(tmp_path, [None, None], [2 * DAY, 3 * DAY])
-    assert part_of(2 * DAY, None).met_in(found).across and part_of(None, None).met_in(found).across
+    for part in (part_of(2 * DAY, None), part_of(None, None)):
+        assert find_files(found, part.rows) == Met(frozenset(), frozenset())
     bare = found.select(["path"])
-    assert part_of(5 * DAY, None).met_in(bare).across == frozenset(bare["path"].to_pylist())
+    assert find_files(bare, part_of(5 * DAY, None).rows).across == frozenset(bare["path"].to_pylist())
 
 
 @pytest.mark.spark
@@ -137,8 +139,9 @@ def test_kept_rows_of_files_with_fewer_columns_have_all_columns(spark: SparkSess
         batch = pa.RecordBatch.from_pydict(columns)
         table.ready(batch.schema)
         table.commit(write_parts(table.path, "part-00000", [batch]), ("app", number))
-    names = table.files()["path"].to_pylist()
-    kept = keep_rows(spark, table, names, part_of(1, None))
+    rows, files = part_of(1, None).rows, table.files()
+    kept, gone = keep_rows(spark, table, rows)(files, find_files(files, rows))
+    assert set(gone) == set(files["path"].to_pylist())
     assert sum(one.rows for one in kept) == 24
     found = [pq.read_table(Path(table.path, one.path)) for one in kept]
     assert {tuple(one.column_names) for one in found} == {("batch_id", "event_time", "more")}

@@ -21,7 +21,7 @@ from jobs.storage.warehouse import Tables
 def begun(root: Path, *models: str) -> Tables:
     """Return a warehouse in which these models have a live generation each."""
     tables = Tables(str(root))
-    tables.create_small("generations", GENERATIONS)
+    tables.create("generations", GENERATIONS)
     start = {"source": "delta", "table": "measurements/walk", "version": 1}
     made = [Generation(f"{one}-g0001", one, 1, "f", "s", "c", start, 1, 1, "live", epoch=1) for one in models]
     rows = [{**generations.row_of(one), "created_at": NOW} for one in made]

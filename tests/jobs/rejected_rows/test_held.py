@@ -57,7 +57,7 @@ def tables(tmp_path: Path) -> Tables:
 
 def made(root: Path, rows: list[dict[str, Any]] = ROWS, columns: str = QUARANTINE) -> Tables:
     tables = Tables(str(root))
-    tables.create_small(TABLE, columns)
+    tables.create(TABLE, columns)
     put_rows(tables, TABLE, ("id",) if "id string" in columns else ("payload",), lambda there: rows)
     return tables
 

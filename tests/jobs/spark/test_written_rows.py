@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.table_log import Conflict
+from jobs.storage.table_log import Conflict, FileTable
 
 pytestmark = pytest.mark.spark
 
@@ -127,3 +127,56 @@ def test_a_table_has_statistics_of_the_columns_that_it_asks_for(warehouse: Wareh
         warehouse.append(frame, table)
         (added,) = log_of(warehouse, table, 1)["add"]
         assert set(json.loads(added["stats"])["minValues"]) == names
+
+
+def test_rows_are_replaced_in_one_commit_and_other_rows_of_their_files_stay(warehouse: Warehouse) -> None:
+    """As after OPTIMIZE, which puts rows of several runs into one file."""
+    spark, columns = warehouse.spark, "run string, x bigint, at timestamp"
+    warehouse.create("t", columns)
+    for run in ("a", "b", "c"):
+        warehouse.append(spark.createDataFrame([(run, x, AT) for x in range(3)], columns).coalesce(1), "t")
+    spark.sql(f"OPTIMIZE delta.`{warehouse.path('t')}`")
+    warehouse.append(spark.createDataFrame([("b", 9, AT)], columns).coalesce(1), "t")
+    version = warehouse.latest_version("t")
+    more = spark.createDataFrame([("b", 7, "new")], "run string, x bigint, more string").coalesce(1)
+    detail = json.dumps({"run": "b"})
+    made = warehouse.replace(more, "t", [[("run", "=", "b")]], detail)
+    assert made == version + 2 == warehouse.latest_version("t")  # a column, and the rows
+    rows = warehouse.read("t").orderBy("run", "x").select("run", "x", "more").collect()
+    assert [tuple(row) for row in rows] == [
+        *(("a", x, None) for x in range(3)), ("b", 7, "new"), *(("c", x, None) for x in range(3)),
+    ]  # fmt: skip
+    assert len(log_of(warehouse, "t", made)["remove"]) == 2 and len(log_of(warehouse, "t", made)["add"]) == 2
+    assert warehouse.log_entries("t")[0].detail == {"run": "b"}
+    assert warehouse.replace(more.limit(0), "t", [[("run", "=", "z")]]) == made  # no commit of nothing
+    warehouse.replace(more.limit(0), "t", [[("run", "=", "b")]])
+    assert {row["run"] for row in warehouse.read("t").collect()} == {"a", "c"}
+
+
+def test_a_replacement_that_is_killed_or_fails_before_its_commit_changes_nothing(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, columns = warehouse.spark, "run string, x bigint"
+    warehouse.create("t", columns, ("run",))
+    frame = spark.createDataFrame([("a", 1), ("b", 2)], columns)
+    warehouse.append(frame, "t")
+    version, files = warehouse.latest_version("t"), set(parquet_files(warehouse, "t"))
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def unchanged() -> bool:
+        rows = sorted(tuple(row) for row in warehouse.read("t").collect())
+        return rows == [("a", 1), ("b", 2)] and warehouse.latest_version("t") == version
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileTable, "_commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            warehouse.replace(frame, "t", [[("run", "=", "a")]])
+    assert unchanged() and set(parquet_files(warehouse, "t")) == files
+    failing = spark.range(0, 300_000, 1, 2).selectExpr(
+        "'a' AS run", "IF(id = 299999, CAST(raise_error('the row is bad') AS BIGINT), id) AS x"
+    )
+    with pytest.raises(PySparkException, match="the row is bad"):
+        warehouse.replace(failing, "t", [[("run", "=", "a")]])
+    assert unchanged()

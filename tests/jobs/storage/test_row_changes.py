@@ -38,7 +38,7 @@ def row(name: str, number: int, **more: Any) -> dict[str, Any]:
 def made(root: Path | str, *rows: dict[str, Any]) -> Tables:
     """Return a warehouse whose table `t` has these rows."""
     warehouse = Tables(str(root))
-    warehouse.create_small("t", COLUMNS)
+    warehouse.create("t", COLUMNS)
     put_rows(warehouse, "t", KEYS, lambda there: rows)
     return warehouse
 
@@ -76,7 +76,7 @@ def test_a_table_without_spark_is_the_one_that_java_makes(spark: SparkSession, t
     ours, its = (DeltaTable(str(tmp_path / name / "t")) for name in ("files", "java"))
     assert ours.schema() == its.schema() and ours.protocol() == its.protocol()
     assert ours.metadata().configuration == its.metadata().configuration
-    Tables(str(tmp_path / "files")).create_small("t", COLUMNS)  # it is kept
+    Tables(str(tmp_path / "files")).create("t", COLUMNS)  # it is kept
     rows = Warehouse(spark, str(tmp_path / "files")).read("t").collect()
     assert [(one["name"], one["number"], one["note"]) for one in rows] == [("a", 1, None)]
 
@@ -193,7 +193,7 @@ def test_a_commit_that_the_store_never_saw_fails_and_is_not_made(
 
 def test_columns_that_a_table_lacks_are_added_once(root: str) -> None:
     warehouse = Tables(root)
-    warehouse.create_small("t", "model string, name string, number int")
+    warehouse.create("t", "model string, name string, number int")
     put_rows(warehouse, "t", KEYS, lambda there: [{"model": "walk", "name": "a", "number": 1}])
     for _ in range(2):
         add_columns(warehouse, "t", COLUMNS)

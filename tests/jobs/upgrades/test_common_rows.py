@@ -140,7 +140,7 @@ def test_the_sums_are_those_of_the_rows_that_count(tmp_path: Path) -> None:
     write(tmp_path, "estimates/walk", pd.concat([old, new, estimated(rng, "walk-g0003")]))
     write(tmp_path, "measurements/walk", landed)
     tables, spec = Tables(str(tmp_path)), ModelSpec.model_validate(random_walk_spec())
-    tables.create_small("late_copies", LATE_COPIES)
+    tables.create("late_copies", LATE_COPIES)
     expected = expected_sums(old, new, landed)
     assert len(expected) > 50 and expected["b_degrees"].sum() > 0 and (expected["scored"] == 0).any()
     with open_queries(str(tmp_path)) as queries:

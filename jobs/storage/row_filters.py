@@ -1,0 +1,96 @@
+"""Which rows of a table: conditions on columns, decided for whole files by their statistics where these suffice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+_compute: Any = pc
+
+Filter = Sequence[Sequence[tuple[str, str, Any]]]
+"""The rows that meet all conditions of one of these lists, as `filters` of `pyarrow.parquet`.
+
+A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition but `not in`.
+"""
+_ROUNDED = pa.scalar(1000, pa.duration("us"))
+"""Statistics of times are in whole milliseconds, which Delta in Java rounds down."""
+
+
+class Met(NamedTuple):
+    """Files that may have rows of a filter: those that have no others, and the rest."""
+
+    whole: frozenset[str]
+    across: frozenset[str]
+
+
+def find_files(files: pa.Table, rows: Filter) -> Met:
+    """Return which of a table's files (`live_files`) may have rows of a filter, by their statistics."""
+    whole, beside = _none(files), _compute.invert(_none(files))
+    for conditions in rows:
+        every, some_none = _compute.invert(_none(files)), _none(files)
+        for one in conditions:
+            fits, fails = _decide(files, *one)
+            every, some_none = _compute.and_(every, fits), _compute.or_(some_none, fails)
+        whole, beside = _compute.or_(whole, every), _compute.and_(beside, some_none)
+    across = _compute.invert(_compute.or_(whole, beside))
+    whole = _compute.and_(whole, _compute.invert(beside))
+    return Met(*(frozenset(files["path"].filter(one).to_pylist()) for one in (whole, across)))
+
+
+def select_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
+    """Return the rows of a filter."""
+    return rows.filter(pq.filters_to_expression(filters))  # type: ignore[arg-type]
+
+
+def drop_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
+    """Return the rows that are not of a filter."""
+    met: Any = pq.filters_to_expression(filters)  # type: ignore[arg-type]
+    return rows.filter(~_compute.coalesce(met, pa.scalar(False)))
+
+
+def time_of(micros: int) -> pa.Scalar:
+    """Return a time, in microseconds since 1970, as the value of a condition."""
+    return pa.scalar(micros, pa.int64()).cast(pa.timestamp("us", "UTC"))
+
+
+def _none(files: pa.Table) -> Any:
+    return pa.repeat(False, files.num_rows)
+
+
+def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, Any]:
+    """Return of which files all rows meet a condition, and of which none does."""
+    names = files.column_names
+    if f"partition.{name}" in names:
+        least = greatest = files[f"partition.{name}"].combine_chunks()
+        filled, empty = least.is_valid(), least.is_null()
+    elif f"min.{name}" in names and f"null_count.{name}" in names:
+        least, greatest = (files[f"{side}.{name}"].combine_chunks() for side in ("min", "max"))
+        nulls = files[f"null_count.{name}"].combine_chunks()
+        filled = _compute.equal(nulls, 0)
+        empty = _compute.equal(nulls, files["num_records"].combine_chunks())
+    else:
+        return _none(files), _none(files)
+    if pa.types.is_timestamp(least.type):
+        kind = pa.timestamp("us", "UTC")
+        least, greatest = least.cast(kind), _compute.add(greatest.cast(kind), _ROUNDED)
+    wanted = pa.array(list(value) if "in" in compare else [value]).cast(least.type)
+    first, last = (_compute.min_max(wanted)[side] for side in ("min", "max"))
+    below, above = _compute.less(greatest, first), _compute.greater(least, last)
+    if compare == "<":
+        fits, fails = below, _compute.greater_equal(least, last)
+    elif compare == "<=":
+        fits, fails = _compute.less_equal(greatest, last), above
+    elif compare == ">":
+        fits, fails = above, _compute.less_equal(greatest, first)
+    elif compare == ">=":
+        fits, fails = _compute.greater_equal(least, first), below
+    else:
+        same = _compute.and_(_compute.equal(least, greatest), _compute.is_in(least, wanted))
+        fits, fails = same, _compute.or_(below, above)
+    fits, fails, filled, empty = (_compute.fill_null(one, False) for one in (fits, fails, filled, empty))
+    fits, fails = _compute.and_(fits, filled), _compute.or_(fails, empty)
+    return (fails, fits) if compare == "not in" else (fits, fails)
