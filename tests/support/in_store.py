@@ -391,7 +391,7 @@ def drivers(folder: Path, store: Store) -> None:
 
 def started(pipeline: Pipeline, *more: str, **given: str) -> Driver:
     """Start a driver of the stream."""
-    return Driver(pipeline, *STREAM, *more, KALMAN_WAREHOUSE=pipeline.settings.warehouse, **given)
+    return Driver(pipeline, *STREAM, *more, **given)
 
 
 def batches(pipeline: Pipeline, folder: str) -> list[int]:

@@ -2,10 +2,10 @@
 
     KALMAN_AIM='{...}' python -m tests.jobs.soak.aimed stream --model walk
 
-Production code is not changed for it: the functions of delta-rs, Delta, PySpark and of the warehouse's small files through
-which every verb commits are wrapped, each call is a *commit point* with a name, such as `append estimates/walk`, and every
-point that was passed is written to a file. Python stands exactly before or after a commit when the signal is sent, so
-a kill of Java alone is aimed, too.
+Production code is not changed for it: the functions of delta-rs, of Delta in Java and of the warehouse's small files
+through which every verb commits are wrapped, each call is a *commit point* with a name, as `append estimates/walk`, and
+every point that was passed is written to a file. Python stands exactly before or after a commit when the signal is
+sent, so a kill of Java alone is aimed, too.
 """
 
 from __future__ import annotations

@@ -150,13 +150,13 @@ KINDS = (
 )
 
 
-def wanted(default: str) -> list[int]:
+def wanted(default: range) -> list[int]:
     """Return the seeds that KALMAN_KILLS asks for."""
-    found: list[int] = []
-    for part in (os.environ.get("KALMAN_KILLS") or default).split(","):
+    asked, found = os.environ.get("KALMAN_KILLS"), list[int]()
+    for part in asked.split(",") if asked else ():
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
-    return found
+    return found or list(default)
 
 
 def kills_of(world: int) -> list[Kill]:

@@ -35,7 +35,7 @@ class Driver:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *arguments],
                 cwd=pipeline.folder,
-                env=cli_environment(Path(pipeline.settings.warehouse), given),
+                env=cli_environment(pipeline.settings.warehouse, given),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
