@@ -198,7 +198,12 @@ class World:
         equal = re.search(r"([0-9,]+) estimates and ([0-9,]+) states are equal to the bit", said)
         counts = [0, 0] if equal is None else [int(one.replace(",", "")) for one in equal.groups()]
         outcome = {0: "equal", 3: "a part was left out"}.get(code, "not equal")
-        self.verified = {"verify": outcome, "estimates": counts[0], "states": counts[1]}  # type: ignore[misc]
+        self.verified = {  # type: ignore[misc]
+            "verify": outcome,
+            "estimates": counts[0],
+            "states": counts[1],
+            "verify_said": said.splitlines() if code else [],
+        }
         return [] if code in (0, 3) and counts[0] > 0 else [f"verify ends with {code}: {said.strip()}"]
 
     # What gives a verb something to do.
