@@ -69,9 +69,10 @@ test-slow-share: setup ## Run the slow tests of what changed, and those whose tu
 # Each in a process of its own: they end Spark's between their worlds, which the other tests share.
 KILLS := tests/jobs/test_hundred_kills.py
 STATE_KILLS := tests/jobs/test_state_kills.py
-soak: setup ## Kill every verb and every step of the state at many moments, three hundred times in all, and compare (hours)
+soak: setup ## Kill every verb and every step of the state at many moments, over three hundred times, and compare (hours)
 	$(BIN)/python -m pytest -m soak --ignore $(KILLS) --ignore $(STATE_KILLS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m soak $(KILLS) $(PYTEST_ARGS)
+	KALMAN_KILLS_STORE=s3 $(BIN)/python -m pytest -m soak $(KILLS) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m soak $(STATE_KILLS) $(PYTEST_ARGS)
 
 MUTANTS := $(VENV)/.mutants-ready

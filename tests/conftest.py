@@ -141,7 +141,7 @@ def run_cli(warehouse: Path, tmp_path: Path) -> RunCli:
     return run
 
 
-def cli_environment(warehouse: Path, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
+def cli_environment(warehouse: Path | str, more: Mapping[str, str | None] | None = None) -> dict[str, str]:
     """Return the environment in which a test starts a command of ours."""
     changes = {
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),

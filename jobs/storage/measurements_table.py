@@ -29,7 +29,7 @@ PLACES = f"{TOPIC} string, {TOPIC_ID} string, {PARTITION} int, {OFFSET} bigint"
 HISTORY_PREFIX = "history:"
 """Prefix of `_origin` in rows of new keys' history."""
 
-IS_HISTORY = f"coalesce(startswith(_origin, '{HISTORY_PREFIX}'), false)"
+IS_HISTORY = f"(_origin IS NOT NULL AND _origin LIKE '{HISTORY_PREFIX}%')"
 """Condition of SQL for measurements that are new keys' history, which streams with new keys skip."""
 
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"

@@ -2,10 +2,10 @@
 
     KALMAN_AIM='{...}' python -m tests.jobs.soak.aimed stream --model walk
 
-Production code is not changed for it: the functions of Delta, PySpark and of the warehouse's small files through which
-every verb commits are wrapped, each call is a *commit point* with a name, such as `append estimates/walk`, and every
-point that was passed is written to a file. Python stands exactly before or after a commit when the signal is sent, so
-a kill of Java alone is aimed, too.
+Production code is not changed for it: the functions of delta-rs, of Delta in Java and of the warehouse's small files
+through which every verb commits are wrapped, each call is a *commit point* with a name, as `append estimates/walk`, and
+every point that was passed is written to a file. Python stands exactly before or after a commit when the signal is
+sent, so a kill of Java alone is aimed, too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import psutil
-from delta.tables import DeltaMergeBuilder, DeltaOptimizeBuilder, DeltaTable, DeltaTableBuilder
+from delta.tables import DeltaMergeBuilder, DeltaOptimizeBuilder, DeltaTable
+from deltalake import DeltaTable as DeltaLog
+from deltalake.table import TableAlterer, TableMerger
 from pyspark.sql import SparkSession
-from pyspark.sql.readwriter import DataFrameWriter
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.cli import main
+from jobs.lineage import live_table
 from jobs.spark import session as spark_sessions
 from jobs.storage.files import LocalFiles
+from jobs.storage.object_files import ObjectFiles
 from jobs.storage.table_log import FileTable
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 
@@ -87,8 +91,6 @@ class Striker:
         place = text[len(self.root) + 1 :]
         place = re.sub(r"-g\d+", "", place)
         place = re.sub(r"[0-9a-f]{8,}|\d+", "N", place)
-        if what.startswith("merge") and place == "manifests":  # of a snapshot that `maintain` had removed
-            what = "append"
         return f"{what} {place}"
 
     def around(self, name: str | None, call: Callable[[], Any]) -> Any:
@@ -171,28 +173,32 @@ def wrapped(owner: Any, attribute: str, striker: Striker, name: Callable[..., st
 
 def watch(striker: Striker) -> None:
     """Wrap what every verb commits through."""
-    last = threading.local()  # a table's location, which its builders do not tell
-    for_path, location = DeltaTable.forPath, DeltaTableBuilder.location
+    last = threading.local()  # a table's location, which what changes it does not tell
+    for_path, change, write_rows = DeltaTable.forPath, FileTable.change, live_table.write_deltalake
 
     def remembered(spark: Any, path: str, *rest: Any) -> Any:
         last.path = path
         return for_path(spark, path, *rest)
 
-    def located(self: Any, path: str) -> Any:
-        last.path = path
-        return location(self, path)
+    def changed(table: FileTable, *arguments: Any) -> None:
+        last.path = table.path
+        change(table, *arguments)
+
+    def replaced(*arguments: Any, **options: Any) -> None:
+        striker.around(striker.name("replace in", last.path), lambda: write_rows(*arguments, **options))
 
     setattr(DeltaTable, "forPath", staticmethod(remembered))  # noqa: B010
-    setattr(DeltaTableBuilder, "location", located)  # noqa: B010
+    setattr(FileTable, "change", changed)  # noqa: B010
+    setattr(live_table, "write_deltalake", replaced)  # noqa: B010
     for owner, attribute, what in (
-        (DeltaTable, "update", "update"),
+        (DeltaLog, "update", "update"),
+        (TableMerger, "execute", "merge into"),
+        (TableAlterer, "add_columns", "alter"),
         (DeltaTable, "delete", "delete from"),
         (DeltaMergeBuilder, "execute", "merge into"),
-        (DeltaTableBuilder, "execute", "create"),
         (DeltaOptimizeBuilder, "executeCompaction", "compact"),
     ):
         wrapped(owner, attribute, striker, lambda *_, what=what, **__: striker.name(what, last.path))
-    wrapped(DataFrameWriter, "save", striker, lambda _, path=None, *__, **___: striker.name("replace", path))
     wrapped(FileTable, "_write", striker, lambda table, *_: striker.name("append", table.path))
     wrapped(SparkSession, "sql", striker, lambda _, text, *__, **___: vacuum(striker, text))
     write = MicroBatchWriter.__call__
@@ -203,18 +209,21 @@ def watch(striker: Striker) -> None:
         striker.around("micro-batch written", lambda: None)  # Spark has not noted that yet
 
     setattr(MicroBatchWriter, "__call__", written)  # noqa: B010
-    for attribute, what in (
-        ("write", "write"),
-        ("create", "write"),
-        ("remove", "remove"),
-        ("remove_tree", "remove"),
-        ("rename", "rename"),
+    for owner, (attribute, what) in product(
+        (LocalFiles, ObjectFiles),
+        (
+            ("write", "write"),
+            ("create", "write"),
+            ("remove", "remove"),
+            ("remove_tree", "remove"),
+            ("rename", "rename"),
+        ),
     ):
         wrapped(
-            LocalFiles,
+            owner,
             attribute,
             striker,
-            lambda files, name, *_, what=what: striker.name(what, files.root / name),
+            lambda files, name, *_, what=what: striker.name(what, f"{files.root}/{name}"),
         )
 
 

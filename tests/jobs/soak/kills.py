@@ -90,13 +90,14 @@ def _points(*names: str) -> tuple[Point, ...]:
     return tuple(Point(name, names[: place + 1].count(name)) for place, name in enumerate(names))
 
 
-_SNAPSHOT = ("append snapshots", "append manifests")
+_SNAPSHOT = ("append snapshots", "merge into manifests")
 _BEGIN = ("merge into generations",)
+_SWITCH = (*_BEGIN, "replace in live")
 _REPORT = ("write reports/walk/walk.json", "write reports/walk/walk.html")
 _MAINTAIN = (
     "merge into generations",
     "remove checkpoints/walk",
-    "update manifests",
+    "merge into manifests",
     "delete from snapshots",
     "delete from estimates/walk",
     "delete from quarantine",
@@ -106,23 +107,32 @@ _MAINTAIN = (
     "vacuum generations",
     "vacuum snapshots",
     "vacuum estimates/walk",
+    "vacuum manifests",
     "vacuum quarantine",
 )
-_TAKE = ("update generations", "write _leases/walk/walk/N.json")
-_BATCH = ("micro-batch planned", "append estimates/walk", "merge into latest/walk", "micro-batch written")
-_DRIVE = (*_TAKE, "append latest/walk", *_BATCH)
+_TAKE = ("merge into generations", "write _leases/walk/walk/N.json")
+_BATCH = (
+    "micro-batch planned",
+    "write checkpoints/walk/reached/N.json",
+    "append estimates/walk",
+    "merge into latest/walk",
+    "micro-batch written",
+)
+_FIRST = ("append latest/walk", *_BATCH)
 
 VERBS = {
     "stream": Verb(18, 8, 16.0, _points(*_TAKE, *3 * _BATCH, *_TAKE)),
-    "blue-green": Verb(12, 6, 28.0, _points(*2 * _SNAPSHOT, *_BEGIN, *_DRIVE, *_TAKE, *_REPORT, *_BEGIN)),
-    "stop-start": Verb(8, 4, 14.0, _points(*2 * _SNAPSHOT, *_BEGIN)),
-    "retrain": Verb(7, 4, 14.0, _points(*_SNAPSHOT, *_BEGIN)),
-    "stateless": Verb(7, 3, 13.0, _points(*_SNAPSHOT, *_BEGIN)),
-    "repartition": Verb(8, 4, 12.0, _points(*_SNAPSHOT, *_BEGIN)),
+    "blue-green": Verb(
+        12, 6, 28.0, _points(*2 * _SNAPSHOT, *_BEGIN, *_TAKE, *_FIRST, *_TAKE, *_REPORT, *_SWITCH)
+    ),
+    "stop-start": Verb(8, 4, 14.0, _points(*2 * _SNAPSHOT, *_SWITCH)),
+    "retrain": Verb(7, 4, 14.0, _points(*_SNAPSHOT, *_SWITCH)),
+    "stateless": Verb(7, 3, 13.0, _points(*_SNAPSHOT, *_SWITCH)),
+    "repartition": Verb(8, 4, 12.0, _points(*_SNAPSHOT, *_SWITCH)),
     "pretrain": Verb(8, 3, 9.0, _points(*_SNAPSHOT)),
     "ingest": Verb(8, 4, 5.0, _points("append quarantine", "append measurements/walk")),
     "maintain": Verb(9, 6, 30.0, _points(*_MAINTAIN)),
-    "adopt": Verb(8, 4, 24.0, _points(*_BEGIN, *_DRIVE)),
+    "adopt": Verb(8, 4, 24.0, _points(*_BEGIN, *_TAKE, "replace in live", *_FIRST)),
     "replay": Verb(
         7, 4, 6.0, _points("merge into quarantine", "append measurements/walk", "update quarantine")
     ),
@@ -140,13 +150,13 @@ KINDS = (
 )
 
 
-def wanted(default: str) -> list[int]:
+def wanted(default: range) -> list[int]:
     """Return the seeds that KALMAN_KILLS asks for."""
-    found: list[int] = []
-    for part in (os.environ.get("KALMAN_KILLS") or default).split(","):
+    asked, found = os.environ.get("KALMAN_KILLS"), list[int]()
+    for part in asked.split(",") if asked else ():
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)
-    return found
+    return found or list(default)
 
 
 def kills_of(world: int) -> list[Kill]:

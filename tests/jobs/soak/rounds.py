@@ -22,10 +22,10 @@ TRIES = 3
 
 def in_world(
     make: Callable[[Path], World], folder: Path, kills: Sequence[Kill], seeds: set[int], until: float
-) -> tuple[World | None, list[dict[str, Any]]]:
-    """Make a world's kills of these seeds, in their order; after a violation the next ones get a new world.
+) -> list[dict[str, Any]]:
+    """Make a world's kills of these seeds, in their order, and return what was found.
 
-    Return the last world, unless it is violated, and what was found.
+    After a violation the next ones get a new world.
     """
     found: list[dict[str, Any]] = []
     world, made = None, 0
@@ -42,7 +42,7 @@ def in_world(
         found += outcomes
         if outcomes[-1]["verdict"] in (strikes.VIOLATED, strikes.BROKEN):
             world = None
-    return world, found
+    return found
 
 
 def attempts(world: World, kill: Kill) -> list[dict[str, Any]]:

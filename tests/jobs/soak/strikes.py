@@ -116,6 +116,7 @@ def run(world: World, kill: Kill, seconds: float) -> dict[str, Any]:
         "seconds": {name: round(b - a, 1) for name, a, b in zip(names, marks, marks[1:], strict=False)},
         "verdict": VIOLATED if said else UNHARMED if struck else MISSED,
         "problems": said,
+        **world.verified,
         # One for an upgrade or an adoption; more if a command that was overtaken commits its own after all.
         "generations_made": len(world.generations()) - before,
         "written_by": world.written_by(),

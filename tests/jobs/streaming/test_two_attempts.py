@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from jobs.lineage.live import live_estimates
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from tests.conftest import ROOT
 from tests.fixtures.make_format1 import KEYS, QUICK, days, walks
+from tests.jobs.support.former_driver import AT_ONCE, BEHIND, former_code, let_both_drive
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -38,8 +38,6 @@ pytestmark = pytest.mark.spark
 
 STRUCK = 10
 """The micro-batch after the dense one."""
-FORMER = "3c2a2e6"
-"""The last commit whose streams keep states in format 1."""
 RARE = "pyspark-shell"
 """Spark's default: a driver that ends within a minute uploads nothing."""
 APART = """
@@ -185,12 +183,7 @@ def test_a_driver_frozen_before_its_states_wakes_and_writes_them(world: Historie
 def test_a_driver_of_the_former_release_is_struck_and_this_one_goes_on(
     world: Histories, tmp_path: Path, how: str
 ) -> None:
-    code = tmp_path / "former"
-    code.mkdir()
-    packed = subprocess.run(["git", "archive", FORMER], cwd=ROOT, capture_output=True)
-    if packed.returncode != 0:
-        pytest.skip(f"this clone lacks commit {FORMER}")
-    subprocess.run(["tar", "x"], input=packed.stdout, cwd=code, check=True)
+    code = former_code(tmp_path / "former")
     planned, wrote = (
         lambda: str(STRUCK) in files(world.checkpoint / "offsets"),
         lambda: world.written(".changelog"),
@@ -207,3 +200,10 @@ def test_a_driver_of_the_former_release_is_struck_and_this_one_goes_on(
     live = generations.live(world.pipeline.warehouse, "hurt")
     assert live is not None and (live.generation, live.parent_batch) == ("hurt-g0002", STRUCK - 1)
     world.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [AT_ONCE, BEHIND])
+def test_of_drivers_of_both_releases_one_drives_and_nothing_is_lost(tmp_path: Path, start: str) -> None:
+    pipeline = Pipeline(tmp_path / "stream", random_walk_spec())
+    let_both_drive(pipeline, former_code(tmp_path / "former"), start)

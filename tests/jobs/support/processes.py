@@ -35,7 +35,7 @@ class Driver:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", self.module, *arguments],
                 cwd=pipeline.folder,
-                env=cli_environment(Path(pipeline.settings.warehouse), given),
+                env=cli_environment(pipeline.settings.warehouse, given),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -51,13 +51,13 @@ class Driver:
             if left.process.poll() is None:
                 left.kill()
 
-    def wait_for(self, what: Callable[[], object]) -> None:
-        """Wait until a condition holds; the process must not end before."""
+    def wait_for(self, what: Callable[[], object], pause: float = 0.01) -> None:
+        """Wait until a condition holds, seconds between two looks at it; the process must not end before."""
         deadline = time.monotonic() + PATIENCE
         while not what():
             assert self.process.poll() is None, f"the process ended before: {self.said()}"
             assert time.monotonic() < deadline, f"the condition never held: {self.said()}"
-            time.sleep(0.01)
+            time.sleep(pause)
 
     def kill(self, whole_group: bool = True) -> None:
         """Send SIGKILL to the Python driver and Spark's JVM, or to the Python driver alone."""

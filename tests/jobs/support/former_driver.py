@@ -1,0 +1,155 @@
+"""Drivers of the former release and of this one on the same warehouse, at once and one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import export, verify
+from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED
+from jobs.lineage import generations
+from jobs.lineage.chain import lineage_of
+from jobs.lineage.live import live_estimates
+from jobs.storage.tables import estimates
+from tests.conftest import ROOT
+from tests.jobs.support import processes
+from tests.jobs.support.pipeline import (
+    Pipeline,
+    assert_bit_equal,
+    landed,
+    ordered,
+    random_rows,
+    reflected,
+    since,
+)
+from tests.jobs.support.processes import Driver
+
+AT_ONCE, BEHIND = "at once", "one behind the other"
+FORMER = "3c2a2e6"
+"""The last commit whose streams keep states in format 1, and whose tables in S3 are written by Spark."""
+
+
+def former_code(folder: Path) -> Path:
+    """Write the code of the former release to a folder, and return it; skip the test where the clone lacks it."""
+    packed = subprocess.run(["git", "archive", FORMER], cwd=ROOT, capture_output=True)
+    if packed.returncode != 0:
+        pytest.skip(f"this clone lacks commit {FORMER}")
+    folder.mkdir(parents=True)
+    subprocess.run(["tar", "x"], input=packed.stdout, cwd=folder, check=True)
+    return folder
+
+
+class Meeting:
+    """A stream that a driver of each release wants to drive."""
+
+    def __init__(self, pipeline: Pipeline, former: Path) -> None:
+        self.pipeline, self.codes = pipeline, {"former": former, "this": ROOT}
+        self.days = iter(random_rows(12))
+        self.landed = [next(self.days)]
+        pipeline.land(*self.landed)
+        pipeline.pretrain()
+        self.land(2)
+
+    def start(self, release: str) -> Driver:
+        """Start a driver of a release, which waits for rows until it is ended."""
+        words = ("stream", "--model", self.pipeline.name, "--trigger", "1")
+        return Driver(self.pipeline, *words, PYTHONPATH=str(self.codes[release]))
+
+    def land(self, number: int) -> None:
+        """Land the next days, a micro-batch each."""
+        days = [next(self.days) for _ in range(number)]
+        self.pipeline.land(*days)
+        self.landed += days
+
+    def is_done(self) -> bool:
+        """Tell if all rows after those of the first day have live estimates."""
+        warehouse, table = self.pipeline.warehouse, estimates(self.pipeline.name)
+        if not warehouse.exists(table):
+            return False
+        ends = dict(lineage_of(generations.all_of(warehouse, self.pipeline.name)))
+        rows = warehouse.columns(table, ("generation", "batch_id")).to_pylist()
+        mine = [one for one in rows if one["generation"] in ends]
+        live = [one for one in mine if (end := ends[one["generation"]]) is None or one["batch_id"] <= end]
+        return len(live) == sum(map(len, self.landed[1:]))
+
+    def kill_in_a_micro_batch(self, driver: Driver) -> None:
+        """Land days, and kill a driver once it has planned the first of them."""
+        live = generations.live(self.pipeline.warehouse, self.pipeline.name)
+        assert live is not None
+        checkpoint = self.pipeline.warehouse.files(live.checkpoint)
+        before = checkpoint.names("offsets")
+        self.land(2)
+        driver.wait_for(lambda: checkpoint.names("offsets") != before)
+        driver.kill()
+
+    def start_at_once(self) -> tuple[str, Driver]:
+        """Start both at once, of which one is refused; return the release of the other, and its driver."""
+        both = {release: self.start(release) for release in self.codes}
+        wait(lambda: any(one.process.poll() is not None for one in both.values()))
+        ended = [release for release, one in both.items() if one.process.poll() is not None]
+        said = {release: one.said() for release, one in both.items()}
+        assert [both[release].process.returncode for release in ended] == [ALREADY_RUNNING], said
+        (winner,) = set(both) - set(ended)
+        return winner, both[winner]
+
+    def start_behind(self, release: str) -> tuple[str, Driver]:
+        """Start a driver of a release, and one of the other once it drives, which is refused."""
+        driver = self.start(release)
+        driver.wait_for(self.is_done, 0.3)
+        (other,) = set(self.codes) - {release}
+        late = self.start(other)
+        assert late.finish() == ALREADY_RUNNING, late.said()
+        return release, driver
+
+    def kill_in_turns(self, release: str, driver: Driver) -> None:
+        """Kill the driver of a release in a micro-batch; the former goes no further than this one lets it.
+
+        This release takes over a stream of the former one, which cannot read the states of this one, and fails.
+        """
+        driver.wait_for(self.is_done, 0.3)
+        self.kill_in_a_micro_batch(driver)
+        if release == "former":
+            _, driver = self.start_behind("this")
+            self.kill_in_a_micro_batch(driver)
+        failed = self.start("former")
+        assert failed.finish() == RUN_FAILED, failed.said()
+        driver = self.start("this")
+        driver.wait_for(self.is_done, 0.3)
+        assert driver.interrupt() == 0, driver.said()
+
+    def check(self) -> None:
+        """Check that each row is reflected once in the estimates and in the states, with the bits of one batch."""
+        pipeline = self.pipeline
+        assert pipeline.stream().data["batches"] == 0
+        found = ordered(live_estimates(pipeline.warehouse, pipeline.name).toPandas())
+        assert_bit_equal(found, since(pipeline.batch(), self.landed[1]))
+        assert len(found) == sum(map(len, self.landed[1:]))
+        assert verify.run(pipeline.settings, pipeline.name, share="1").data["outcome"] == "equal"
+        exported = export.run(pipeline.settings, pipeline.name).data["snapshot"]
+        assert reflected(pipeline, exported) == landed(pipeline)
+
+
+def let_both_drive(pipeline: Pipeline, former: Path, start: str) -> None:
+    """Let drivers of both releases want one stream, and check what they have written.
+
+    Args:
+        pipeline: without rows; no driver has run.
+        former: the folder with the former release's code.
+        start: `AT_ONCE`, or `BEHIND`: the former release drives before the other one starts.
+    """
+    meeting = Meeting(pipeline, former)
+    meeting.kill_in_turns(*(meeting.start_at_once() if start == AT_ONCE else meeting.start_behind("former")))
+    meeting.check()
+
+
+def wait(what: Callable[[], Any]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + processes.PATIENCE
+    while not what():
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.05)
