@@ -22,9 +22,9 @@ from benchmarks.workloads.verbs import Verbs
 from demo.broker import Broker
 from jobs import ingest, stream
 from jobs.core.settings import Settings
+from jobs.lineage.reached_commits import ReachedCommits
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.kafka import SERVERS, TopicWatch
-from jobs.storage.reached_commits import ReachedCommits
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 
 BATCHES, ROWS, WARM_UP = 25, 500, 5

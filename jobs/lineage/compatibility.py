@@ -15,13 +15,13 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
+from jobs.lineage.reached_commits import ReachedCommits
 from jobs.spark.kafka import topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.commit_ids import commit_id
 from jobs.storage.positions import DELTA, describe, offsets_of, same_if_known
-from jobs.storage.reached_commits import ReachedCommits
 from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ Filter = Sequence[Sequence[tuple[str, str, Any]]]
 
 A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition but `not in`.
 """
-_ROUNDED = pa.scalar(1000, pa.duration("us"))
+_ROUNDED_US = 1000
 """Statistics of times are in whole milliseconds, which Delta in Java rounds down."""
 
 
@@ -76,7 +76,10 @@ def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, 
         return _none(files), _none(files)
     if pa.types.is_timestamp(least.type):
         kind = pa.timestamp("us", "UTC")
-        least, greatest = least.cast(kind), _compute.add(greatest.cast(kind), _ROUNDED)
+        least, greatest = (
+            least.cast(kind),
+            _compute.add(greatest.cast(kind), pa.scalar(_ROUNDED_US, pa.duration("us"))),
+        )
     wanted = pa.array(list(value) if "in" in compare else [value]).cast(least.type)
     first, last = (_compute.min_max(wanted)[side] for side in ("min", "max"))
     below, above = _compute.less(greatest, first), _compute.greater(least, last)

@@ -19,6 +19,7 @@ from jobs.key_inputs.pins import InputPins, join_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
+from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, initial_state, offered
@@ -29,7 +30,6 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.state.plan import Plan
 from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.reached_commits import ReachedCommits
 from jobs.storage.tables import latest, measurements, refuse_absent
 from jobs.streaming.operators.estimate_files import EstimateWriter
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor

@@ -20,13 +20,13 @@ from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation
+from jobs.lineage.reached_commits import ReachedCommits
 from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.spark.quarantine import identified, topic_quarantine
 from jobs.specs.row_order import QuarantineLimit
 from jobs.storage.quarantine import TABLE, refusal, too_many
-from jobs.storage.reached_commits import ReachedCommits
 from jobs.storage.tables import archive
 from jobs.streaming.operators.estimate_files import FILES
 from jobs.streaming.operators.wrappers import rejected_rows

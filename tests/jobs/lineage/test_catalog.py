@@ -60,5 +60,6 @@ def test_each_table_is_read_once(tables: Tables, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Tables, "columns", counted)
     catalog = Catalog(tables)
     for model in (*catalog.models, "none"):
-        catalog.generations(model), catalog.manifests(model), catalog.held_rows(model), catalog.live(model)
+        for look in (catalog.generations, catalog.manifests, catalog.held_rows, catalog.live):
+            look(model)
     assert read == {"generations": 1, "manifests": 1}

@@ -13,8 +13,8 @@ import pytest
 from jobs import export, promote, rollback, upgrade
 from jobs.core.errors import UserError
 from jobs.lineage import generations
+from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots.manifests import all_of
-from jobs.storage.reached_commits import ReachedCommits
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

@@ -13,6 +13,7 @@ from jobs.lineage.generations import LIVE, RETIRED, SHADOW, Generation, all_of, 
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import GENERATIONS
+from kalman import NUMERICS
 
 pytestmark = pytest.mark.spark
 
@@ -42,11 +43,13 @@ def test_the_commit_compares_the_statuses_that_were_seen(
         key_count=0, checksum="", rows=0, snapshots_version=0, spec="",
     )  # fmt: skip
     with pytest.raises(UserError, match="another command has just changed"):
-        generations.begin(warehouse, snapshot, 1, 1, seen[1])
+        generations.begin(warehouse, snapshot, 1, 1, seen[1], numerics=NUMERICS)
     monkeypatch.undo()
     statuses = {one.generation: one.status for one in all_of(warehouse, "m")}
     assert statuses == {"m-g0001": LIVE, "m-g0002": RETIRED, "m-g0003": SHADOW}
     with pytest.raises(UserError, match="another command has just changed"):
-        generations.begin(warehouse, snapshot, 1, 1, seen[2])  # which was live when a frozen command decided
-    generations.begin(warehouse, snapshot, 1, 1, seen[0])
+        generations.begin(
+            warehouse, snapshot, 1, 1, seen[2], numerics=NUMERICS
+        )  # which was live when a frozen command decided
+    generations.begin(warehouse, snapshot, 1, 1, seen[0], numerics=NUMERICS)
     assert [one.status for one in all_of(warehouse, "m")] == [RETIRED, RETIRED, SHADOW, LIVE]
