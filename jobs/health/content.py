@@ -7,7 +7,7 @@ estimates' column `innovation` or `measured`, where the spec asks for one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.arrow import to_numpy
 from jobs.health import reading
-from jobs.health.reading import Estimates, Generation, Reason
+from jobs.health.reading import Estimates, Reason
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import Generation
 from jobs.offline.quantity import measured_direction
+from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
@@ -92,7 +96,10 @@ class Example(NamedTuple):
 
 
 class Health(NamedTuple):
-    """The content of the page. spec: of the live generation; without: why NIS cannot be judged, if it cannot."""
+    """The content of the page.
+
+    spec: of the live generation; specs: by generation; without: why NIS cannot be judged, if it cannot.
+    """
 
     model: str
     description: str
@@ -100,6 +107,7 @@ class Health(NamedTuple):
     estimates: Estimates
     spec: ModelSpec
     generations: list[Generation]
+    specs: dict[str, ModelSpec]
     first_rows: dict[str, int]
     over_time: OverTime
     keys: Keys
@@ -138,11 +146,13 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     Raises:
         UserError: it has no estimates, or none of a wanted key.
     """
-    known = reading.generations_of(root, model)
-    estimates = reading.estimates_of(root, model, known)
+    catalog = Catalog(Tables(root))
+    known = list(catalog.generations(model))
+    specs = _specs(known, catalog.manifests(model))
+    estimates = reading.estimates_of(root, model, catalog.lineage(model))
     first = None if estimates is None else _span(root, estimates)
-    live = next((one for one in known if one.status == "live"), None)
-    spec = live.spec if live is not None and live.spec is not None else deployed
+    live = catalog.live(model)
+    spec = deployed if live is None else specs.get(live.generation, deployed)
     if estimates is None or first is None or spec is None:
         raise UserError(
             f"model {model} has no estimates to report on: start its stream with "
@@ -164,10 +174,11 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         estimates,
         spec,
         known,
+        specs,
         sums.first_rows,
         sums.over_time(),
         keys,
-        _examples(root, estimates, spec, known, list(dict(reversed(chosen)).items())[::-1], sums),
+        _examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
         reading.quarantined(root, model),
         reading.progress(root, model),
         told,
@@ -180,6 +191,16 @@ _WITHOUT = (
     "NIS and coverage need the number of components that each row measured, which the estimates of a model with "
     "several measured columns have with outputs: {innovation: true} in the spec."
 )
+
+
+def _specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[str, ModelSpec]:
+    """Return the spec of each generation's snapshot."""
+    texts = {one.snapshot_id: one.spec for one in manifests}
+    return {
+        one.generation: ModelSpec.model_validate_json(texts[one.snapshot_id])
+        for one in known
+        if texts.get(one.snapshot_id)
+    }
 
 
 def _learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
@@ -320,7 +341,7 @@ def _examples(
     root: str,
     estimates: Estimates,
     spec: ModelSpec,
-    known: Sequence[Generation],
+    specs: Mapping[str, ModelSpec],
     chosen: Sequence[tuple[str, str]],
     sums: _Sums,
 ) -> list[Example]:
@@ -328,7 +349,6 @@ def _examples(
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
     parts = list(reading.batches(root, estimates, columns, ("key", keys)))
-    specs = {one.generation: one.spec or spec for one in known}
     rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
     names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
     landed = reading.measured_rows(root, spec, keys)

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from jobs.core.html_page import heading, linked_table, page, paragraph, section
 from jobs.core.report import plural
 from jobs.health import reading
+from jobs.lineage.catalog import Catalog
 from jobs.storage.files import files_of
+from jobs.storage.warehouse import Tables
 
 FOLDER = "reports"
 HEALTH, INDEX = "health.html", "index.html"
@@ -35,22 +37,22 @@ def write_page(root: str, model: str, text: str) -> str:
 def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
     """Write the index of these models and of those that have a report, and return its path and its entries."""
     there = [name for name in files_of(f"{root}/{FOLDER}").names("") if "." not in name]
-    entries = [_entry(root, model) for model in sorted({*models, *there})]
+    catalog = Catalog(Tables(root))
+    entries = [_entry(catalog, model) for model in sorted({*models, *there})]
     files_of(f"{root}/{FOLDER}").write(INDEX, index_page(entries).encode())
     return f"{root}/{FOLDER}/{INDEX}", entries
 
 
-def _entry(root: str, model: str) -> Entry:
-    live = next((one for one in reading.generations_of(root, model) if one.status == "live"), None)
+def _entry(catalog: Catalog, model: str) -> Entry:
+    root, live = catalog.warehouse.root, catalog.live(model)
     records = reading.progress(root, model)
-    held = sum(one.rows for one in reading.quarantined(root, model) if one.status == "held")
     pages = [name for name in files_of(f"{root}/{FOLDER}/{model}").names("") if name.endswith(".html")]
     return Entry(
         model,
         live.generation if live else "none",
         live.model_version if live else None,
         records[-1] if records else None,
-        held,
+        catalog.held_rows(model),
         sorted(pages, key=lambda name: (name != HEALTH, name)),
     )
 

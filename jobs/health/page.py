@@ -221,7 +221,7 @@ def _versions(health: Health) -> str:
             _micros(health.first_rows[one.generation])
             if one.generation in health.first_rows
             else "no live row",
-            ", ".join(one.spec.states) if one.spec is not None else "–",
+            ", ".join(health.specs[one.generation].states) if one.generation in health.specs else "–",
         )
         for one in health.generations
     ]

@@ -12,29 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from jobs.lineage.chain import lineage_of
+from jobs.lineage.chain import LineageSegment
 from jobs.lineage.live_rows import counted_rows
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import files_of
 from jobs.storage.queries import among, literal, open_queries, quoted
 from jobs.storage.table_rows import column_types, parts_of, read_table
-
-
-class Generation(NamedTuple):
-    """A generation as its row in `generations` says; states: the names of the numbers in its means."""
-
-    generation: str
-    model_version: int
-    status: str
-    parent: str | None
-    parent_batch: int | None
-    snapshot_id: str
-    created_at: datetime | None
-    retired_at: datetime | None
-    owner: str | None
-    last_error: str | None
-    spec: ModelSpec | None
 
 
 class Estimates(NamedTuple):
@@ -52,35 +36,15 @@ class Estimates(NamedTuple):
 _NO_END = np.iinfo(np.int64).max
 
 
-def generations_of(root: str, model: str) -> list[Generation]:
-    """Return the generations of a model, oldest first."""
-    names = [name for name in Generation._fields if name != "spec"]
-    found = read_table(root, "generations", ["model", *names])
-    manifests = read_table(root, "manifests", ["model", "snapshot_id", "spec"])
-    specs = {} if manifests is None else {row["snapshot_id"]: row["spec"] for row in manifests.to_pylist()}
-    rows = [] if found is None else [row for row in found.to_pylist() if row["model"] == model]
-    for row in rows:
-        row |= {name: _utc(row.get(name)) for name in ("created_at", "retired_at")}
-    made = [
-        Generation(**{name: row.get(name) for name in names}, spec=_spec(specs.get(row["snapshot_id"])))
-        for row in rows
-    ]
-    return sorted(made, key=lambda one: (len(one.generation), one.generation))
-
-
 def _utc(at: Any) -> datetime | None:
     """Return a time of a table with its zone: some writers store it without, in UTC."""
     return None if at is None else at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def _spec(text: str | None) -> ModelSpec | None:
-    return None if text is None else ModelSpec.model_validate(json.loads(text))
-
-
-def estimates_of(root: str, model: str, known: Sequence[Generation]) -> Estimates | None:
-    """Return the model's live estimates, else those of its history; None: it has neither."""
-    lineage = {name: _NO_END if last is None else last for name, last in lineage_of(known)}
-    for table, kept in ((f"estimates/{model}", lineage), (f"estimates_history/{model}", {})):
+def estimates_of(root: str, model: str, lineage: Sequence[LineageSegment]) -> Estimates | None:
+    """Return the model's live estimates, by their lineage, else those of its history; None: it has neither."""
+    live = {name: _NO_END if last is None else last for name, last in lineage}
+    for table, kept in ((f"estimates/{model}", live), (f"estimates_history/{model}", {})):
         columns = column_types(root, table)
         if columns and (kept or not table.startswith("estimates/")):
             found = Estimates(table, kept)

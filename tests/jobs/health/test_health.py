@@ -21,7 +21,14 @@ from jobs.core.settings import Settings
 from jobs.health.content import Health, gather
 from jobs.health.figures import draw_example, wilson
 from jobs.health.page import health_page, verdict
+from jobs.lineage import generations
+from jobs.lineage.generations import LIVE, RETIRED, Generation
+from jobs.snapshots import manifests
+from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.row_changes import put_rows
+from jobs.storage.tables import GENERATIONS, MANIFESTS
+from jobs.storage.warehouse import Tables
 
 SPEC: dict[str, Any] = {
     "name": "rooms",
@@ -71,6 +78,20 @@ def put(root: Path, table: str, rows: pd.DataFrame, **options: Any) -> None:
     )
 
 
+def put_specs(tables: Tables, *specs: dict[str, Any]) -> None:
+    """Put the manifests of the snapshots s1, s2 ..., each made with one of the specs."""
+    tables.create("manifests", MANIFESTS)
+    made = [
+        Manifest(
+            snapshot_id=f"s{number}", model="rooms", model_version=number, fingerprint="f", parameters={},
+            position={"source": "delta", "version": 0}, key_count=1, checksum="", rows=1, snapshots_version=number,
+            spec=ModelSpec.model_validate(spec).model_dump_json(by_alias=True),
+        )
+        for number, spec in enumerate(specs, 1)
+    ]  # fmt: skip
+    put_rows(tables, "manifests", ("snapshot_id",), lambda there: [manifests.row_of(one) for one in made])
+
+
 def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) -> pd.DataFrame:
     """Make a warehouse with a hand-over after micro-batch 1 of two generations; return the rows that are live."""
     first = pd.concat([estimates("rooms-g0001", batch, rows, keys, 1, scale) for batch in range(4)])
@@ -78,18 +99,28 @@ def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) ->
     for frame in (first, second):
         put(root, "estimates/rooms", frame)
     at = pd.Timestamp("2024-03-05", tz="UTC").as_unit("us")
-    common = {"model": "rooms", "owner": None, "last_error": None, "created_at": at}
-    known = pd.DataFrame(
-        [
-            {**common, "generation": "rooms-g0001", "model_version": 1, "status": "retired", "snapshot_id": "s1",
-             "parent": None, "parent_batch": None, "retired_at": at},
-            {**common, "generation": "rooms-g0002", "model_version": 2, "status": "live", "snapshot_id": "s2",
-             "parent": "rooms-g0001", "parent_batch": 1, "retired_at": None},
-        ]
-    ).astype({"owner": "string", "last_error": "string", "parent_batch": "Int64"})  # fmt: skip
-    put(root, "generations", known)
-    specs = [json.dumps(ModelSpec.model_validate(one).model_dump(by_alias=True)) for one in (SPEC, SLOPED)]
-    put(root, "manifests", pd.DataFrame({"model": "rooms", "snapshot_id": ["s1", "s2"], "spec": specs}))
+    start = {"source": "delta", "table": "measurements/rooms", "version": 0}
+    made_at = at.to_pydatetime()
+    began: dict[str, Any] = {"start_position": start, "partitions": 1, "blocks": 1, "created_at": made_at}
+    known = [
+        Generation("rooms-g0001", "rooms", 1, "f1", "s1", "c1", status=RETIRED, retired_at=made_at, **began),
+        Generation(
+            "rooms-g0002",
+            "rooms",
+            2,
+            "f2",
+            "s2",
+            "c2",
+            status=LIVE,
+            parent="rooms-g0001",
+            parent_batch=1,
+            **began,
+        ),
+    ]
+    tables = Tables(str(root))
+    tables.create("generations", GENERATIONS)
+    put_rows(tables, "generations", ("generation",), lambda there: [generations.row_of(one) for one in known])
+    put_specs(tables, SPEC, SLOPED)
     reasons = ["late: older than the key's state"] * 3 + [
         "temperature: not a number: 'a'",
         "temperature: not a number: 'b'",
@@ -210,9 +241,7 @@ def test_several_columns_without_innovations_are_not_judged(tmp_path: Path) -> N
         "measurement": ["a", "b"],
         "observation": {"H": [[1.0, 0.0], [0.0, 1.0]], "R": [[1.0, 0.0], [0.0, 1.0]]},
     }
-    spec = json.dumps(ModelSpec.model_validate(two).model_dump(by_alias=True))
-    rows = pd.DataFrame({"model": "rooms", "snapshot_id": ["s1", "s2"], "spec": spec})
-    write_deltalake(str(tmp_path / "manifests"), pa.Table.from_pandas(rows), mode="overwrite")
+    put_specs(Tables(str(tmp_path)), two, two)
     health = gather(str(tmp_path), "rooms", None)
     assert verdict(health)[0] == "neutral" and "innovation: true" in health_page(health)
 
