@@ -6,13 +6,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import fsspec
-
 from dags.kalman_dags.places import warehouse
 from jobs.core.roots import local_path
-
-FOLDER = "reports"
-"""As `jobs.upgrades.comparison.report_files` has it, which needs Spark."""
+from jobs.storage.files import files_of
+from jobs.upgrades.comparison.report_files import FOLDER
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
@@ -34,8 +31,7 @@ def names(model: str) -> list[str]:
         if folder is not None:
             found = [path.name for path in (folder / FOLDER / model).iterdir() if path.is_file()]
         else:
-            store, root = fsspec.core.url_to_fs(f"{warehouse()}/{FOLDER}/{model}")
-            found = [str(path).rpartition("/")[2] for path in store.ls(root, detail=False)]
+            found = files_of(f"{warehouse()}/{FOLDER}/{model}").names("")
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(name for name in found if name.endswith(".html") and _NAME.fullmatch(name))
@@ -53,8 +49,8 @@ def read(model: str, name: str) -> Report | None:
     folder = local_path(warehouse())
     try:
         if folder is None:
-            with fsspec.open(f"{warehouse()}/{FOLDER}/{model}/{name}", "rb") as file:
-                return Report(file.read(), kind)  # pyright: ignore[reportAttributeAccessIssue]
+            content = files_of(f"{warehouse()}/{FOLDER}/{model}").read(name)
+            return None if content is None else Report(content, kind)
         base = (folder / FOLDER).resolve()
         path = (base / model / name).resolve(strict=True)
         return Report(path.read_bytes(), kind) if path.is_relative_to(base) and path.is_file() else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.storage.warehouse import Tables
-
 if TYPE_CHECKING:
     from jobs.storage.files import Files
+    from jobs.storage.warehouse import Tables
 
 FOLDER = "reports"
 
