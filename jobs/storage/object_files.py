@@ -9,7 +9,6 @@ It needs the package `obstore` (the extra `s3`).
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import time
 import uuid
@@ -108,15 +107,11 @@ class ObjectFiles:
             raise self._refused(name, error) from error
 
     def exists(self, name: str) -> bool:
-        """Tell if a file or folder exists."""
+        """Tell if a file or folder exists: marks that Hadoop has left are no files, and make no folder."""
         try:
-            self._store.head(self._path(name))
-        except FileNotFoundError:
-            found = self._level(name)
-            return bool(found["objects"] or found["common_prefixes"])
+            return any(self._below(self._path(name)))
         except Exception as error:
             raise self._refused(name, error) from error
-        return True
 
     def seen(self, name: str) -> Seen | None:
         """Return what is seen of a file without reading it, or None if the file does not exist."""
@@ -137,9 +132,8 @@ class ObjectFiles:
         source, target = self._path(name), self._path(to)
         try:
             for one in self._below(source):
-                with contextlib.suppress(FileNotFoundError):  # the mark of an empty folder
-                    self._store.copy(one, target + one.removeprefix(source))
-            for one in self._below(source):
+                self._store.copy(one, target + one.removeprefix(source))
+            for one in list(self._below(source)):
                 self._store.delete(one)
         except (
             Exception
@@ -150,7 +144,7 @@ class ObjectFiles:
     def remove_tree(self, name: str) -> bool:
         """Remove a folder with its content, and tell if that succeeded."""
         try:
-            for one in self._below(self._path(name)):
+            for one in list(self._below(self._path(name))):
                 self._store.delete(one)
         except Exception:  # as above
             return False
@@ -198,18 +192,20 @@ class ObjectFiles:
             raise self._refused(folder, error) from error
         return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
-    def _below(self, path: str) -> list[str]:
-        """Return the objects of a name: itself, or those of the folder; marks of folders are none of them."""
-        found = [one for some in self._store.list(path) for one in some]
-        folders = {path, *(parent for one in found for parent in _parents(one["path"]))}
-        objects = [one["path"] for one in found if one["size"] or one["path"] not in folders]
-        if objects:
-            return objects
+    def _below(self, path: str) -> Iterator[str]:
+        """Yield the objects of a name: itself, and those of the folder; marks of folders are none of them."""
+        if self._is_file(path):
+            yield path
+        for some in self._store.list(path):
+            yield from (one["path"] for one in some if one["size"] or self._is_file(one["path"]))
+
+    def _is_file(self, path: str) -> bool:
+        """Tell if there is an object of this name; the name of a mark ends with a slash, which listings leave out."""
         try:
             self._store.head(path)
         except FileNotFoundError:
-            return []
-        return [path]
+            return False
+        return True
 
     def _path(self, name: str) -> str:
         return "/".join(part for part in (self._prefix, name.strip("/")) if part)
@@ -220,13 +216,6 @@ class ObjectFiles:
             f"{self.root}/{name}: the store did not do it: {_said(error)}; check {_SETTINGS.get(scheme, _OTHERS)}",
             RUN_FAILED,
         )
-
-
-def _parents(path: str) -> Iterator[str]:
-    """Yield the folders above an object."""
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 @lru_cache(maxsize=8)

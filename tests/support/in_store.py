@@ -2,8 +2,8 @@
 
     python -m tests.support.in_store FOLDER PART ...
 
-PART is `streams`, `commits`, `verbs`, `queries`, `drivers` or `releases`, on S3: the store and a proxy before it run in
-this process. What was found is printed as a line of JSON a step.
+PART is `streams`, `commits`, `verbs`, `queries` or `drivers`, on S3: the store and a proxy before it run in this
+process. What was found is printed as a line of JSON a step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from tests.conftest import ROOT as HERE
 from tests.jobs.key_inputs.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.lineage.test_frozen_drivers import FREEZES
 from tests.jobs.support import processes
-from tests.jobs.support.former_driver import AT_ONCE, BEHIND, let_both_drive
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -70,7 +69,9 @@ def main(folder: Path, parts: list[str]) -> None:
         os.environ.update(environment(proxy.address))
         store = Store(S3, proxy)
         for part in parts:
-            PARTS[part](folder / part, store)
+            {"streams": streams, "commits": commits, "verbs": verbs, "queries": queries, "drivers": drivers}[
+                part
+            ](folder / part, store)
 
 
 def tell(step: str, **found: Any) -> None:
@@ -435,22 +436,6 @@ def two_drivers(pipeline: Pipeline, last: int) -> None:
     assert running.interrupt() == 0, running.said()
     tell("two", refused=len(ended))
 
-
-def releases(folder: Path, store: Store) -> None:
-    """Let drivers of the former release and of this one want one stream, at once and one behind the other."""
-    for start in (AT_ONCE, BEHIND):
-        let_both_drive(store.pipeline(folder, start.replace(" ", "-")), folder.parent / "former", start)
-        tell(start)
-
-
-PARTS = {
-    "streams": streams,
-    "commits": commits,
-    "verbs": verbs,
-    "queries": queries,
-    "drivers": drivers,
-    "releases": releases,
-}
 
 if __name__ == "__main__":
     try:

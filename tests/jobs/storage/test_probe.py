@@ -125,6 +125,7 @@ def test_hadoop_s_marks_of_folders_are_no_files(proxy: Proxy):
     files = ObjectFiles(f"{ROOT}/marks")
     for folder in ("a", "a/b", "a/empty"):
         object_store.mark_folder(proxy.address, f"warehouse/marks/{folder}")
+    assert not files.exists("a")  # `remove_tree` leaves marks
     assert not files.exists("a/empty") and files.names("a/empty") == []
     files.write("a/b/one.json", b"1")
     files.write("a/b/none", b"")

@@ -31,7 +31,7 @@ from tests.jobs.support.processes import Driver
 
 AT_ONCE, BEHIND = "at once", "one behind the other"
 FORMER = "3c2a2e6"
-"""The last commit whose streams keep states in format 1, and whose tables in S3 are written by Spark."""
+"""The last commit whose streams keep states in format 1."""
 
 
 def former_code(folder: Path) -> Path:
