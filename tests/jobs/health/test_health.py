@@ -98,9 +98,8 @@ def warehouse(root: Path, scale: float = 1.0, rows: int = 300, keys: int = 9) ->
     second = pd.concat([estimates("rooms-g0002", batch, rows, keys, 2, scale) for batch in range(3)])
     for frame in (first, second):
         put(root, "estimates/rooms", frame)
-    at = pd.Timestamp("2024-03-05", tz="UTC").as_unit("us")
     start = {"source": "delta", "table": "measurements/rooms", "version": 0}
-    made_at = at.to_pydatetime()
+    made_at = datetime(2024, 3, 5, tzinfo=UTC)
     began: dict[str, Any] = {"start_position": start, "partitions": 1, "blocks": 1, "created_at": made_at}
     known = [
         Generation("rooms-g0001", "rooms", 1, "f1", "s1", "c1", status=RETIRED, retired_at=made_at, **began),

@@ -112,7 +112,7 @@ def versions(warehouse: Warehouse) -> dict[str, int]:
 STEPS: dict[str, tuple[Any, str]] = {
     "generations are marked": (Maintenance, "_remove_folder"),
     "checkpoints are gone": (Maintenance, "_remove_snapshots"),
-    "manifests are marked": (DeltaTable, "delete"),
+    "manifests are marked": (store, "delete_rows"),
     "snapshots are gone": (Maintenance, "_remove_estimates"),
     "estimates are gone": (Maintenance, "_remove_resolved_rows"),
     "quarantine is smaller": (Maintenance, "_remove_progress"),
