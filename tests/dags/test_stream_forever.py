@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -157,7 +158,8 @@ def clean(log: DriverLog) -> Iterator[None]:
     yield
     for launch in log.launches():
         if launch.pid is not None and started_at(launch.pid) == launch.started:
-            os.kill(launch.pid, 9)
+            with suppress(ProcessLookupError):  # it may end of itself at this moment
+                os.kill(launch.pid, 9)
 
 
 def operator(
