@@ -1,7 +1,7 @@
 """What the control tables of a warehouse say about its models, each table read once.
 
-A command that shows many models reads each table once instead of once a model, and all that it shows is of one moment.
-A command that changes generations does not decide by a catalog: its commit compares with the table's newest version.
+A command that shows many models reads each table once instead of once a model. A command that changes generations does
+not decide by a catalog: its commit compares with the table's newest version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = TypeVar("Row", bound=_OfModel)
 
 
 class Catalog:
-    """The generations, snapshots and held rows of all models of a warehouse, as old as the first question about each.
+    """The generations, snapshots and held rows of all models of a warehouse; each table is read when first asked for.
 
     Args:
         warehouse: of the tables.

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
 from jobs.storage.part_files import PartFile, attempt_name, remove_of, write_parts
-from jobs.storage.replaced_files import Kept, find_partitions, read_rows_of
+from jobs.storage.replaced_files import KeptRows, find_partitions, read_rows_of
 from jobs.storage.row_filters import Filter, Met, drop_rows
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _COLUMNS = pa.schema([("files", pa.list_(pa.binary())), ("sums", pa.map_(pa.stri
 Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class Sums(Protocol):
+class TaskSums(Protocol):
     """What a task sums up of the rows that it writes."""
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -43,7 +43,7 @@ class Sums(Protocol):
         ...
 
 
-class Written(NamedTuple):
+class TaskFiles(NamedTuple):
     """The files that tasks wrote, which no commit names yet, and the sums of each task."""
 
     parts: list[PartFile]
@@ -51,8 +51,8 @@ class Written(NamedTuple):
 
 
 def write_files(
-    source: DataFrame, make: Make, table: FileTable, sums: Callable[[], Sums] | None = None
-) -> Written:
+    source: DataFrame, make: Make, table: FileTable, sums: Callable[[], TaskSums] | None = None
+) -> TaskFiles:
     """Let tasks make rows of those of a source, and write them as files of a table.
 
     After an error no file is left.
@@ -92,7 +92,7 @@ def write_files(
         remove_of(folder, attempt)
         raise
     parts = [PartFile.decode(bytes(one)) for row in found for one in row["files"]]
-    return Written(parts, [dict(row["sums"]) for row in found])
+    return TaskFiles(parts, [dict(row["sums"]) for row in found])
 
 
 def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[PartFile]:
@@ -118,7 +118,7 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
     return write_files(chosen, typed, table).parts
 
 
-def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], Kept]:
+def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], KeptRows]:
     """Return how tasks write the rows to keep of files, some of whose rows go (`ReplacingTable.replace_rows`).
 
     The new files have all columns of the table, of which files of earlier versions of a model may lack some.
@@ -130,12 +130,12 @@ def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[
             for name, values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield from read_rows_of(folder, name, json.loads(values), schema, rows, drop_rows)
 
-    def keep(files: pa.Table, met: Met) -> Kept:
+    def keep(files: pa.Table, met: Met) -> KeptRows:
         if not met.across:
-            return Kept((), ())
+            return KeptRows((), ())
         found = [(name, json.dumps(one)) for name, one in find_partitions(files, met.across).items()]
         source = spark.createDataFrame(found, "name string, partition string")
-        return Kept(write_files(source, others, table).parts, met.across)
+        return KeptRows(write_files(source, others, table).parts, met.across)
 
     return keep
 

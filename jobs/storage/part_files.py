@@ -149,8 +149,10 @@ def write_parts(
 
 def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
     """Yield the rows of a batch, without its partition columns, for each combination of their values."""
-    if not names or not batch.num_rows:
-        yield from [((), batch)] if batch.num_rows else []
+    if not batch.num_rows:
+        return
+    if not names:
+        yield (), batch
         return
     compute: Any = pc
     distinct = pa.Table.from_batches([batch]).select(names).group_by(names).aggregate([])

@@ -35,7 +35,7 @@ class Overtaken(Conflict):
     """Other commits changed the files whose rows were to be replaced, each time that it was tried."""
 
 
-class Kept(NamedTuple):
+class KeptRows(NamedTuple):
     """New files with the rows to keep of some files that go, and the names of these."""
 
     parts: Sequence[PartFile]
@@ -57,7 +57,7 @@ class ReplacingTable(FileTable):
         self,
         parts: Sequence[PartFile],
         rows: Filter,
-        keep: Callable[[pa.Table, Met], Kept],
+        keep: Callable[[pa.Table, Met], KeptRows],
         metadata: Mapping[str, Any] = MappingProxyType({}),
         transaction: tuple[str, int] | None = None,
     ) -> int | None:
@@ -165,7 +165,7 @@ def delete_rows(
     log, count = ReplacingTable(tables, table), 0
     schema = log.columns()
 
-    def keep(files: pa.Table, met: Met) -> Kept:
+    def keep(files: pa.Table, met: Met) -> KeptRows:
         nonlocal count
         found = {
             name: sum(one.num_rows for one in read_rows_of(log.path, name, values, schema, rows, select_rows))
@@ -174,7 +174,7 @@ def delete_rows(
         found = {name: number for name, number in found.items() if number}
         count = _row_count(log.path, files, met.whole) + sum(found.values())
         if dry:
-            return Kept((), ())
+            return KeptRows((), ())
         kept = (
             batch
             for name, values in find_partitions(files, found).items()
@@ -184,7 +184,7 @@ def delete_rows(
         parts = write_parts(
             log.path, prefix, kept, log.partition_by, full=log.file_bytes, indexed=log.indexed
         )
-        return Kept(parts, found)
+        return KeptRows(parts, found)
 
     if dry:
         files = log.files()

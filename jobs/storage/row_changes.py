@@ -163,25 +163,24 @@ def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = Mappi
     """
     wanted, log = {**comments(table), **more}, FileTable(tables, table)
 
-    def alter(name: str, log: DeltaTable, properties: CommitProperties) -> None:
-        about = {"comment": wanted[name]}
-        if any(
-            field.name == name and field.metadata.get("comment") != wanted[name]
+    def lacking(log: DeltaTable) -> list[str]:
+        return [
+            field.name
             for field in log.schema().fields
-        ):
+            if field.name in wanted and field.metadata.get("comment") != wanted[field.name]
+        ]
+
+    def alter(name: str, log: DeltaTable, properties: CommitProperties) -> None:
+        if name in lacking(log):
+            about = {"comment": wanted[name]}
             log.alter.set_column_metadata(
                 name, about, commit_properties=properties, post_commithook_properties=NO_HOOKS
             )
 
-    fields = open_log(tables.root, table).schema().fields
-    lacking = [
-        field.name
-        for field in fields
-        if field.name in wanted and field.metadata.get("comment") != wanted[field.name]
-    ]
-    for name in lacking:
+    names = lacking(open_log(tables.root, table))
+    for name in names:
         log.change(partial(alter, name))
-    return bool(lacking)
+    return bool(names)
 
 
 def _is_one_of(row: Row, rows: Rows) -> bool:

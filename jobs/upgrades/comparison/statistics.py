@@ -25,7 +25,7 @@ from jobs.upgrades.comparison.paired import Squares
 from kalman.evaluation.diagnostics import mean_bounds
 
 JUDGED = [f"{letter}_{what}" for letter in SIDES for what in ("nis_outside", "bias_outside")]
-Sums = dict[str, NDArray[Any]]
+KeySums = dict[str, NDArray[Any]]
 """Sums of K keys by name, (K,) each; NaN where no row tells."""
 
 
@@ -45,7 +45,7 @@ def same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generat
     return sides[0] == sides[1]
 
 
-class Keys(NamedTuple):
+class JudgedKeys(NamedTuple):
     """The statistics of all keys, and the sums of a sample of them, which `judge_keys` has judged, ordered by key.
 
     scored: what `content.paired_gain` needs of the keys.
@@ -54,10 +54,10 @@ class Keys(NamedTuple):
     numbers: dict[str, Any]
     scored: dict[str, Any]
     sample: list[str]
-    sums: Sums
+    sums: KeySums
 
 
-def judge_all_keys(queries: Queries, sample: int) -> Keys:
+def judge_all_keys(queries: Queries, sample: int) -> JudgedKeys:
     """Return the statistics over all keys, the keys predicted better and worse, and the shares outside their bounds.
 
     The keys come some thousands at a time, so that only the sample is in memory.
@@ -76,10 +76,10 @@ def judge_all_keys(queries: Queries, sample: int) -> Keys:
             total[name] += float(known.sum())
             count[name] += len(known)
     names, sums = drawn.ordered()
-    return Keys(*_numbers(keys, total, count), names, sums)
+    return JudgedKeys(*_numbers(keys, total, count), names, sums)
 
 
-def judge_keys(sums: Sums) -> Sums:
+def judge_keys(sums: KeySums) -> KeySums:
     """Return the sums of keys with gain, nis_outside and bias_outside of each: 1 or 0, NaN where no row tells.
 
     gain: log-likelihood per row that the new generation has more; nis_outside: the average NIS is outside its 95 %
@@ -104,7 +104,7 @@ def judge_keys(sums: Sums) -> Sums:
 _SUMMED = [*BOTH, *JUDGED, "better", "worse", "scored_keys", *Squares._fields, "rows4"]
 
 
-def _summands(keys: Sums) -> Sums:
+def _summands(keys: KeySums) -> KeySums:
     """Return what is summed over keys."""
     scored, gained, gain = keys["scored"], keys["gained"], keys["gain"]
     return {
@@ -160,9 +160,9 @@ class _Sample:
         self._size = size
         self._keys: NDArray[np.object_] = np.empty(0, object)
         self._hashes = np.empty(0, np.int64)
-        self._sums: Sums = {}
+        self._sums: KeySums = {}
 
-    def add(self, keys: pa.Array, sums: Sums) -> None:
+    def add(self, keys: pa.Array, sums: KeySums) -> None:
         hashes = np.concatenate([self._hashes, row_hashes([keys]).view(np.int64)])
         kept = np.argsort(hashes, kind="stable")[: self._size]
         self._hashes = hashes[kept]
@@ -172,7 +172,7 @@ class _Sample:
             for name, values in sums.items()
         }
 
-    def ordered(self) -> tuple[list[str], Sums]:
+    def ordered(self) -> tuple[list[str], KeySums]:
         """Return the keys in the order of their texts, with their sums."""
         order = np.argsort(self._keys, kind="stable")
         names = (*BOTH, "gain", *JUDGED)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from jobs.core.errors import UserError
 from jobs.storage import replaced_files
 from jobs.storage.part_files import write_parts
-from jobs.storage.replaced_files import Kept, Overtaken, ReplacingTable, delete_rows
+from jobs.storage.replaced_files import KeptRows, Overtaken, ReplacingTable, delete_rows
 from jobs.storage.row_filters import Filter, Met, find_files, time_of
 from jobs.storage.table_log import Conflict, FileTable
 from jobs.storage.table_rows import EPOCH, UTC_MICROSECONDS
@@ -210,7 +210,7 @@ def test_rows_that_are_replaced_and_the_new_ones_change_in_one_commit(tmp_path: 
         [pa.array(["new"]), pa.array([50]), pa.array([at(9)], UTC_MICROSECONDS)], schema=SCHEMA
     )
     parts = write_parts(table.path, "part-00000", [batch])
-    nothing = Kept((), ())
+    nothing = KeptRows((), ())
     assert table.replace_rows(parts, [[("n", "=", 5)]], lambda files, met: nothing) == version + 1
     assert rows_in(tables) == sorted([*(one for one in before if one[1] != 5), ("new", 50, at(9))], key=repr)
     assert table.replace_rows((), [[("n", "=", 77)]], lambda files, met: nothing) == version + 1
