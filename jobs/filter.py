@@ -20,8 +20,8 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.ingestion.parsing import ParsedRows
-    from jobs.ingestion.raw_rows import Source
+    from jobs.landing.parsing import ParsedRows
+    from jobs.landing.raw_rows import Source
     from jobs.offline.filtering import Estimates
     from jobs.specs.model_spec import ModelSpec
 
@@ -57,7 +57,7 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     from jobs.encoding import arrow
-    from jobs.ingestion.parsing import parse
+    from jobs.landing.parsing import parse
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
@@ -104,8 +104,8 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     import numpy as np
 
     from jobs.encoding import arrow
-    from jobs.ingestion.payloads import payloads
-    from jobs.ingestion.rejected import advice, doubtful_epoch, repeated
+    from jobs.landing.payloads import payloads
+    from jobs.landing.rejected import advice, doubtful_epoch, repeated
 
     bad = rows.reason != None  # noqa: E711 - elementwise
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)

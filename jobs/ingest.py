@@ -1,6 +1,6 @@
 """Land files, topics of Kafka, a Delta table or made-up rows; rejected rows go to quarantine with the reason.
 
-Landing is idempotent, and a retry after a crash completes the missing commits (`jobs.ingestion`).
+Landing is idempotent, and a retry after a crash completes the missing commits (`jobs.landing`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 
 if TYPE_CHECKING:
-    from jobs.ingestion.landing import Landed
+    from jobs.landing.file_landing import Landed
     from jobs.specs.model_spec import ModelSpec
 
 
@@ -67,17 +67,17 @@ def run(
             then.
     """
     from jobs.core.input_files import find_files
-    from jobs.ingestion import folder_watch
-    from jobs.ingestion.checking import key_types_of
-    from jobs.ingestion.landing import (
+    from jobs.landing import folder_watch
+    from jobs.landing.checking import key_types_of
+    from jobs.landing.file_landing import (
         SMALL_BYTES,
         FileLanding,
         endings_of,
         file_schema,
         file_size,
     )
-    from jobs.ingestion.small_files import land_all
-    from jobs.ingestion.target_table import prepare
+    from jobs.landing.small_files import land_all
+    from jobs.landing.target_table import prepare
     from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
@@ -115,7 +115,7 @@ def run(
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.ingestion.rejected import advice, doubtful_epoch, explained, repeated
+    from jobs.landing.rejected import advice, doubtful_epoch, explained, repeated
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]

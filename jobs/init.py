@@ -176,8 +176,8 @@ def _columns(found: Found) -> list[str]:
 
 def _written(found: Found) -> list[str]:
     """Return how CSV files are written, where it is not as most are."""
-    from jobs.ingestion.csv_parquet import FORMATS, found_dialect
-    from jobs.ingestion.dialects import NAMES
+    from jobs.landing.csv_parquet import FORMATS, found_dialect
+    from jobs.landing.dialects import NAMES
 
     files, first = found.table.written, found.table.files[0]
     is_csv = first.name.lower().endswith(FORMATS[:2])

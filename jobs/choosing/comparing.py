@@ -12,8 +12,8 @@ from jobs.choosing.held_out import FEWEST, Sample, fit, held_out, held_out_score
 from jobs.choosing.ranking import Ranking, rank
 from jobs.choosing.series import sample_rows
 from jobs.core.errors import UserError
-from jobs.ingestion.parsing import ParsedRows, parse
-from jobs.ingestion.raw_rows import Source
+from jobs.landing.parsing import ParsedRows, parse
+from jobs.landing.raw_rows import Source
 from jobs.offline.filtering import in_order
 from jobs.specs.model_spec import ModelSpec
 

@@ -9,7 +9,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.ingestion.raw_rows import Source
+from jobs.landing.raw_rows import Source
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import measurements

@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.ingestion.csv_parquet import check_format, parts, read_part, read_schema, without_header
-from jobs.ingestion.dialects import ANY, decimal_of
-from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source, joined
+from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, without_header
+from jobs.landing.dialects import ANY, decimal_of
+from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
 from jobs.specs.files import Files
 
 MOST_FILES = 1_000

@@ -15,7 +15,7 @@ from jobs.encoding import arrow
 from jobs.encoding.extras import COMPUTED, SCALARS, extra_column
 from jobs.encoding.order import order_rows
 from jobs.encoding.packet_kinds import CONTROL, MEASURED
-from jobs.ingestion.parsing import ParsedRows
+from jobs.landing.parsing import ParsedRows
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec

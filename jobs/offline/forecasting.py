@@ -15,8 +15,8 @@ import kalman
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
-from jobs.ingestion.parsing import ParsedRows
-from jobs.ingestion.raw_rows import Source
+from jobs.landing.parsing import ParsedRows
+from jobs.landing.raw_rows import Source
 from jobs.offline.ahead import Keys, ahead, numbers_of
 from jobs.offline.filtering import in_order
 from jobs.offline.future import Future, Horizon

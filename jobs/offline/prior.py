@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.report import plural
 from jobs.encoding import arrow
-from jobs.ingestion.parsing import ParsedRows
+from jobs.landing.parsing import ParsedRows
 from jobs.snapshots.learned import KeyParameters, Learned, key_parameters
 from jobs.specs.model_spec import ModelSpec
 from kalman.filters.own_parameters import OwnParameters, own_parameters, with_own

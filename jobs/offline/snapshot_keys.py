@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import kalman
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.ingestion.raw_rows import Source
+from jobs.landing.raw_rows import Source
 from jobs.offline.ahead import Keys, ahead
 from jobs.offline.forecasting import Forecasts
 from jobs.offline.future import Future, Horizon

@@ -9,11 +9,11 @@ from pathlib import Path
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
-from jobs.ingestion.csv_parquet import FORMATS, check_columns, found_dialect, read
-from jobs.ingestion.csv_records import COMMA
-from jobs.ingestion.dialects import ANY, NAMES
-from jobs.ingestion.raw_rows import Source, joined
-from jobs.ingestion.text_lines import FORMATS as TEXT_FORMATS
+from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
+from jobs.landing.csv_records import COMMA
+from jobs.landing.dialects import ANY, NAMES
+from jobs.landing.raw_rows import Source, joined
+from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

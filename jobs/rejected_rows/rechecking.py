@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.encoding import arrow
-from jobs.ingestion.checking import check_rows
-from jobs.ingestion.raw_rows import BYTES, CORRUPT, Source
-from jobs.ingestion.text_lines import matched_again
+from jobs.landing.checking import check_rows
+from jobs.landing.raw_rows import BYTES, CORRUPT, Source
+from jobs.landing.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import REASON

@@ -22,8 +22,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.ingestion.checking import ROWS_A_FILE
-from jobs.ingestion.message_places import (
+from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.message_places import (
     MESSAGE,
     Landing,
     identity,

@@ -24,8 +24,8 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.ingestion.checking import ROWS_A_FILE
-from jobs.ingestion.reading import count_rows
+from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.reading import count_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled

@@ -10,9 +10,9 @@ from pyspark.sql import functions as F
 
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.messages import key_types
-from jobs.ingestion.target_table import prepare
-from jobs.ingestion.topic_start import (
+from jobs.landing.messages import key_types
+from jobs.landing.target_table import prepare
+from jobs.landing.topic_start import (
     TopicStart,
     accept_loss,
     landing_detail,
@@ -20,7 +20,7 @@ from jobs.ingestion.topic_start import (
     start_of,
     way_out,
 )
-from jobs.ingestion.topics import messages_after
+from jobs.landing.topics import messages_after
 from jobs.sources.landing import Reader, SourceLanding, land, run
 from jobs.spark.kafka import TopicWatch
 from jobs.spark.quarantine import topic_quarantine

@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.ingestion.messages import checked_messages, key_types
-from jobs.ingestion.target_table import prepare
+from jobs.landing.messages import checked_messages, key_types
+from jobs.landing.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.spark.kafka import (
     NoAnswer,

@@ -15,7 +15,7 @@ from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural, rate
 from jobs.core.settings import Settings
-from jobs.ingestion.topics import watched_topic, with_topic_id
+from jobs.landing.topics import watched_topic, with_topic_id
 from jobs.lineage import leases, live_table
 from jobs.lineage.compatibility import row_rules
 from jobs.lineage.damage import recovery_hint

@@ -13,9 +13,9 @@ from jobs.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PA
 from jobs.encoding.routing import Routing, make_routing
 from jobs.encoding.rows import Packer, row_packer, select_columns
 from jobs.encoding.watermark_ticks import event_time_packer
-from jobs.ingestion.topics import stream_of
 from jobs.key_inputs.join import with_inputs
 from jobs.key_inputs.pins import InputPins, join_of
+from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation

@@ -253,7 +253,7 @@ def test_a_roll_back_takes_the_last_state_only_if_it_is_asked_to(bag: DagBag) ->
 
 
 def test_ingest_refuses_changed_files_unless_the_form_says_what_they_are(bag: DagBag) -> None:
-    from jobs.ingestion.landing import CHANGED
+    from jobs.landing.file_landing import CHANGED
 
     dag: Any = bag.dags["kalman_ingest__tiny"]
     assert dag.params["changed"] == "refuse"

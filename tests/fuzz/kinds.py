@@ -19,7 +19,7 @@ import yaml
 
 from jobs import cli
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.ingestion.messages import MessageChecker
+from jobs.landing.messages import MessageChecker
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.ingestion import reading
+from jobs.landing import reading
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
 from tests.fuzz.judge import ANY, REJECT, Checked

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from jobs.ingestion.messages import checked_messages
+from jobs.landing.messages import checked_messages
 from jobs.specs.source import Source
 from jobs.storage.quarantine import REASON
 from tests.fuzz.damage import damaged

@@ -52,7 +52,7 @@ from tests.protocol.memory_frame import parse_schema
 from tests.protocol.memory_state import FORMER
 
 LOADED = (
-    "ingestion",
+    "landing",
     "key_inputs",
     "lineage",
     "operations",

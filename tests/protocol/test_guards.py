@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 
 from jobs.encoding.packet_kinds import OutputPacket
-from jobs.ingestion.landing import FileLanding
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.pins import InputPins
+from jobs.landing.file_landing import FileLanding
 from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store

@@ -20,7 +20,7 @@ from jobs.encoding.packet_kinds import (
 )
 from jobs.encoding.packets import records_of
 from jobs.encoding.rows import Packer, RowFormat, select_columns
-from jobs.ingestion.messages import REJECTED
+from jobs.landing.messages import REJECTED
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) 
     """Pack the valid messages of a topic with `packer`, and the others for `PassThroughRejects`.
 
     Args:
-        rows: messages with a reason where they are rejected (`ingestion.messages.judged`).
+        rows: messages with a reason where they are rejected (`landing.messages.judged`).
         fmt: format of the valid rows.
         packer: takes batches with the columns of `rows.select_columns`.
         typed: packets carry a kind.

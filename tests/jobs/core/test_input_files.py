@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from jobs import cli
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
-from jobs.ingestion.folder_watch import Inbox
+from jobs.landing.folder_watch import Inbox
 from jobs.offline.result_files import check_target
 from jobs.specs.loading import load_spec
 

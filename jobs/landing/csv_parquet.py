@@ -1,0 +1,406 @@
+"""Read the columns of a CSV, Parquet or ORC file unchecked."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.core.errors import UserError, first_line
+from jobs.landing.csv_records import (
+    PIECE_BYTES,
+    Header,
+    ends_record,
+    parse_records,
+    pieces,
+    read_header,
+)
+from jobs.landing.dialects import ANY, BEGINNING, Dialect, comments_above, find_dialect, hint
+from jobs.landing.dialects import without_header as made_up
+from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
+from jobs.landing.raw_rows import Source, joined, valid_texts
+from jobs.specs.files import Files
+from jobs.specs.problems import closest
+
+FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
+ROWS_A_BATCH = 250_000
+"""Rows of a Parquet file that are in memory at once."""
+
+
+class Part(NamedTuple):
+    """A part of a file that can be read by itself, by a worker of Spark as well.
+
+    Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
+    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect: of a CSV file.
+    """
+
+    path: str
+    start: int
+    stop: int | None
+    dialect: Dialect = Dialect()
+
+
+def check_format(path: Path) -> str:
+    """Return the file's ending.
+
+    Raises:
+        UserError: the ending is none of .csv, .csv.gz, .parquet and .orc.
+    """
+    ending = next((one for one in FORMATS if path.name.lower().endswith(one)), None)
+    if ending is None:
+        raise UserError(f"{path}: the file's ending must be .csv, .csv.gz, .parquet or .orc")
+    return ending
+
+
+def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
+    """Read the named columns, or all; CSV fields stay text, an empty field is null.
+
+    Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`, and the bytes of rows
+    that are not UTF-8 in the column `_bytes`.
+
+    Raises:
+        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+    """
+    is_csv = _is_csv(path)
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; give one file")
+    with _readable(path):
+        if is_csv:
+            _check_header(
+                path,
+                _header(path, dialect := found_dialect(path, columns or (), named)).names,
+                columns or (),
+                named,
+            )
+            return _read_csv(path, columns, dialect)
+        names = list(_stored_schema(path).names if columns is None else columns)
+    return joined(list(read_part(Part(str(path), 0, None), columns)), names)
+
+
+def _read_csv(path: Path, columns: Sequence[str] | None, dialect: Dialect) -> Source:
+    with _bytes(path) as stream:
+        header, rest = _after_header(path, stream, dialect)
+        names = header.names if columns is None else list(columns)
+        check_columns(path, header.names, names)
+        return joined(
+            [parse_records(piece, header.names, columns, dialect.separator) for piece in rest], names
+        )
+
+
+def parts(
+    path: Path, start: int = 0, stop: int | None = None, columns: Sequence[str] = (), named: Files = ANY
+) -> list[Part]:
+    """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
+
+    Args:
+        path: of the file.
+        start: of a CSV file leave out the bytes before, which are whole records; its header is always left out.
+        stop: of a CSV file leave out the bytes from here on, where a record begins.
+        columns: that a CSV file has, to find its dialect by.
+        named: what the spec says of the dialect.
+
+    Raises:
+        UserError: the file cannot be read, or has another format than its ending says.
+    """
+    with _readable(path):
+        if _is_orc(path):
+            files = _files_within(path, ".orc")
+            return [Part(str(file), *some) for file in files for some in stripe_ranges(file)]
+        if not _is_csv(path):
+            return _row_groups(path)
+        dialect = found_dialect(path, columns, named)
+        start = max(_header(path, dialect).end, start)
+        if path.name.lower().endswith(".gz"):  # cannot be read from its middle
+            return [Part(str(path), start, None, dialect)]
+        found: list[Part] = []
+        with path.open("rb") as stream:
+            stream.seek(start)
+            for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
+                end = start + len(piece)
+                found.append(Part(str(path), start, end if stop is None else min(end, stop), dialect))
+                start = end
+                if stop is not None and end >= stop:
+                    break
+        return [part for part in found if part.stop is None or part.start < part.stop]
+
+
+def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
+    """Tell if a record of a CSV file begins at a place in its bytes, or would if the file went on.
+
+    columns, named: as of `parts`.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with _readable(path), path.open("rb") as stream:
+        dialect = found_dialect(path, columns, named)
+        start = _header(path, dialect).end
+        stream.seek(start)
+        for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
+            if start + len(piece) >= place:
+                return ends_record(piece[: place - start], dialect.separator)
+            start += len(piece)
+    return start == place
+
+
+def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+    """Read the named columns, or all, of a part of a file as `read` does, in some batches of rows.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    path = Path(part.path)
+    with _readable(path):
+        if _is_csv(path):
+            with _bytes(path) as stream:
+                header, rest = _after_header(path, stream, part.dialect)
+                check_columns(path, header.names, header.names if columns is None else columns)
+                if part.stop is not None:
+                    stream.seek(part.start)
+                    rest = iter([stream.read(part.stop - part.start)])
+                for piece in rest:
+                    yield parse_records(piece, header.names, columns, part.dialect.separator)
+            return
+        if _is_orc(path):
+            have = orc_schema(path).names
+            wanted = list(have if columns is None else columns)
+            check_columns(path, have, wanted)
+            for batch in read_stripes(path, part.start, part.stop, wanted):
+                yield _stored(batch, wanted)
+            return
+        with _parquet(path) as file:
+            have = file.schema_arrow.names
+            wanted = list(have if columns is None else columns)
+            check_columns(path, have, wanted)
+            groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+            rows, said = 0, sum(file.metadata.row_group(one).num_rows for one in groups)
+            for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
+                rows += batch.num_rows
+                yield _stored(batch, wanted)
+            # Arrow takes a damaged column that ends early for the end of the others, too.
+            if rows != said:
+                raise UserError(
+                    f"{path}: is damaged: it says that it has {said:,} rows, and {rows:,} can be read; copy it again"
+                )
+
+
+def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
+    """Return the names and types of a file's columns, after checking that the named ones exist.
+
+    named: what the spec says of a CSV file's dialect.
+
+    Raises:
+        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+    """
+    is_csv = _is_csv(path)
+    with _readable(path):
+        if is_csv:
+            names = _header(path, found_dialect(path, columns, named)).names
+            _check_header(path, names, columns, named)
+            schema = pa.schema([(name, pa.string()) for name in names])
+        else:
+            schema = _stored_schema(path)
+    check_columns(path, schema.names, columns)
+    return schema
+
+
+def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
+    """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
+    return find_dialect(_beginning(path), columns, named)
+
+
+def without_header(path: Path) -> Dialect | None:
+    """Return the dialect of a CSV file without a header, with names made up; None of any other file.
+
+    Raises:
+        UserError: the file cannot be read, or comments stand above its header.
+    """
+    if check_format(path) not in (".csv", ".csv.gz"):
+        return None
+    with _readable(path):
+        beginning = _beginning(path)
+    if remedy := comments_above(beginning):
+        raise UserError(f"{path}: {remedy}")
+    return made_up(beginning)
+
+
+def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
+    """Check if a CSV file whose header lacks columns does so because of its dialect.
+
+    Raises:
+        UserError: it does; the message says what to do.
+    """
+    have = set(names)
+    missing = [name for name in columns if name not in have]
+    if missing and (remedy := hint(_beginning(path), columns, named)):
+        raise UserError(f"{path}: there is no column '{missing[0]}'; {remedy}")
+
+
+def _beginning(path: Path) -> bytes:
+    with _bytes(path) as stream:
+        return stream.read(BEGINNING)
+
+
+def _is_csv(path: Path) -> bool:
+    is_csv = check_format(path) in (".csv", ".csv.gz")
+    if is_csv and path.is_dir():
+        raise UserError(f"{path}: is a folder; give one file")
+    return is_csv
+
+
+def _is_orc(path: Path) -> bool:
+    return check_format(path) == ".orc"
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into a UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except csv.Error as error:
+        if "field limit" in str(error):
+            raise UserError(
+                f'{path}: has a quotation mark (") that nothing closes, so that the rows after it are one field: close '
+                "it, or write it twice if it is part of a text"
+            ) from error
+        raise UserError(f"{path}: is not CSV ({error})") from error
+    except gzip.BadGzipFile as error:
+        raise UserError(damaged(path, str(error))) from error
+    except (EOFError, zlib.error) as error:
+        raise UserError(damaged(path, str(error))) from error
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, PermissionError):
+            raise UserError(
+                f"{path}: may not be read; give this user the right to ({error.strerror})"
+            ) from None
+        kind = {".orc": "an ORC", ".parquet": "a Parquet"}.get(check_format(path), "a CSV")
+        raise UserError(
+            f"{path}: cannot be read: it is not {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            "write it anew"
+        ) from error
+
+
+def damaged(path: Path, why: str) -> str:
+    """Return the sentence about a compressed file that cannot be expanded."""
+    return f"{path}: is cut off or damaged: it is no whole gzip file ({why}); copy it again, or write it anew"
+
+
+@contextmanager
+def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a file, uncompressed."""
+    with path.open("rb") as stream:
+        yield gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
+
+
+def _header(path: Path, dialect: Dialect) -> Header:
+    with _bytes(path) as stream:
+        return _after_header(path, stream, dialect)[0]
+
+
+def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tuple[Header, Iterator[bytes]]:
+    """Return the header of a CSV file, and the pieces after it."""
+    found = read_header(stream, PIECE_BYTES, *dialect)
+    if found is None:
+        raise UserError(f"{path}: is empty; give a file with a header and rows")
+    return found
+
+
+def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
+    batch.validate(full=True)  # a damaged file may hold text that is none
+    found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in names})
+    return Source(found, np.zeros(batch.num_rows, bool), batch.num_rows, not_utf8)
+
+
+def _stored_schema(path: Path) -> pa.Schema:
+    if _is_orc(path):
+        schema = orc_schema(_files_within(path, ".orc")[0])
+    else:
+        schema = pq.read_schema(_files_within(path, ".parquet")[0])
+    return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
+
+
+def _files_within(path: Path, ending: str) -> list[Path]:
+    """Return a file itself, or the files of a folder as Spark writes one.
+
+    Raises:
+        UserError: the folder has no files.
+    """
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        part
+        for part in path.rglob(f"*{ending}")
+        if part.is_file() and not any(name[0] in "._" for name in part.relative_to(path).parts)
+    )
+    if not found:
+        raise UserError(f"{path}: has no {ending} files in it")
+    return found
+
+
+def _row_groups(path: Path) -> list[Part]:
+    found: list[Part] = []
+    for file in _files_within(path, ".parquet"):
+        metadata = pq.read_metadata(file)
+        start = size = 0
+        for group in range(metadata.num_row_groups):
+            size += metadata.row_group(group).total_byte_size
+            if size >= PIECE_BYTES or group == metadata.num_row_groups - 1:
+                found.append(Part(str(file), start, group + 1))
+                start, size = group + 1, 0
+    return found
+
+
+def _parquet(path: Path) -> pq.ParquetFile:
+    # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
+    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+
+
+def _plain_kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.string() if any(is_kind(kind) for is_kind in _TEXTS) else kind
+
+
+def _plain_type(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    # Bytes become text unchecked: `valid_texts` marks the rows where they are none.
+    return column.cast(_plain_kind(column.type), safe=not _is_bytes(column.type))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+
+
+_TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
+"""Types that are read as text. Some writers of Parquet say of their texts only that they are bytes."""
+
+
+def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
+    """Check that a file has each of the wanted columns once.
+
+    Raises:
+        UserError: a column is missing or appears twice.
+    """
+    times = Counter(have)
+    for name in wanted:
+        if not times[name]:
+            hint = closest(name, have)
+            listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
+            raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
+        if times[name] > 1:
+            raise UserError(f"{path}: column '{name}' appears twice; rename one of them")

@@ -1,0 +1,298 @@
+"""`ingest --input FOLDER --trigger SECONDS`: land the files that arrive in folders, each once, until stopped.
+
+A file is landed when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
+neither the next scan nor the next run reads it again. The record is written after the file's commits, which are in the
+file's own transaction (`jobs.landing.file_landing`): after a crash between the two, the next run lands the file again,
+which is idempotent. If the file has changed meanwhile, the transaction tells so, as it names path and content: the
+records only save reading files again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import INPUT_ERROR, UserError, printable
+from jobs.core.input_files import NO_TEXT, has_text_name
+from jobs.core.progress import Progress
+from jobs.core.report import Report, plural
+from jobs.core.settings import Settings
+from jobs.core.signals import stop_signal
+from jobs.landing.checking import key_types_of
+from jobs.landing.file_landing import (
+    ALWAYS_READ,
+    REFUSE,
+    ChangedFile,
+    FileLanding,
+    FileState,
+    Landed,
+    endings_of,
+    file_schema,
+    file_state,
+)
+from jobs.landing.key_from_name import salt_of
+from jobs.landing.rejected import advice
+from jobs.landing.small_files import land_all
+from jobs.landing.target_table import prepare
+from jobs.lineage.leases import stream_lock
+from jobs.spark.conf import interpreted_conf
+from jobs.spark.quarantine import keep, rejected_rows
+from jobs.spark.session import spark_session
+from jobs.spark.warehouse import Warehouse
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.files import Files
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
+
+SETTLE_SECONDS = 2.0
+"""A file that has not changed for so long is complete: a file that is still being written changes."""
+AT_ONCE = 100
+"""Files that are taken together; a stop waits for them."""
+LANDED, REFUSED = "landed", "refused"
+
+
+class Stamp(NamedTuple):
+    """A file's size and modification time (ns), which change with its content."""
+
+    size: int
+    changed: int
+
+
+@dataclass
+class Notes:
+    """The outcome of every file: a small record each, whose name holds it, so that listing the folder reads them."""
+
+    files: Files
+    done: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.files.names(""):
+            path, stamp, outcome = name.split("-")
+            self.done.setdefault(path, {})[stamp] = outcome
+
+    def has(self, path: str, stamp: Stamp) -> bool:
+        """Tell if a file has an outcome in its current content."""
+        return _short(stamp) in self.done.get(_short(path), {})
+
+    def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
+        """Record the outcome of a file."""
+        content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
+        self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
+        self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
+
+
+def _stamp(path: str) -> Stamp | None:
+    """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none.
+
+    A pipe, a device or a link in a ring is no file: whoever puts one there must not stop the watch.
+    """
+    try:
+        found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            return None
+        raise
+    return Stamp(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+
+
+def _short(value: object) -> str:
+    return hashlib.sha256(str(value).encode()).hexdigest()[:20]
+
+
+@dataclass
+class Inbox:
+    """Folders in which files arrive."""
+
+    folders: list[Path]
+    notes: Notes
+    endings: tuple[str, ...] = ALWAYS_READ
+    _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def ready(self, now: float) -> list[tuple[str, Stamp]]:
+        """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
+        since: dict[tuple[str, Stamp], float] = {}
+        for path, stamp in self._found():
+            if not self.notes.has(path, stamp):
+                since[path, stamp] = self._since.get((path, stamp), now)
+        self._since = since
+        return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
+
+    def _tell_once(self, path: str) -> None:
+        if path not in self._told:
+            self._told.add(path)
+            print(printable(f"warning: {path}: is not landed: {NO_TEXT}"), file=sys.stderr, flush=True)
+
+    def _found(self) -> Iterator[tuple[str, Stamp]]:
+        for folder in self.folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name[0] in "._" or not entry.name.endswith(self.endings):
+                        continue
+                    if not has_text_name(entry.path):
+                        self._tell_once(entry.path)
+                        continue
+                    stamp = _stamp(entry.path)
+                    if stamp is not None:
+                        yield entry.path, stamp
+
+
+@dataclass
+class Totals:
+    """Counts of one run."""
+
+    files: int = 0
+    rows: int = 0
+    refused: int = 0
+    version: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class FolderLanding:
+    """Lands the files of one model's folders."""
+
+    warehouse: Warehouse
+    spec: ModelSpec
+    inbox: Inbox
+    changed: str = REFUSE
+    totals: Totals = field(default_factory=Totals)
+    _key_types: KeyTypes | None = None
+
+    def __post_init__(self) -> None:
+        self._files = FileLanding(self.warehouse, self.spec, self.changed)
+
+    def take(self, path: str, stamp: Stamp) -> None:
+        """Land a file, as `take_all` does."""
+        self.take_all([(path, stamp)])
+
+    def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
+        """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
+
+        Raises:
+            UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
+        """
+        stamps = dict(arrived)
+        numbers = self._files.landed.numbers()
+        ready: list[FileState] = []
+        for path, stamp in arrived:
+            try:
+                schema = file_schema(self.spec, path)
+                file = self._files.check(path, numbers)
+                if not self._key_types:
+                    types = key_types_of(self.spec.naming_columns, schema)
+                    self._key_types = prepare(self.warehouse, self.spec, types)
+                ready.append(file)
+            except UserError as error:
+                self._refuse_complete(path, stamp, error)
+        if not ready:
+            return
+        assert self._key_types is not None
+        digests = {file.path: file.digest for file in ready}
+
+        def refuse(file: FileState, error: UserError) -> None:
+            self._refuse_complete(file.path, stamps[file.path], error)
+
+        for landed in land_all(self._files, ready, self._key_types, refuse):
+            for done in landed:
+                self._note(done, stamps[done.path], digests[done.path])
+
+    def _note(self, done: Landed, stamp: Stamp, digest: str) -> None:
+        if done.note is not None:
+            print(f"note: {done.note}", file=sys.stderr, flush=True)
+        for line in advice(self.spec, done.reasons, done.remarks.examples):
+            print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
+        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
+        self.totals.files += 1
+        self.totals.rows += 0 if done.version is None else done.rows
+        self.totals.version = done.version if done.version is not None else self.totals.version
+        self.totals.reasons.update(done.reasons)
+
+    def _refuse_complete(self, path: str, stamp: Stamp, error: UserError) -> None:
+        """Refuse a file unless it is still being written: then it comes again."""
+        if _stamp(path) == stamp:
+            self._refuse(path, stamp, error)
+
+    def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
+        """Quarantine a whole file as one row. Idempotent.
+
+        Raises:
+            UserError: the spec limits `quarantine`, which allows no whole file, except one whose rows have landed.
+        """
+        reason = error.message.removeprefix(f"{path}: ")
+        if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
+            raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
+        digest = file_state(path, salt_of(self.spec, path)).digest
+        row = self.warehouse.spark.range(1).select(
+            F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
+        )
+        where = json.dumps({"file": path, "sha256": digest})
+        frame = rejected_rows(row, self.spec.name, F.lit(path), F.lit(where))
+        keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
+        self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
+        self.totals.refused += 1
+        print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
+
+
+def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, changed: str) -> Report:
+    """Scan folders every so many seconds and land new files until SIGTERM.
+
+    Raises:
+        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take` fails.
+    """
+    folders = [Path(one).expanduser().absolute() for one in inputs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder}: is not a folder; with --trigger give the folders in which files arrive"
+            )
+    began = time.monotonic()
+    title = f"ingest {spec.name}"
+    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
+        warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
+        notes = Notes(warehouse.files(f"_folders/{spec.name}"))
+        landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
+        with Progress(title, None, settings.quiet, "file") as progress:
+            while not stop.is_set():
+                ready = landing.inbox.ready(time.monotonic())
+                while ready and not stop.is_set():
+                    some, ready = ready[:AT_ONCE], ready[AT_ONCE:]
+                    landing.take_all(some)
+                    progress.advance(len(some), f"{landing.totals.rows:,} rows")
+                stop.wait(seconds)
+    return _report(spec, landing.totals, time.monotonic() - began)
+
+
+def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
+    quarantined = sum(totals.reasons.values())
+    lines = [f"landed {plural(totals.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
+    if quarantined:
+        counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
+        lines.append(f"quarantined {plural(quarantined, 'row')}: {counts}")
+    if totals.refused:
+        lines.append(f"quarantined {plural(totals.refused, 'whole file')}")
+    return Report(
+        lines,
+        {
+            "model": spec.name,
+            "files_landed": totals.files,
+            "files_refused": totals.refused,
+            "rows": totals.rows,
+            "quarantined": quarantined,
+            "reasons": dict(sorted(totals.reasons.items())),
+            "version": totals.version,
+            "seconds": seconds,
+        },
+    )

@@ -1,0 +1,349 @@
+"""Read JSON objects, one a row, into unchecked columns, and check the rows of JSON files.
+
+Arrow's reader takes all ordinary documents at once. It allows one type a column, and does not say which document is
+invalid: so documents that it would misread are found first by pattern, types are inferred from the first documents, and
+a block that it refuses is halved until a few documents remain, which Python's reader takes one by one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import json as arrow_json
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.encoding.arrow import compute
+from jobs.landing.checking import check_rows
+from jobs.landing.csv_parquet import Part, check_columns
+from jobs.landing.csv_records import BOM
+from jobs.landing.key_from_name import document_with_key, with_key
+from jobs.landing.line_parts import line_parts, lines_of, open_lines, readable
+from jobs.landing.raw_rows import Source
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import PAYLOAD, REASON
+
+FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
+
+SCHEMA_DOCUMENTS = 1000
+"""Documents at a file's beginning from which its columns and types are inferred."""
+
+_BLANK = b" \t\r\n"
+
+NOT_UTF8 = "value: not UTF-8 text"
+NOT_AN_OBJECT = "value: not a JSON object"
+LONGEST_ARRAY = 256 << 20
+"""Bytes of a JSON array, which is read at once."""
+FEW = 32
+"""A block of so many documents is not halved any more."""
+# One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs.
+_ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
+_ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)"
+
+
+class JsonRows(NamedTuple):
+    """N documents: the named `columns`, null where absent, and why a document is invalid, None where it is valid."""
+
+    columns: dict[str, pa.Array]
+    problems: NDArray[np.object_]
+
+
+class _Wanted(NamedTuple):
+    """Columns to read; key columns; columns whose numbers must not become floating-point."""
+
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    exact: tuple[str, ...]
+
+
+class _Number(str):
+    """A number as the document writes it."""
+
+
+def read_objects(
+    documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
+) -> JsonRows:
+    """Read N JSON objects (binary, UTF-8).
+
+    A column is text, or numbers where all documents have numbers in it. Other members are ignored.
+
+    Args:
+        documents: one object each, none null.
+        columns: names of the members to read.
+        keys: the key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
+        exact: other columns whose numbers keep their spelling.
+    """
+    parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
+    problems = np.concatenate([np.empty(0, object), *(part.problems for part in parts)])
+    merged: dict[str, pa.Array] = {}
+    for name in columns:
+        pieces = [part.columns[name] for part in parts]
+        kinds = {piece.type for piece in pieces}
+        if len(kinds) > 1:
+            # Only Arrow's reader types columns, and only as numbers, whose text has the same meaning.
+            pieces = [piece.cast(pa.string()) for piece in pieces]
+        merged[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+    return JsonRows(merged, problems)
+
+
+def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
+    """Read runs of documents, each with the fastest reader that can read them."""
+    if len(documents) == 0:
+        return []
+    ordinary = _ordinary(documents)
+    ends = np.flatnonzero(np.diff(ordinary)) + 1
+    if len(ends) > len(documents) // FEW:  # mostly short runs
+        return [_one_by_one(documents, wanted)]
+    parts: list[JsonRows] = []
+    for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
+        some = documents.slice(start, stop - start)
+        if ordinary[start]:
+            schema = _schema(some.slice(0, FEW), wanted)
+            parts += _halved(some, schema, wanted)
+        else:
+            parts.append(_one_by_one(some, wanted))
+    return parts
+
+
+def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
+    try:
+        text = documents.cast(pa.string())
+    except pa.ArrowInvalid:
+        return np.zeros(len(documents), bool)  # Python's reader finds the documents that are not UTF-8
+    pc = compute()
+    good = pc.match_substring_regex(text, _ORDINARY)
+    odd = pc.match_substring_regex(text, _ODD)
+    return arrow.to_numpy(pc.and_(good, pc.invert(odd)))
+
+
+def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
+    """Return the types of the columns in some documents; None if Arrow has no fitting type."""
+    rows = [object_of(document)[0] for document in documents.to_pylist()]
+    kinds: dict[str, pa.DataType] = {}
+    for name in wanted.columns:
+        value = next((row[name] for row in rows if row.get(name) is not None), None)
+        number, exact = isinstance(value, _Number), name in wanted.exact
+        if (number or value is None) and not exact:
+            kinds[name] = pa.float64()
+        elif value is None or type(value) is str:
+            kinds[name] = pa.string()
+        elif number and value.lstrip("-").isdigit():
+            kinds[name] = pa.int64()
+        else:
+            return None
+    return pa.schema(list(kinds.items()))
+
+
+def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[JsonRows]:
+    if schema is not None:
+        read = _by_arrow(documents, schema)
+        if read is not None:
+            return [read]
+    if len(documents) <= FEW or schema is None:
+        return [_one_by_one(documents, wanted)]
+    middle = len(documents) // 2
+    first, second = documents.slice(0, middle), documents.slice(middle)
+    return _halved(first, schema, wanted) + _halved(second, schema, wanted)
+
+
+def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
+    """Read ordinary documents; None if one does not match the schema."""
+    pc = compute()
+    lines = pc.binary_join_element_wise(
+        documents.cast(pa.large_binary()), *(pa.scalar(one, pa.large_binary()) for one in (b"", b"\n"))
+    )
+    data = pa.py_buffer(lines.buffers()[2])
+    data = data.slice(0, int(np.frombuffer(lines.buffers()[1], np.int64)[lines.offset + len(lines)]))
+    try:
+        table = arrow_json.read_json(
+            pa.BufferReader(data),
+            read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(data.size, 1 << 16)),
+            parse_options=arrow_json.ParseOptions(
+                explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    if table.num_rows != len(documents):
+        return None
+    found = table.combine_chunks()
+    columns = {name: found.column(name).combine_chunks() for name in schema.names}
+    return JsonRows(columns, np.full(len(documents), None, object))
+
+
+def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
+    rows: list[Mapping[str, Any]] = []
+    problems = np.full(len(documents), None, object)
+    for place, document in enumerate(documents.to_pylist()):
+        row, problem = object_of(document)
+        problems[place] = problem or _key_problem(row, wanted.keys)
+        rows.append(row)
+    return JsonRows(
+        {name: arrow.texts([_text(row.get(name)) for row in rows]) for name in wanted.columns}, problems
+    )
+
+
+def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
+    """Return a document's members, and why it is invalid; numbers keep their spelling."""
+    try:
+        text = document.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return {}, NOT_UTF8
+    try:
+        value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
+    except (ValueError, RecursionError):
+        return {}, NOT_AN_OBJECT
+    return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
+
+
+def is_whole(value: Any) -> bool:
+    """Tell if a member returned by `object_of` is a whole number."""
+    return isinstance(value, _Number) and value.lstrip("-").isdigit()
+
+
+def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
+    for name in keys:
+        value = row.get(name)
+        fraction = isinstance(value, _Number) and not value.lstrip("-").isdigit()
+        if fraction or isinstance(value, dict | list):
+            return f"key {name}: not text or a whole number"
+    return None
+
+
+def _text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_json(path: str | Path) -> bool:
+    """Tell by its ending if a file has JSON objects."""
+    return str(path).lower().endswith(FORMATS)
+
+
+def is_array(path: Path) -> bool:
+    """Tell if a file is one JSON array, which cannot be split into lines."""
+    with open_lines(path) as file:
+        while block := file.read(1 << 16):
+            if begun := block.lstrip(_BLANK + BOM):
+                return begun.startswith(b"[")
+    return False
+
+
+def documents(path: Path, most: int | None = None) -> list[bytes]:
+    """Return the documents of a file, or the first `most` of them.
+
+    Raises:
+        UserError: the file cannot be read, or is an array of invalid JSON.
+    """
+    with _readable(path):
+        if is_array(path):
+            with open_lines(path) as file:
+                data = file.read(LONGEST_ARRAY + 1)
+            if len(data) > LONGEST_ARRAY:
+                raise UserError(
+                    f"{path}: is one JSON array of more than {LONGEST_ARRAY:,} bytes, which is read at once; write one "
+                    "object on each line"
+                )
+            items = json.loads(data.decode("utf-8-sig"))
+            return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
+        found: list[bytes] = []
+        for lines in lines_of(Part(str(path), 0, None)):
+            found += [document for line in lines if (document := line.strip(_BLANK))]
+            if most is not None and len(found) >= most:
+                return found[:most]
+        return found
+
+
+def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with _readable(path):
+        return [Part(str(path), 0, None)] if is_array(path) else line_parts(path, start, stop)
+
+
+def read_part(part: Part) -> Iterator[pa.Array]:
+    """Return the documents (binary) of a part of a file, in some batches.
+
+    Raises:
+        UserError: the file cannot be read, or is an array of invalid JSON.
+    """
+    path = Path(part.path)
+    with _readable(path):
+        if is_array(path):
+            yield pa.array(documents(path), pa.binary())
+            return
+        for lines in lines_of(part):
+            yield _documents_in(lines)
+
+
+def _documents_in(lines: Iterable[bytes]) -> pa.Array:
+    return pa.array([document for line in lines if (document := line.strip(_BLANK))], pa.binary())
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read, or is not JSON, into a UserError."""
+    try:
+        with readable(path):
+            yield
+    except RecursionError:
+        raise UserError(f"{path}: is nested too deeply; write one flat object for each row") from None
+    except ValueError as error:
+        raise UserError(
+            f"{path}: is not JSON ({error}); write one object on each line, or one array of them"
+        ) from error
+
+
+def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
+    """Return the spec's columns with the types of a file's first documents.
+
+    Raises:
+        UserError: the file cannot be read, is empty, or a column is in none of the first documents.
+    """
+    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
+    if not rows:
+        raise UserError(f"{path}: is empty; give a file with an object on each line")
+    have = {name: None for row in rows for name in row}
+    check_columns(path, list(have), spec.file_columns)
+    kinds = {}
+    for name in (one for one in spec.columns if one in have):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        whole = bool(values) and all(map(is_whole, values))
+        number = whole and name in (*spec.naming_columns, spec.time)
+        kinds[name] = pa.int64() if number else pa.string()
+    return pa.schema(list(kinds.items()))
+
+
+def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
+    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
+    keys = [name for name in spec.key if name != spec.key_from_name]
+    columns, problems = read_objects(values, spec.file_columns, keys, [spec.time, *spec.id_columns])
+    source = with_key(spec, Source(columns, np.zeros(len(values), bool), len(values)), file)
+    rows = check_rows(spec, source, key_types, file)
+    reasons = rows.column(REASON).to_pylist()
+    reasons = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
+    if not any(reasons):
+        return rows
+    texts = [
+        None
+        if reason is None
+        else document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), file)
+        for at, reason in enumerate(reasons)
+    ]
+    changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
+    names = rows.schema.names
+    return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)

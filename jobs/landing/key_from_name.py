@@ -1,0 +1,69 @@
+"""A file a key: the key column whose value is the name of the file (`key_from_name` of a spec)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.landing.raw_rows import Source
+from jobs.specs.model_spec import ModelSpec
+
+
+def name_of(path: str | Path) -> str:
+    """Return a file's name without its folder and its ending, which may be two as in `.csv.gz`.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    name = Path(path).name
+    bare = Path(name[:-3] if name.lower().endswith(".gz") else name).stem
+    if not bare or bare.startswith("."):
+        raise UserError(f"{path}: has no name before its ending, so that it names no key; rename it")
+    return bare
+
+
+def with_key(spec: ModelSpec, source: Source, path: str | Path) -> Source:
+    """Return a file's rows with the key from its name, where the model's spec has one."""
+    name = spec.key_from_name
+    if name is None:
+        return source
+    return source._replace(columns={**source.columns, name: arrow.texts([name_of(path)] * source.rows)})
+
+
+def document_with_key(spec: ModelSpec, document: str, path: str | Path) -> str:
+    """Return a JSON object of a file as text, with the key from the file's name; any other text as it is."""
+    name = spec.key_from_name
+    if name is None:
+        return document
+    try:
+        row = json.loads(document)
+    except (ValueError, RecursionError):
+        return document
+    return json.dumps({**row, name: name_of(path)}, ensure_ascii=False) if isinstance(row, dict) else document
+
+
+def schema_with_key(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:
+    """Return a file's schema with the key from its name, where the model's spec has one.
+
+    Raises:
+        UserError: the file has a column of that name itself.
+    """
+    name = spec.key_from_name
+    if name is None:
+        return schema
+    if name in schema.names:
+        raise UserError(
+            f"{path}: has a column '{name}' itself, and the spec of {spec.name} says key_from_name: {name}; remove "
+            "that line, or rename the column"
+        )
+    name_of(path)  # raises here, before anything is read
+    return schema.append(pa.field(name, pa.string()))
+
+
+def salt_of(spec: ModelSpec, path: str | Path) -> bytes:
+    """Return what is hashed before a file's content: its name where that is a key, as two keys may have equal rows."""
+    return b"" if spec.key_from_name is None else f"{name_of(path)}\0".encode()

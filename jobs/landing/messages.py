@@ -1,0 +1,256 @@
+"""Read the messages of a topic as rows, and check them with the rules and the parser that files have.
+
+Values go to Python unparsed, and a whole Arrow batch of them is parsed at once (`jobs.landing.json_rows`): measured
+several times faster than Spark's `from_json`, and no rule is written twice. Spark parses Avro.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from jobs.core.errors import UserError, first_line
+from jobs.encoding import arrow
+from jobs.landing.checking import check_rows, typed_columns
+from jobs.landing.json_rows import NOT_UTF8, read_objects
+from jobs.landing.raw_rows import Source as Columns
+from jobs.landing.raw_rows import valid_texts
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.source import Source
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+TOMBSTONE = "value: none (a tombstone)"
+NOT_AVRO = "value: not an Avro record of the schema"
+REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
+_KEY_KINDS = ("string", "int", "bigint")
+
+
+def key_types(source: Source, names: list[str]) -> KeyTypes:
+    """Return the types that key and id columns get in the measurements table of a topic."""
+    if source.format == "avro":
+        whole = {
+            field["name"]
+            for field in (source.avro_schema or {}).get("fields", [])
+            if _is_whole(field["type"])
+        }
+    else:
+        whole = set(source.whole_keys)
+    return {name: "bigint" if name in whole else "string" for name in names}
+
+
+def checked_messages(
+    messages: DataFrame,
+    spec: ModelSpec,
+    source: Source,
+    types: KeyTypes,
+    topic_id: str | None = None,
+    several: bool = False,
+) -> DataFrame:
+    """Turn messages (`key`, `value`, `partition`, `offset`) of a topic, or of `several`, into checked rows.
+
+    Returns:
+        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`; of
+        several topics also `_topic`.
+
+    Raises:
+        UserError: the Avro schema is invalid, or lacks a column of the spec.
+    """
+    kept = messages
+    if source.tombstones == "skip":
+        kept = kept.filter(F.col("value").isNotNull())
+    named = ["topic"] if several else []
+    raw = kept.select("value", "key", "partition", "offset", *named, *_cells(spec, source))
+    schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
+    schema += f", {TOPIC} string" if several else ""
+    check = MessageChecker(spec, source, types, topic_id)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield check(batch)
+
+    if source.format == "avro":
+        check(_empty(raw, spec))  # refuses unusable column types before the query starts
+    return raw.mapInArrow(work, schema)
+
+
+class MessageChecker(NamedTuple):
+    """Parses and checks Arrow batches of messages on the executors."""
+
+    spec: ModelSpec
+    source: Source
+    types: KeyTypes
+    topic_id: str | None = None
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns of `checked_messages`."""
+        values = batch.column("value")
+        message_keys = self._message_keys(batch.column("key"))
+        columns, problems = self._columns(batch, message_keys)
+        absent = arrow.to_numpy(values.is_null())
+        problems[absent] = TOMBSTONE
+        rows = check_rows(
+            self.spec,
+            Columns(columns, np.zeros(len(values), bool), len(values)),
+            self.types,
+            self.source.title,
+        )
+        reasons, payloads = rows.column(REASON), rows.column(PAYLOAD)
+        positions = pa.nulls(len(values), pa.string())
+        fits = np.array([one is None for one in problems], bool) & arrow.to_numpy(reasons.is_null())
+        if not fits.all():
+            bad = np.flatnonzero(~fits)
+            found, written = reasons.to_pylist(), payloads.to_pylist()
+            texts: dict[int, str | None] = {}
+            where: dict[int, str] = {}
+            for at in bad.tolist():
+                found[at] = problems[at] or found[at]
+                texts[at] = self._payload(values[at].as_py(), message_keys, at, problems[at], written[at])
+                where[at] = self._position(batch, at)
+            reasons = pa.array(found, pa.string())
+            payloads = pa.array([texts.get(at) for at in range(len(values))], pa.string())
+            positions = pa.array([where.get(at) for at in range(len(values))], pa.string())
+        taken = [name for name in rows.schema.names if name not in (REASON, PAYLOAD)]
+        return pa.RecordBatch.from_arrays(
+            [
+                *(reasons, payloads, positions),
+                *(_blanked(rows.column(name), fits) for name in taken),
+                *(batch.column("partition"), batch.column("offset")),
+                *([batch.column("topic")] if "topic" in batch.schema.names else []),
+            ],
+            [REASON, PAYLOAD, POSITION, *taken, PARTITION, OFFSET]
+            + ([TOPIC] if "topic" in batch.schema.names else []),
+        )
+
+    def _columns(
+        self, batch: pa.RecordBatch, message_keys: pa.Array | None
+    ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
+        """Return the unparsed columns, and why a message has none."""
+        spec, key = self.spec, self.source.message_key
+        inner = [name for name in spec.columns if name != key]
+        if self.source.format == "avro":
+            names = [name for name in batch.schema.names if name.startswith("c_")]
+            columns = {name[2:]: batch.column(name) for name in names}
+            # Spark parses an invalid record as one without any value.
+            known = np.zeros(batch.num_rows, bool)
+            for column in columns.values():
+                known |= arrow.to_numpy(column.is_valid())
+            problems = np.full(batch.num_rows, None, object)
+            problems[~known] = NOT_AVRO
+            columns, not_utf8 = valid_texts(columns)
+            if not_utf8 is not None:
+                problems[not_utf8] = NOT_UTF8
+        else:
+            filled = batch.column("value").fill_null(b"")
+            keys = [name for name in spec.key if name != key]
+            columns, problems = read_objects(filled, inner, keys, [spec.time, *spec.id_columns])
+        if key is not None and message_keys is not None:
+            columns[key] = message_keys
+        return columns, problems
+
+    def _message_keys(self, keys: pa.Array) -> pa.Array | None:
+        if self.source.message_key is None:
+            return None
+        try:
+            return keys.cast(pa.string())
+        except pa.ArrowInvalid:
+            return pa.array([_text(key) for key in keys.to_pylist()], pa.string())
+
+    def _payload(
+        self,
+        value: bytes | None,
+        message_keys: pa.Array | None,
+        at: int,
+        problem: str | None,
+        row: str | None,
+    ) -> str | None:
+        """Return the payload for quarantine: JSON text, fields of an Avro record, or the bytes of an invalid one."""
+        if value is None:
+            return None
+        if self.source.format == "avro":
+            return row if problem is None else json.dumps({"base64": base64.b64encode(value).decode()})
+        text = value.decode("utf-8", "backslashreplace")
+        inside = text.lstrip()[1:].lstrip()
+        if message_keys is None or problem is not None:
+            return text
+        key = json.dumps({self.source.message_key: message_keys[at].as_py()}, ensure_ascii=False)[:-1]
+        return f"{key}{'' if inside.startswith('}') else ', '}{inside}"
+
+    def _position(self, batch: pa.RecordBatch, at: int) -> str:
+        place: dict[str, Any] = {
+            "topic": self.source.topic or batch.column("topic")[at].as_py(),
+            "partition": batch.column("partition")[at].as_py(),
+            "offset": batch.column("offset")[at].as_py(),
+        }
+        if self.topic_id is not None:
+            place["topic_id"] = self.topic_id
+        key = batch.column("key")[at].as_py()
+        if key is not None:
+            place["key"] = key.decode("utf-8", "backslashreplace")
+        return json.dumps(place, ensure_ascii=False)
+
+
+def _cells(spec: ModelSpec, source: Source) -> list[Column]:
+    """Return the fields of an Avro record as columns c_<field>; none for JSON."""
+    if source.format == "json":
+        return []
+    value = F.col("value")
+    if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
+        value = F.when(F.substring(value, 1, 1) == F.lit(bytearray(1)), F.expr("substring(value, 6)"))
+    names = [field["name"] for field in (source.avro_schema or {}).get("fields", [])]
+    absent = [name for name in spec.columns if name not in names and name != source.message_key]
+    if absent:
+        raise UserError(
+            f"source.avro_schema of {spec.name} has no field {', '.join(absent)}, which the spec uses"
+        )
+    record = from_avro(value, json.dumps(source.avro_schema), {"mode": "PERMISSIVE"})
+    inner = [name for name in names if name != source.message_key]
+    return [record.getField(name).alias(f"c_{name}") for name in inner]
+
+
+def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
+    """Return an empty batch with the columns of a frame."""
+    try:
+        schema = to_arrow_schema(raw.schema, timezone="UTC")
+    except PySparkException as error:
+        raise UserError(f"source.avro_schema of {spec.name}: {first_line(error)}") from error
+    kinds = {field.name: field.dataType.simpleString() for field in raw.schema.fields}
+    for name in spec.naming_columns:
+        if kinds.get(f"c_{name}", "string") not in _KEY_KINDS:
+            what = "a key" if name in spec.key else "an id"
+            raise UserError(
+                f"source.avro_schema of {spec.name}: field {name} holds {kinds[f'c_{name}']}; {what} is a string, "
+                f"an int or a long"
+            )
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _is_whole(kind: Any) -> bool:
+    if isinstance(kind, list):
+        return any(map(_is_whole, kind))
+    return kind in ("int", "long")
+
+
+def _blanked(column: pa.Array, fits: NDArray[np.bool_]) -> pa.Array:
+    return column if fits.all() else column.take(pa.array(np.arange(len(fits)), mask=~fits))
+
+
+def _text(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,90 @@
+"""The unchecked rows of a file or of messages, as columns."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from jobs.encoding import arrow
+
+CORRUPT = "_corrupt"
+"""The column with the text of a row that has not as many fields as the header."""
+BYTES = "_bytes"
+"""The column with the bytes, in base64, of a row that is not UTF-8 text."""
+LINE = "_line"
+"""The column with a whole line of text (`jobs.landing.text_lines`)."""
+
+
+class Source(NamedTuple):
+    """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen` or `not_utf8`.
+
+    The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
+    where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
+    another format. `decimal`: what precedes the fraction of a number that is text.
+    """
+
+    columns: dict[str, pa.Array]
+    misshapen: NDArray[np.bool_]
+    rows: int
+    not_utf8: NDArray[np.bool_] | None = None
+    unmatched: NDArray[np.bool_] | None = None
+    decimal: str = "."
+
+
+def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
+    """Return columns whose texts are UTF-8, and (N,) which rows had others; None where none had.
+
+    Arrow takes the bytes of a text as they are, also those that another reader has not looked at.
+    """
+    found, marks = dict(columns), None
+    for name, column in columns.items():
+        if not pa.types.is_string(column.type):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            written = pa.array(
+                [_as_text(value) for value in column.cast(pa.binary()).to_pylist()], pa.string()
+            )
+            found[name] = written
+            differ = pc.not_equal(  # pyright: ignore[reportAttributeAccessIssue]
+                written.cast(pa.binary()), column.cast(pa.binary())
+            )
+            bad = arrow.to_numpy(differ, False)
+            marks = bad if marks is None else marks | bad
+    return found, marks
+
+
+def _as_text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def joined(parts: list[Source], names: list[str]) -> Source:
+    """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
+    known = set(names)
+    more = [name for part in parts for name in part.columns if name not in known]
+    columns = {
+        name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
+        if parts
+        else pa.array([], pa.string())
+        for name in (*names, *dict.fromkeys(more))
+    }
+    return Source(
+        columns,
+        np.concatenate([np.zeros(0, bool), *(part.misshapen for part in parts)]),
+        sum(part.rows for part in parts),
+        _joined_marks(parts, [part.not_utf8 for part in parts]),
+        _joined_marks(parts, [part.unmatched for part in parts]),
+        parts[0].decimal if parts else ".",
+    )
+
+
+def _joined_marks(parts: list[Source], marks: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_]:
+    each = (
+        np.zeros(part.rows, bool) if mark is None else mark for part, mark in zip(parts, marks, strict=True)
+    )
+    return np.concatenate([np.zeros(0, bool), *each])

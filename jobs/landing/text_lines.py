@@ -1,0 +1,126 @@
+"""Read lines of text by a regular expression with named groups (`line_pattern` of a spec), each group a column.
+
+A line that the expression does not match as a whole is kept with its text, and rejected. Empty lines are no rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.landing.csv_parquet import Part
+from jobs.landing.line_parts import line_parts, lines_of, readable
+from jobs.landing.raw_rows import BYTES, LINE, Source
+from jobs.specs.model_spec import ModelSpec
+
+FORMATS = (".txt", ".log", ".txt.gz", ".log.gz")
+_BLANK = b" \t\r\n"
+
+
+def is_text(path: str | Path) -> bool:
+    """Tell by its ending if a file has lines of text."""
+    return str(path).lower().endswith(FORMATS)
+
+
+def pattern_of(spec: ModelSpec, path: str | Path) -> str:
+    """Return the expression by which a model's lines are read.
+
+    Raises:
+        UserError: its spec has none.
+    """
+    if spec.line_pattern is None:
+        groups = [rf"(?P<{name}>\w+)" for name in spec.key[:1]] + [rf"(?P<{spec.time}>\S+)"]
+        raise UserError(
+            f"{path}: the spec of {spec.name} does not say how to read lines of text; add line_pattern, a regular "
+            f"expression with a named group for each column, such as '{' '.join(groups)} ...'"
+        )
+    return spec.line_pattern
+
+
+def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
+    """Return the columns of a file of lines, which are the groups of the spec's expression.
+
+    Raises:
+        UserError: the spec has no expression, or the file cannot be read.
+    """
+    groups = re.compile(pattern_of(spec, path)).groupindex
+    with readable(path), path.open("rb"):
+        return pa.schema([(name, pa.string()) for name in groups])
+
+
+def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with readable(path):
+        return line_parts(path, start, stop)
+
+
+def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+    """Read the named columns, or all and each line itself, of a part of a file, in some batches of rows.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    wanted = re.compile(pattern)
+    with readable(Path(part.path)):
+        for lines in lines_of(part):
+            whole = [bare for line in lines if (bare := line.rstrip(b"\r\n")).strip(_BLANK)]
+            yield _matched(wanted, whole, columns)
+
+
+def read_text(spec: ModelSpec, path: Path, columns: Sequence[str]) -> list[Source]:
+    """Read the named columns of a file, in some batches of rows.
+
+    Raises:
+        UserError: the spec has no expression, or the file cannot be read.
+    """
+    pattern = pattern_of(spec, path)
+    return [source for part in parts(path) for source in read_part(pattern, part, columns)]
+
+
+def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], bool]:
+    """Return a rejected row with the groups of its line, and whether the line matches; any other row as it is."""
+    line = row.get(LINE)
+    if not isinstance(line, str):
+        return dict(row), True
+    match = re.compile(pattern).fullmatch(line)
+    return {**row, **({} if match is None else match.groupdict())}, match is not None
+
+
+def _matched(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> Source:
+    """Return the groups of lines as columns; an empty group is null."""
+    texts = [line.decode("utf-8", "backslashreplace") for line in lines]
+    invalid = np.array([not _is_utf8(line) for line in lines], bool)
+    matches = [wanted.fullmatch(text) for text in texts]
+    unmatched = np.array([match is None for match in matches], bool)
+    names = list(wanted.groupindex) if columns is None else list(columns)
+    found: dict[str, pa.Array] = {
+        name: arrow.texts([None if match is None else match[name] or None for match in matches])
+        for name in names
+    }
+    if columns is None:
+        found[LINE] = arrow.texts(texts)
+        if invalid.any():
+            kept = zip(lines, invalid.tolist(), strict=True)
+            found[BYTES] = arrow.texts(
+                [base64.b64encode(line).decode() if bad else None for line, bad in kept]
+            )
+    return Source(found, np.zeros(len(lines), bool), len(lines), invalid, unmatched & ~invalid)
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,120 @@
+"""Read a Kafka topic as a stream of checked rows, from the exact position of a snapshot or a landing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from jobs.core.errors import UserError
+from jobs.landing.messages import checked_messages
+from jobs.landing.topic_start import (
+    source_of,
+    topic_of,
+    way_out,
+)
+from jobs.lineage import generations
+from jobs.spark.kafka import (
+    Topic,
+    TopicWatch,
+    read_topic,
+    refuse_lost,
+    refuse_recreated,
+    starting,
+    stream_reader,
+)
+from jobs.spark.warehouse import Warehouse
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import (
+    KeyTypes,
+)
+from jobs.storage.positions import describe, offsets_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.lineage.generations import Generation
+
+
+def messages_after(
+    warehouse: Warehouse,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    start: Mapping[str, Any],
+    types: KeyTypes,
+    reader: str,
+) -> DataFrame:
+    """Return a topic's messages after a position as a stream of checked rows (`messages.checked_messages`).
+
+    Args:
+        warehouse: of the model.
+        spec: of the model.
+        checkpoint: of the query; its position counts, or `start` before its first micro-batch.
+        start: a position in the topic; a partition that it does not name is read from its beginning.
+        types: of the key columns.
+        reader: name of the query, for errors.
+
+    Raises:
+        UserError: messages after the position are no longer in the topic, the topic was made anew, or the brokers do
+            not answer.
+    """
+    source = source_of(spec)
+    have = topic_of(warehouse.spark, source)
+    _refuse_gap(spec, checkpoint, start, have, reader)
+    stream = stream_reader(warehouse.spark, source.max_offsets_per_batch)
+    if source.partitions:
+        stream = stream.option("assign", json.dumps({source.topic: sorted(source.partitions)}))
+    else:
+        stream = stream.option("subscribe", source.topic)
+    stream = stream.option("startingOffsets", starting(source.topic, offsets_of(start), have.bounds))
+    return checked_messages(stream.load(), spec, source, types, start.get("topic_id"))
+
+
+def _refuse_gap(
+    spec: ModelSpec, checkpoint: Checkpoint, start: Mapping[str, Any], have: Topic, reader: str
+) -> None:
+    """Refuse a topic that does not continue at the position of a query."""
+    batch = checkpoint.last_commit()
+    needed = start if batch is None else checkpoint.position(batch, start)
+    if needed["topic"] != have.name:
+        raise UserError(
+            f"{reader} has reached {describe(needed)}, but the spec now reads topic {have.name}. Restore the "
+            f"topic, or give the model of the new topic another name"
+        )
+    refuse_recreated(have.name, needed.get("topic_id"), have.id, way_out(spec))
+    refuse_lost(have, offsets_of(needed), reader, way_out(spec))
+
+
+def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, types: KeyTypes) -> DataFrame:
+    """Return the messages after a generation's snapshot as a stream of checked rows."""
+    checkpoint, start = Checkpoint(warehouse, generation.checkpoint), generation.start_position
+    return messages_after(warehouse, spec, checkpoint, start, types, f"the stream of {spec.name}")
+
+
+def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
+    """Return a generation whose position has its topic's id; one that an earlier release began adopts the present id.
+
+    Spark's checkpoint has no id, so it is kept in the generation's row. A topic is not adopted if its offsets show that
+    it was made anew.
+    """
+    if generation.topic is None or generation.start_position.get("topic_id") is not None:
+        return generation
+    topic = read_topic(warehouse.spark, generation.topic)
+    if topic.id is None or not topic.reaches(offsets_of(generations.position_of(warehouse, generation))):
+        return generation
+    return generations.adopt_topic_id(warehouse, generation, topic.id)
+
+
+@contextmanager
+def watched_topic(
+    warehouse: Warehouse, spec: ModelSpec, generation: Generation
+) -> Iterator[Callable[[], None]]:
+    """Lend a function that raises if a generation's topic has been made anew; for a table it does nothing."""
+    if generation.topic is None:
+        yield lambda: None
+        return
+    known = generation.start_position.get("topic_id")
+    with TopicWatch(warehouse.spark, generation.topic, known, way_out(spec)) as watch:
+        yield watch.check
