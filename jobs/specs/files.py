@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, field_validator
 
+from jobs.specs.column_names import FileColumns
 from jobs.specs.problems import invalid
 from jobs.specs.sections import Section
 
@@ -30,6 +31,22 @@ class Files(Section):
         description="names of the columns of CSV files without a header, in order, such as [at, volume, river]; a file "
         "whose first line has the spec's columns is read by that header all the same",
     )
+
+    names: dict[str, FileColumns] = Field(
+        default={},
+        description="columns of files, messages and tables that have another name in the spec, by the name in the "
+        'spec, such as {wind: "Wind speed (m/s)"}; `measurement: ["Wind speed (m/s)"]` adds Wind_speed_m_s here',
+    )
+
+    @field_validator("names", mode="before")
+    @classmethod
+    def _named(cls, names: Any) -> Any:
+        for name, columns in cast(dict[Any, Any], names).items() if isinstance(names, dict) else ():
+            several = list(columns.values()) if isinstance(columns, dict) else columns
+            one = several if isinstance(several, list) else [several]
+            if not isinstance(name, str) or not all(isinstance(text, str) for text in one):
+                raise invalid(f"'{name}' must have the name of a column", "put the name in quotes", str(name))
+        return names
 
     @field_validator("columns")
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, available_timezones
@@ -19,6 +19,14 @@ from pydantic import Field, PrivateAttr, model_validator
 from jobs.core.times import EPOCH_FORMATS, UNIT_US, time_pattern
 from jobs.specs import yaml_text
 from jobs.specs.airflow import Airflow
+from jobs.specs.column_names import (
+    ESTIMATE_COLUMNS,
+    LONGEST,
+    OUTPUT_COLUMNS,
+    is_plain,
+    time_parts,
+    with_plain_names,
+)
 from jobs.specs.files import Files
 from jobs.specs.filter_options import (
     MIXTURES,
@@ -84,43 +92,26 @@ DEFINITION = (
     *OPTIONS,
 )
 NUMERIC = {"process", "observation", "initial", "robust", "adaptive", "modes", "transition", *OPTIONS}
-# Columns of the `filter` command's output besides key and time.
-OUTPUT_COLUMNS = (
-    "mean",
-    "covariance",
-    "log_likelihood",
-    "nis",
-    "flag",
-    "mode_probabilities",
-    "weights",
-    "responsibilities",
-    "smoothed_mean",
-    "smoothed_covariance",
-    "smoothed_mode_probabilities",
-    "lagged_mean",
-    "lagged_covariance",
-    "lagged_age",
-)
-# Columns of the estimates table, which no key column may be named after; `key` is the key as text.
-ESTIMATE_COLUMNS = (
-    "correction",
-    "event_time",
-    "flags",
-    "model_version",
-    "generation",
-    "batch_id",
-    "innovation",
-    "measured",
-    "filter_state",
-)
 
 
+_OF_READERS = ("_line", "_bytes", "_corrupt")
+"""Columns that readers add to those of a file."""
 _NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
 
 
 def is_model_name(text: str) -> bool:
     """Tell if a model may have this name: its tables are folders of that name."""
     return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
+
+
+def _allow_several(schema: dict[str, Any]) -> None:
+    """Let a JSON schema allow several columns of the time: a list, or a mapping of parts."""
+    texts = {"type": "string"}
+    schema["anyOf"] = [
+        {"type": schema.pop("type")},
+        {"type": "array", "items": texts},
+        {"type": "object", "additionalProperties": texts},
+    ]
 
 
 class ModelSpec(Section):
@@ -151,7 +142,11 @@ class ModelSpec(Section):
         default_factory=Files,
         description="how CSV files and lines of text are written: separator, decimal, columns where there is no header",
     )
-    time: str = Field(description="the column of the event time")
+    time: str = Field(
+        description="the column of the event time; or the columns that make it together, such as [date, hour] or "
+        "{date: DATE, hour: HE}",
+        json_schema_extra=_allow_several,
+    )
     time_unit: TimeUnit = Field(default="second", description="the unit of dt in F(dt) and Q(dt)")
     time_zone: str = Field(
         default="UTC", description="time zone of times without an offset, such as America/New_York"
@@ -275,11 +270,11 @@ class ModelSpec(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _states_of_mixture(cls, data: Any) -> Any:
-        given = cast(dict[str, Any], data) if isinstance(data, dict) else {}
+    def _names_and_states(cls, data: Any) -> Any:
+        given = with_plain_names(cast(dict[str, Any], data)) if isinstance(data, dict) else {}
         if given.get("filter") in MIXTURES and "states" not in given and "measurement" in given:
             return {**given, "states": states_of_mixture(given["measurement"], given.get("mixture"))}
-        return data
+        return given or data
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -297,6 +292,7 @@ class ModelSpec(Section):
             raise invalid(
                 f"'{self.key_from_name}' is not a key column", remedy_of_key(self.key), "key_from_name"
             )
+        self._check_names()
         self._check_lines()
         self._check_sections()
         self._check_named_columns()
@@ -332,6 +328,24 @@ class ModelSpec(Section):
             )
         return self
 
+    def _check_names(self) -> None:
+        """Refuse entries of `files.names` that name no column, or columns that do not make a time."""
+        known = [*self.columns, *([] if self.inputs is None else self.inputs.columns.values())]
+        for name, columns in self.files.names.items():
+            field = f"files.names.{name}"
+            if name not in known:
+                hint = closest(name, known) or f"columns of the spec are {', '.join(known)}"
+                raise invalid(f"'{name}' is not a column of the spec", hint, field)
+            if isinstance(columns, str):
+                continue
+            if name != self.time:
+                raise invalid("has several columns, which only the time can have", "name one column", field)
+            try:
+                time_parts(columns)
+            except ValueError as error:
+                problem, _, remedy = str(error).partition("; ")
+                raise invalid(problem, remedy, "time") from error
+
     def _check_lines(self) -> None:
         if self.files.columns:
             for name in self.file_columns:
@@ -346,7 +360,9 @@ class ModelSpec(Section):
             raise invalid(
                 f"is no regular expression: {error}", "see Python's re; test it there", "line_pattern"
             ) from error
-        _check_columns(list(groups), "line_pattern", what="group")
+        for name in groups:
+            if name in _OF_READERS:
+                raise invalid(f"'{name}' cannot be the name of a group", "take another name", "line_pattern")
         for name in self.file_columns:
             if name not in groups:
                 remedy = f"write (?P<{name}>...) around the part of the line that has it"
@@ -447,7 +463,9 @@ class ModelSpec(Section):
             for name in names:
                 if name.casefold() in {word.casefold() for word in taken}:
                     raise invalid(
-                        f"'{name}' is the name of an output column", "rename the column in the data", field
+                        f"'{name}' is the name of an output column",
+                        f"give the column another name in the spec: files: {{names: {{{field}_{name}: {name}}}}}",
+                        field,
                     )
 
     def _check_order(self) -> None:
@@ -551,8 +569,22 @@ class ModelSpec(Section):
 
     @property
     def file_columns(self) -> list[str]:
-        """Return the columns that files must have: all but the key from the file's name."""
-        return [name for name in self.columns if name != self.key_from_name]
+        """Return the columns that files must have, by the files' names: all but the key from the file's name."""
+        return self.file_names(name for name in self.columns if name != self.key_from_name)
+
+    def file_names(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of files that columns of the spec are read from, each once."""
+        found: list[str] = []
+        for name in names:
+            columns = self.files.names.get(name, name)
+            found += [columns] if isinstance(columns, str) else time_parts(columns).values()
+        return list(dict.fromkeys(found))
+
+    @property
+    def time_parts(self) -> dict[str, str]:
+        """Return the part of the time that each of several columns has, part to column; empty: one has the time."""
+        columns = self.files.names.get(self.time, self.time)
+        return {} if isinstance(columns, str) else time_parts(columns)
 
     @property
     def id_columns(self) -> list[str]:
@@ -656,8 +688,8 @@ def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _check_columns(names: Sequence[str], field: str, what: str = "column") -> None:
     for name in names:
-        if not name.isidentifier() or name.startswith("_") or len(name) > 128:
-            remedy = "use letters, digits and _, beginning with a letter"
+        if not is_plain(name):
+            remedy = f"use letters, digits and _, beginning with a letter, at most {LONGEST}"
             raise invalid(f"'{name}' cannot be the name of a {what}", remedy, field)
     folded = [name.casefold() for name in names]
     for index, name in enumerate(folded):

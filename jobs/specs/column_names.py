@@ -1,0 +1,286 @@
+"""Map the names of a file's columns to the plain names that tables and outputs have.
+
+A spec may name any column that a file has. Spark and Delta allow fewer names, and do not tell `Temp` from `temp`. So
+each such name gets a plain one, and `files.names` of the spec maps the plain name to the file's column, or to the
+columns that make the time together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from jobs.specs.problems import closest, invalid
+
+FileColumns = str | list[str] | dict[str, str]
+"""A column of the files; of the time also several: in order, or by the part of the time that each has."""
+
+LONGEST = 128
+"""Characters of a plain name."""
+# Columns of the `filter` command's output besides key and time.
+OUTPUT_COLUMNS = (
+    "mean",
+    "covariance",
+    "log_likelihood",
+    "nis",
+    "flag",
+    "mode_probabilities",
+    "weights",
+    "responsibilities",
+    "smoothed_mean",
+    "smoothed_covariance",
+    "smoothed_mode_probabilities",
+    "lagged_mean",
+    "lagged_covariance",
+    "lagged_age",
+)
+# Columns of the estimates table, which no key column may be named after; `key` is the key as text.
+ESTIMATE_COLUMNS = (
+    "correction",
+    "event_time",
+    "flags",
+    "model_version",
+    "generation",
+    "batch_id",
+    "innovation",
+    "measured",
+    "filter_state",
+)
+TIME_PARTS = (
+    "date", "time", "year", "month", "day", "day_of_year", "hour", "hhmm", "minute", "second"
+)  # fmt: skip
+"""The parts of a time that a column can have; `hhmm` is 1730 for 17:30."""
+_DATES = ({"date"}, {"year"}, {"year", "month"}, {"year", "month", "day"}, {"year", "day_of_year"})
+_CLOCKS: tuple[set[str], ...] = (
+    set(), {"time"}, {"hhmm"}, {"hour"}, {"hour", "minute"}, {"hour", "minute", "second"}
+)  # fmt: skip
+_PART_NAMES = {
+    "date": "date day_date datum fecha data dato local_date date_local date_utc utc_date yyyymmdd yyyy_mm_dd",
+    "time": "time clock time_of_day tod uhrzeit zeit hora heure ora tijd local_time time_local time_utc utc_time "
+    "hh_mm hh_mm_ss",
+    "year": "year yr yyyy yy jahr annee ano anno jaar",
+    "month": "month mon mo mnth monat mois mes mese maand",
+    "day": "day dy dd dom day_of_month mday tag jour dia giorno dag",
+    "day_of_year": "doy day_of_year yday julian_day jday",
+    "hour": "hour hr hh h hours he hour_ending hourending hour_end hr_end hour_beginning hb hour_of_day period "
+    "stunde std heures uur",
+    "hhmm": "hhmm hrmn hrmin hhmn hour_minute hour_min",
+    "minute": "minute min mi minutes mn nn",
+    "second": "second sec ss s seconds secs sekunde",
+}
+_PART_OF = {name: part for part, names in _PART_NAMES.items() for name in names.split()}
+# What may hold the name of a column outside of the fields of columns.
+_REFERENCES = (
+    "states", "process", "observation", "initial", "robust", "mixture", "modes", "monitor", "learn", "outputs",
+    "source", "key_from_name",
+)  # fmt: skip
+
+
+def is_plain(name: str) -> bool:
+    """Tell if tables can have a column of this name."""
+    return name.isidentifier() and not name.startswith("_") and len(name) <= LONGEST
+
+
+def plain_name(name: str) -> str:
+    """Return a name that tables can have for a column, made of its letters and digits."""
+    if is_plain(name):
+        return name
+    plain = re.sub(r"\W+", "_", name).strip("_")
+    if plain[:1].isdigit():
+        plain = f"c_{plain}"
+    plain = plain[:LONGEST].rstrip("_")
+    return plain if is_plain(plain) else "unnamed" if not name.strip() else "column"
+
+
+def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return which part of the time each of several columns has: part to column.
+
+    Of a list, the names of the columns tell it, as `year`, `Hour` or `HH` do. Of two columns with other names the first
+    has the date, the second the time of day.
+
+    Raises:
+        ValueError: the parts do not make a time, or the names do not tell the parts; the message has a remedy.
+    """
+    if not isinstance(columns, Mapping):
+        columns = _parts_by_name(columns)
+    unknown = [part for part in columns if part not in TIME_PARTS]
+    if unknown:
+        hint = closest(unknown[0], TIME_PARTS) or f"parts are {', '.join(TIME_PARTS)}"
+        raise ValueError(f"'{unknown[0]}' is no part of a time; {hint}")
+    clock = {part for part in columns if part in ("time", "hour", "hhmm", "minute", "second")}
+    if columns.keys() - clock not in _DATES or clock not in _CLOCKS:
+        raise ValueError(
+            f"{', '.join(columns)} do not make a time; give a date, or year, month and day, and with them a time, "
+            "or hour, minute and second"
+        )
+    return dict(columns)
+
+
+def _parts_by_name(columns: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    for column in columns:
+        part = part_of_time(column)
+        if part == "month" and "month" in found and column.casefold() == "mm":
+            part = "minute"  # YY MM DD hh mm
+        if part is None or part in found:
+            rest.append(column)
+        else:
+            found[part] = column
+    if len(columns) == 2 and len(rest) == 1 and rest[0] == columns[0] and "date" not in found:
+        return {"date": rest[0], **found}
+    if len(columns) == 2 and len(rest) == 1 and found.keys() <= {"date"}:
+        return {**found, "time": rest[0]}
+    if len(columns) == 2 and len(rest) == 2:
+        return {"date": rest[0], "time": rest[1]}
+    if rest:
+        raise ValueError(
+            f"the part of the time that '{rest[0]}' has is not known; name the parts, as in "
+            "{date: DATE, hour: HE}: " + ", ".join(TIME_PARTS)
+        )
+    return found
+
+
+def part_of_time(column: str) -> str | None:
+    """Return the part of a time that a column's name tells, or None."""
+    name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"\(.*?\)|\[.*?\]", "", column).strip().casefold()).strip("_")
+    if name == "mm":
+        return "month" if column.strip("# ") == "MM" else "minute" if column == "mm" else None
+    return _PART_OF.get(name)
+
+
+def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return a spec's fields with a plain name in place of each other name of a column.
+
+    `files.names` of the result maps each plain name to the file's own. A spec with plain names alone is returned as it
+    is. Values of another type than a spec has are left to its checks.
+
+    Raises:
+        ValueError: in the form of the spec's own checks.
+    """
+    names = _Names(spec)
+    result = dict(spec)
+    if _texts(spec.get("key")):
+        taken = {*OUTPUT_COLUMNS, *ESTIMATE_COLUMNS, *(["key"] if len(spec["key"]) > 1 else [])}
+        result["key"] = [names.plain(name, "key", taken) for name in spec["key"]]
+    time = spec.get("time")
+    if isinstance(time, str):
+        result["time"] = names.plain(time, "time", OUTPUT_COLUMNS)
+    elif isinstance(time, list | dict) and time:
+        result["time"] = None  # after the other names, of which none is taken away
+    for field in ("measurement", "control"):
+        if _texts(spec.get(field)):
+            result[field] = [names.plain(name, field) for name in spec[field]]
+    for field, inner in (("duplicates", "id"), ("inputs", "columns")):
+        section = spec.get(field)
+        value = section.get(inner) if isinstance(section, dict) else None
+        if isinstance(value, str):
+            result[field] = {**cast(dict[str, Any], section), inner: names.plain(value, field)}
+        elif isinstance(value, dict) and _texts(list(cast(dict[str, Any], value).values())):
+            columns = {name: names.table(column) for name, column in cast(dict[str, str], value).items()}
+            result[field] = {**cast(dict[str, Any], section), inner: columns}
+    inputs = result.get("inputs")
+    if isinstance(inputs, dict) and _texts(inputs.get("key")):
+        result["inputs"] = {**inputs, "key": [names.changed.get(name, name) for name in inputs["key"]]}
+    if "time" in result and result["time"] is None and time is not None:
+        result["time"] = names.several(cast(Any, time))
+    return names.applied(result)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in cast(list[Any], value))
+
+
+class _Names:
+    """The plain names that a spec's columns get: `changed` has those that differ from the file's."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        files = spec.get("files")
+        given = files.get("names") if isinstance(files, dict) else None
+        self.given: dict[str, Any] = dict(cast(dict[str, Any], given)) if isinstance(given, dict) else {}
+        self.changed: dict[str, str] = {v: k for k, v in self.given.items() if isinstance(v, str)}
+        self.used: dict[str, str] = {}
+        self.kept = {name.casefold() for name in (*self.given, *_plain_ones(spec))}
+
+    def plain(self, name: str, field: str, taken: Iterable[str] = ()) -> str:
+        """Return a column's plain name; one of `taken` begins with the field."""
+        if name in self.given:
+            self.used[name.casefold()] = name
+            return name
+        if name in self.changed:
+            return self.changed[name]
+        if self.used.get(name.casefold()) == name:
+            return name  # named twice, which the spec's checks refuse
+        plain = plain_name(name)
+        if plain.casefold() in {one.casefold() for one in taken}:
+            plain = f"{field}_{plain}"
+        if plain != name or plain.casefold() in self.used:
+            plain = self._free(plain)
+        self.used[plain.casefold()] = name
+        if plain != name:
+            self.changed[name] = plain
+        return plain
+
+    def table(self, name: str) -> str:
+        """Return the plain name of a column in a table of inputs, which may be one of the files' too."""
+        return (
+            self.changed[name]
+            if name in self.changed
+            else name
+            if is_plain(name)
+            else self.plain(name, "inputs")
+        )
+
+    def several(self, columns: list[str] | dict[str, str]) -> str:
+        """Return the plain name of the time that several columns make, and keep them."""
+        one = list(columns.values()) if isinstance(columns, dict) else columns
+        if not _texts(list(one)):
+            raise invalid("must be names of columns", "put each in quotes", "time")
+        if isinstance(columns, list) and len(columns) == 1:
+            return self.plain(columns[0], "time", OUTPUT_COLUMNS)
+        known = next((name for name, value in self.given.items() if value == columns), None)
+        name = self._free("time") if known is None else known
+        self.given[name] = columns
+        return name
+
+    def _free(self, plain: str) -> str:
+        number, free = 2, plain
+        while free.casefold() in self.used or free.casefold() in self.kept:
+            free = f"{plain[: LONGEST - 4]}_{number}"
+            number += 1
+        return free
+
+    def applied(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Return a spec with the changed names where it refers to columns, and in `files.names`."""
+        names = {**{plain: name for name, plain in self.changed.items()}, **self.given}
+        files = spec.get("files")
+        if not names or not (files is None or isinstance(files, dict)):
+            return spec
+        odd = {name: plain for name, plain in self.changed.items() if name and not is_plain(name)}
+        referring = {field: _replaced(spec[field], odd) for field in _REFERENCES if field in spec}
+        if spec.get("key_from_name") in self.changed:
+            referring["key_from_name"] = self.changed[spec["key_from_name"]]
+        return {**spec, **referring, "files": {**(files or {}), "names": names}}
+
+
+def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
+    """Return the plain names among those that a spec gives to columns and inputs."""
+    sections = [spec.get("key"), [spec.get("time")], spec.get("measurement"), spec.get("control")]
+    for field, inner in (("duplicates", "id"), ("inputs", "columns")):
+        section = spec.get(field)
+        value = cast(dict[str, Any], section).get(inner) if isinstance(section, dict) else None
+        sections.append(list(cast(Any, value)) if isinstance(value, dict) else [value])
+    names = [name for one in sections if isinstance(one, list) for name in cast(list[Any], one)]
+    return [name for name in names if isinstance(name, str) and is_plain(name)]
+
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
+    """Return a value with the texts that are one of `names` replaced."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, names) for key, item in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_replaced(item, names) for item in cast(list[Any], value)]
+    return value
