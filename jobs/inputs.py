@@ -84,7 +84,9 @@ def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> 
     have = column_types(warehouse.root, measurements(spec.name))
     if have:
         return {name: "string" if have[name] == "string" else "bigint" for name in by}
-    return key_types_of(by, read_schema(files_of(file)[0], by))
+    columns = spec.file_names(by)
+    types = key_types_of(columns, read_schema(files_of(file)[0], columns))
+    return dict(zip(by, types.values(), strict=True))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from jobs.encoding import arrow
 from jobs.landing.parsing import parse, reject
 from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
+from jobs.landing.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -40,12 +41,17 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     Raises:
         UserError: a column has such a type; the message names it and the remedy.
     """
-    empty = {name: pa.array([], schema.field(name).type) for name in spec.columns}
-    parse(spec, Source(empty, np.zeros(0, bool), 0), file)
+    names = spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
+    empty = {name: pa.nulls(0, schema.field(name).type) for name in names}
+    parse(spec, take_columns(spec, Source(empty, np.zeros(0, bool), 0)), file)
 
 
 def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns."""
+    """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns.
+
+    source: the rows with the names that the file has.
+    """
+    written, source = source, take_columns(spec, source)
     rows = parse(spec, source, file)
     reason = rows.reason
     keys = [typed_key(f"key {name}", source.columns[name], key_types[name], reason) for name in spec.key]
@@ -59,7 +65,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
     numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
         pa.array(reason.tolist(), pa.string()),
-        payloads(source, ~fits),
+        payloads(written, ~fits),
         *keys,
         arrow.times(np.where(fits, rows.time, 0), fits),
         *numbers,

@@ -38,6 +38,7 @@ from jobs.landing.reading import (
     checked_tables,
     parts_of,
 )
+from jobs.landing.spec_columns import spec_schema
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import is_text, text_schema
 from jobs.spark.quarantine import keep, rejected_rows
@@ -283,7 +284,7 @@ def position_of(file: FileState) -> str:
 
 
 def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return a file's schema after checking it against the spec.
+    """Return the types of the spec's columns in a file after checking them against the spec.
 
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
@@ -299,7 +300,7 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
         )  # rejected rows are kept with all columns, by name
     schema = schema_with_key(spec, schema, path)
     refuse_types(spec, schema, path)
-    return schema
+    return spec_schema(spec, schema)
 
 
 def _files_of(path: str) -> list[Path]:

@@ -320,18 +320,20 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     have = {name: None for row in rows for name in row}
     check_columns(path, list(have), spec.file_columns)
     kinds = {}
-    for name in (one for one in spec.columns if one in have):
+    exact = spec.file_names([*spec.naming_columns, spec.time])
+    for name in (one for one in spec.file_columns if one in have):
         values = [row[name] for row in rows if row.get(name) is not None]
         whole = bool(values) and all(map(is_whole, values))
-        number = whole and name in (*spec.naming_columns, spec.time)
+        number = whole and name in exact
         kinds[name] = pa.int64() if number else pa.string()
     return pa.schema(list(kinds.items()))
 
 
 def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
     """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
-    keys = [name for name in spec.key if name != spec.key_from_name]
-    columns, problems = read_objects(values, spec.file_columns, keys, [spec.time, *spec.id_columns])
+    keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
+    exact = spec.file_names([spec.time, *spec.id_columns])
+    columns, problems = read_objects(values, spec.file_columns, keys, exact)
     source = with_key(spec, Source(columns, np.zeros(len(values), bool), len(values)), file)
     rows = check_rows(spec, source, key_types, file)
     reasons = rows.column(REASON).to_pylist()

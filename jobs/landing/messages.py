@@ -141,7 +141,7 @@ class MessageChecker(NamedTuple):
     ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
         """Return the unparsed columns, and why a message has none."""
         spec, key = self.spec, self.source.message_key
-        inner = [name for name in spec.columns if name != key]
+        inner = spec.file_names(name for name in spec.columns if name != key)
         if self.source.format == "avro":
             names = [name for name in batch.schema.names if name.startswith("c_")]
             columns = {name[2:]: batch.column(name) for name in names}
@@ -156,10 +156,11 @@ class MessageChecker(NamedTuple):
                 problems[not_utf8] = NOT_UTF8
         else:
             filled = batch.column("value").fill_null(b"")
-            keys = [name for name in spec.key if name != key]
-            columns, problems = read_objects(filled, inner, keys, [spec.time, *spec.id_columns])
+            keys = spec.file_names(name for name in spec.key if name != key)
+            exact = spec.file_names([spec.time, *spec.id_columns])
+            columns, problems = read_objects(filled, inner, keys, exact)
         if key is not None and message_keys is not None:
-            columns[key] = message_keys
+            columns[spec.file_names([key])[0]] = message_keys
         return columns, problems
 
     def _message_keys(self, keys: pa.Array) -> pa.Array | None:
@@ -212,13 +213,15 @@ def _cells(spec: ModelSpec, source: Source) -> list[Column]:
     if source.framing == "confluent":  # a byte 0, the schema's number in four bytes, then the record
         value = F.when(F.substring(value, 1, 1) == F.lit(bytearray(1)), F.expr("substring(value, 6)"))
     names = [field["name"] for field in (source.avro_schema or {}).get("fields", [])]
-    absent = [name for name in spec.columns if name not in names and name != source.message_key]
+    wanted = spec.file_names(name for name in spec.columns if name != source.message_key)
+    absent = [name for name in wanted if name not in names]
     if absent:
         raise UserError(
             f"source.avro_schema of {spec.name} has no field {', '.join(absent)}, which the spec uses"
         )
     record = from_avro(value, json.dumps(source.avro_schema), {"mode": "PERMISSIVE"})
-    inner = [name for name in names if name != source.message_key]
+    keys = [] if source.message_key is None else spec.file_names([source.message_key])
+    inner = [name for name in names if name not in keys]
     return [record.getField(name).alias(f"c_{name}") for name in inner]
 
 
@@ -229,9 +232,9 @@ def _empty(raw: DataFrame, spec: ModelSpec) -> pa.RecordBatch:
     except PySparkException as error:
         raise UserError(f"source.avro_schema of {spec.name}: {first_line(error)}") from error
     kinds = {field.name: field.dataType.simpleString() for field in raw.schema.fields}
-    for name in spec.naming_columns:
+    for name in spec.file_names(spec.naming_columns):
         if kinds.get(f"c_{name}", "string") not in _KEY_KINDS:
-            what = "a key" if name in spec.key else "an id"
+            what = "a key" if name in spec.file_names(spec.key) else "an id"
             raise UserError(
                 f"source.avro_schema of {spec.name}: field {name} holds {kinds[f'c_{name}']}; {what} is a string, "
                 f"an int or a long"

@@ -137,7 +137,8 @@ def _ids(column: pa.Array, missing: set[str], what: str) -> Ints:
 def _times(spec: ModelSpec, column: pa.Array, file: str, reason: NDArray[np.object_]) -> Ints:
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
     missing = arrow.to_numpy(column.is_null()).copy()
-    micros, known = read_times(column, spec.time_format, zone, f"{file}: time column '{spec.time}'")
+    form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
+    micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
         texts = column.take(arrow.integers(unknown)).to_pylist()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import check_columns
 from jobs.landing.parsing import numbers_of, parse, reject
+from jobs.landing.spec_columns import take_columns
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.offline.whole_files import read_all
 from jobs.specs.model_spec import ModelSpec
@@ -57,16 +58,16 @@ def read_future(spec: ModelSpec, file: str) -> Future:
         UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
     """
     source = read_all(file, None, spec.files)
-    needed = [*spec.key, spec.time, *spec.control]
-    check_columns(Path(file), list(source.columns), needed)
+    check_columns(Path(file), list(source.columns), spec.file_names([*spec.key, spec.time, *spec.control]))
+    inputs_columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
+    source = take_columns(spec, source, [*spec.columns, *inputs_columns])
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
     rows = parse(spec, source._replace(columns={**source.columns, **empty}), file)
-    columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
     inputs = None
-    if columns and all(name in source.columns for name in columns):
+    if inputs_columns and all(name in source.columns for name in inputs_columns):
         missing = {text.strip(" ").casefold() for text in spec.missing_values}
-        inputs = numbers_of(columns, "input", source, missing, file, rows.reason)
-        for name, values in zip(columns, inputs, strict=True):
+        inputs = numbers_of(inputs_columns, "input", source, missing, file, rows.reason)
+        for name, values in zip(inputs_columns, inputs, strict=True):
             reject(rows.reason, np.isnan(values), f"input {name}: missing")
     bad = np.flatnonzero(rows.reason != None)  # noqa: E711 - elementwise
     if len(bad):

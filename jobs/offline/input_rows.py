@@ -6,13 +6,14 @@ from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import check_format, read, read_schema
 from jobs.landing.key_from_name import schema_with_key, with_key
 from jobs.landing.raw_rows import Source, joined
+from jobs.landing.spec_columns import take_columns
 from jobs.landing.text_lines import is_text, read_text
 from jobs.offline.whole_files import check_types, files_of
 from jobs.specs.model_spec import ModelSpec
 
 
 def read_rows(spec: ModelSpec, input: str) -> Source:
-    """Read the columns that a spec names from all files of an input, one file after the other.
+    """Read the columns of a spec, by its names, from all files of an input, one file after the other.
 
     Raises:
         UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it;
@@ -29,7 +30,8 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
             read_here = read(path, spec.file_columns, spec.files)
         written = read_here._replace(decimal=spec.files.decimal)
         sources.append(with_key(spec, written, path))
-        check_types(path, sources, spec.columns)
+        check_types(path, sources, [*sources[0].columns])
     if not sum(source.rows for source in sources):
         raise UserError(f"{input}: has no rows; give a file with rows below its header")
-    return sources[0] if len(sources) == 1 else joined(sources, spec.columns)
+    rows = sources[0] if len(sources) == 1 else joined(sources, list(sources[0].columns))
+    return take_columns(spec, rows)

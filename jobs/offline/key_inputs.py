@@ -13,6 +13,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows, numbers_of, reject
 from jobs.landing.raw_rows import Source
+from jobs.landing.spec_columns import take_columns
 from jobs.offline.whole_files import read_all
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
@@ -34,10 +35,9 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
         UserError: the file cannot be read, a key is missing or appears twice, or an input is not a number.
     """
     assert spec.inputs is not None
-    by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
-    return checked_inputs(
-        spec, read_all(file, list(dict.fromkeys([*by, *columns])), _without_columns(spec)), file
-    )
+    names = [*(spec.inputs.key or spec.key), *spec.inputs.columns.values()]
+    source = read_all(file, spec.file_names(names), _without_columns(spec))
+    return checked_inputs(spec, take_columns(spec, source, names), file)
 
 
 def _without_columns(spec: ModelSpec) -> Files:

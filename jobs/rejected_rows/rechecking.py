@@ -42,12 +42,17 @@ def recheck(spec: ModelSpec, key_types: KeyTypes, payloads: Sequence[str | None]
         found = _landings(spec, batch)
         for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
             reasons[place], landings[place] = reason, landing
-
-    check(spec, known)
-    if spec.time_format is not None:
         # A row that the stream rejected has its time in ISO 8601, whatever the files' format.
-        mistimed = [place for place in known if (reasons[place] or "").startswith(f"time {spec.time}:")]
-        check(spec.model_copy(update={"time_format": None}), mistimed)
+        mistimed = [place for place in places if (reasons[place] or "").startswith(f"time {spec.time}:")]
+        if spec.time_format is not None and mistimed:
+            check(spec.model_copy(update={"time_format": None}), mistimed)
+
+    # A row that the stream rejected has the names of the table.
+    by_table = {place for place in known if _has_names_of_table(spec, rows[place] or {})}
+    check(spec, [place for place in known if place not in by_table])
+    if by_table:
+        plain = spec.files.model_copy(update={"names": {}})
+        check(spec.model_copy(update={"files": plain}), sorted(by_table))
     return Rechecked(reasons, landings)
 
 
@@ -59,17 +64,23 @@ def _object(payload: str | None) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _has_names_of_table(spec: ModelSpec, row: dict[str, Any]) -> bool:
+    renamed = spec.files.names.keys() & {*spec.columns}
+    return any(name in row for name in renamed) and not row.keys() & {*spec.file_names(renamed)}
+
+
 def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
-    names = set(spec.naming_columns)
+    names = set(spec.file_names(spec.naming_columns))
     unmatched = np.zeros(len(rows), bool)
     if spec.line_pattern is not None:
         again = [matched_again(spec.line_pattern, row) for row in rows]
         rows, unmatched = [row for row, _ in again], np.array([not fits for _, fits in again], bool)
     decimal = spec.files.decimal
-    numbers = {*spec.measurement, *spec.control} if decimal == "," else set()
+    numbers = {*spec.file_names([*spec.measurement, *spec.control])} if decimal == "," else set()
+    named = [] if spec.key_from_name is None else [spec.key_from_name]
     columns = {
         name: arrow.texts([_text(row.get(name), name in names, name in numbers) for row in rows])
-        for name in spec.columns
+        for name in (*spec.file_columns, *named)
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
     not_utf8 = np.array([row.get(BYTES) is not None for row in rows], bool)
