@@ -159,12 +159,14 @@ def test_the_guide_has_every_field() -> None:
         ),
         ({"key": [], "inputs": {"columns": {"b": "b"}}}, "belongs to keys, and the model has no key columns"),
         ({"key": ["a", "a"]}, "key: column 'a' is named twice"),
-        ({"key": ["AT"]}, "time: column 'at' is already used in key"),
+        ({"key": ["at"]}, "time: column 'at' is already used in key"),
         ({"measurement": ["at"]}, "measurement: column 'at' is already used in time"),
         ({"control": ["volume"]}, "control: column 'volume' is already used in measurement"),
-        ({"time": "a t"}, "time: 'a t' cannot be the name of a column; use letters, digits and _"),
-        ({"time": "_at"}, "time: '_at' cannot be the name of a column"),
-        ({"key": ["mean"]}, "key: 'mean' is the name of an output column; rename the column"),
+        (
+            {"time": "a t", "files": {"names": {"a t": "at"}}},
+            "time: 'a t' cannot be the name of a column; use letters, digits and _",
+        ),
+        ({"key": ["mean_level"]}, "key: 'mean_level' is the name of an output column; give the column another"),
         (
             {"time": "covariance_level_level"},
             "time: 'covariance_level_level' is the name of an output column",
