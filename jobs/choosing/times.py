@@ -15,7 +15,7 @@ from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
 from jobs.encoding import arrow
-from jobs.landing.parsing import read_times
+from jobs.landing.times import read_times
 
 HINT = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created)([^a-z]|$)"

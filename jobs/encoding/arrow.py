@@ -67,6 +67,18 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
+def distinct_texts(column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the distinct texts, and each row's place among them; the place of a null is after the last."""
+    encoded = column.dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    return found, to_numpy(encoded.indices, len(found)).astype(np.int64)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Tell if a type holds numbers: whole ones, floating-point ones or decimals."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
 def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [_bits(valid), pa.py_buffer(values)])
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.times import TimeParser
-from jobs.landing import json_rows, line_parts, parsing
+from jobs.landing import json_rows, line_parts, times
 from jobs.landing.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
@@ -97,7 +97,7 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
 def test_times_parsed_at_once_equal_those_of_the_parser(
     zone: tzinfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parsing, "ARROW_FROM", 0)
+    monkeypatch.setattr(times, "ARROW_FROM", 0)
     chance, parser = random.Random(3), TimeParser(None, zone)
 
     def text() -> str:
@@ -109,7 +109,7 @@ def test_times_parsed_at_once_equal_those_of_the_parser(
 
     for size in (1, 3) * 700:
         texts = [*(text() for _ in range(size)), None]
-        micros, known = parsing._written_times(pa.array(texts, pa.string()), parser, None, zone)
+        micros, known = times._written_times(pa.array(texts, pa.string()), parser, None, zone)
         expected = [None if one is None else parser(one) for one in texts]
         assert [int(m) if k else None for m, k in zip(micros, known, strict=True)] == expected
 
