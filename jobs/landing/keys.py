@@ -19,7 +19,9 @@ from jobs.storage.measurements_table import KeyTypes
 
 Ints = NDArray[np.int64]
 
-_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
+NOT_WHOLE = "not a whole number"
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+"""How a whole number is written: 007, +7 and -0 may name other systems than 7 and 0 do."""
 _INT64 = range(-(2**63), 2**63)
 
 _NO_KEYS = (
@@ -96,6 +98,8 @@ def typed_key(
 ) -> pa.Array:
     """Return a column of keys or ids in the table's type; a value that has no exact equivalent is rejected.
 
+    A text is a whole number if it is written as that number is: two texts never become one key.
+
     Args:
         what: the column's role and name, for reasons.
         column: N values.
@@ -108,10 +112,15 @@ def typed_key(
         return column.cast(pa.string())
     if _is_whole(kind):
         return column.cast(pa.int64())
-    values = [_whole(value) for value in column.to_pylist()]
-    bad = np.array([value is None for value in values], bool)
-    reject(reason, bad if missing is None else bad & ~missing, f"{what}: not a whole number")
-    return pa.array(values, pa.int64())
+    if pa.types.is_string(kind):
+        column = column.dictionary_encode()
+        kept = [_whole(text) for text in column.dictionary.to_pylist()]
+        values = pa.array(kept, pa.int64()).take(column.indices)
+    else:
+        values = pa.array([_whole(value) for value in column.to_pylist()], pa.int64())
+    bad = arrow.to_numpy(values.is_null())
+    reject(reason, bad if missing is None else bad & ~missing, f"{what}: {NOT_WHOLE}")
+    return values
 
 
 def _whole(value: Any) -> int | None:
