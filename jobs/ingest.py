@@ -68,7 +68,6 @@ def run(
     """
     from jobs.core.input_files import find_files
     from jobs.landing import folder_watch
-    from jobs.landing.checking import key_types_of
     from jobs.landing.file_landing import (
         SMALL_BYTES,
         FileLanding,
@@ -76,6 +75,7 @@ def run(
         file_schema,
         file_size,
     )
+    from jobs.landing.keys import key_types_of
     from jobs.landing.small_files import land_all
     from jobs.landing.target_table import prepare
     from jobs.offline.whole_files import dialects

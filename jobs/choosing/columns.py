@@ -14,7 +14,7 @@ from jobs.choosing.table import Table
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.parsing import numbers_of
+from jobs.landing.numbers import numbers_of
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
 

@@ -6,16 +6,13 @@ Spark's workers) and messages.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding import arrow
-from jobs.landing.parsing import parse, reject
+from jobs.landing.keys import typed_key
+from jobs.landing.parsing import parse
 from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
 from jobs.landing.spec_columns import take_columns
@@ -25,14 +22,6 @@ from jobs.storage.quarantine import PAYLOAD, REASON
 
 ROWS_A_FILE = 2_000_000
 """A commit to the measurements is written to one data file for each so many rows."""
-
-_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
-_INT64 = range(-(2**63), 2**63)
-
-
-def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
-    """Return the types of key and id columns: bigint for integers, string for everything else."""
-    return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
 
 
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
@@ -81,49 +70,6 @@ def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
     return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
 
-def _is_whole(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
-
-
-def typed_key(
-    what: str,
-    column: pa.Array,
-    wanted: str,
-    reason: NDArray[np.object_],
-    missing: NDArray[np.bool_] | None = None,
-) -> pa.Array:
-    """Return a column of keys or ids in the table's type; a value that has no exact equivalent is rejected.
-
-    Args:
-        what: the column's role and name, for reasons.
-        column: N values.
-        wanted: bigint or string.
-        reason: (N,) why each row is rejected; updated in place.
-        missing: (N,) which values may be absent; None: none of them.
-    """
-    kind = column.type
-    if wanted == "string":
-        return column.cast(pa.string())
-    if _is_whole(kind):
-        return column.cast(pa.int64())
-    values = [_whole(value) for value in column.to_pylist()]
-    bad = np.array([value is None for value in values], bool)
-    reject(reason, bad if missing is None else bad & ~missing, f"{what}: not a whole number")
-    return pa.array(values, pa.int64())
-
-
 def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
     """Return a column with null at the missing values."""
     return column.take(pa.array(np.arange(len(column)), mask=missing)) if missing.any() else column
-
-
-def _whole(value: Any) -> int | None:
-    if isinstance(value, str):
-        number = int(value) if _WHOLE.fullmatch(value) else None
-    elif isinstance(value, float):
-        number = int(value) if value.is_integer() else None
-    elif value is None or isinstance(value, bool) or not hasattr(value, "__int__") or value != int(value):
-        number = None
-    else:
-        number = int(value)
-    return number if number is not None and number in _INT64 else None

@@ -30,7 +30,6 @@ from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.landing.checking import key_types_of
 from jobs.landing.file_landing import (
     ALWAYS_READ,
     REFUSE,
@@ -43,6 +42,7 @@ from jobs.landing.file_landing import (
     file_state,
 )
 from jobs.landing.key_from_name import salt_of
+from jobs.landing.keys import key_types_of
 from jobs.landing.rejected import advice
 from jobs.landing.small_files import land_all
 from jobs.landing.target_table import prepare

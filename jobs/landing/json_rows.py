@@ -44,9 +44,10 @@ LONGEST_ARRAY = 256 << 20
 """Bytes of a JSON array, which is read at once."""
 FEW = 32
 """A block of so many documents is not halved any more."""
-# One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs.
+# One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs, and
+# no -0, which Arrow reads as 0 where it is a key.
 _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
-_ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)"
+_ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)|:\s*-0\s*[,}]"
 
 
 class JsonRows(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.core.report import plural
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
+from jobs.landing.keys import NOT_WHOLE
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.specs.model_spec import ModelSpec
 
@@ -77,11 +78,8 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
         return _no_time(spec, (value or "").strip())
     if problem in ("not a number", "not finite"):
         return _no_number(spec, (value or "").strip())
-    if problem == "not a whole number":
-        return (
-            "the measurements table has whole numbers in this column, from the first file that landed; a table keeps "
-            "its types, so give the model another name, or write whole numbers"
-        )
+    if problem == NOT_WHOLE:
+        return _not_whole(value or "")
     if problem == "missing" and reason.startswith("control"):
         return "a known input cannot be guessed; fill it in, or take the column out of control"
     if problem == "missing":
@@ -98,6 +96,19 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
     if problem == "not a JSON object":
         return "each line holds one object, such as {...}"
     return "correct the rows at their source"
+
+
+def _not_whole(value: str) -> str:
+    """Return why a text is no key of a table of whole numbers, and what to do."""
+    table = "the measurements table has whole numbers in this column, from the first file that landed"
+    try:
+        number = int(float(value.strip()))
+    except (ValueError, OverflowError):
+        return f"{table}; a table keeps its types, so give the model another name, or write whole numbers"
+    return (
+        f"{table}, and this is not how {number} is written: it may name another system; write {number} if it is the "
+        "same one, else give the model another name and land files with texts first"
+    )
 
 
 def _no_number(spec: ModelSpec, value: str) -> str:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.parsing import ParsedRows, numbers_of, reject
-from jobs.landing.raw_rows import Source
+from jobs.landing.numbers import numbers_of
+from jobs.landing.parsing import ParsedRows
+from jobs.landing.raw_rows import Source, reject
 from jobs.landing.spec_columns import take_columns
 from jobs.offline.whole_files import read_all
 from jobs.specs.files import Files

@@ -18,7 +18,7 @@ from unittest import mock
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.landing import landing
-from jobs.landing.checking import key_types_of
+from jobs.landing.keys import key_types_of
 from jobs.landing.target_table import prepare
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance

@@ -11,8 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.core.errors import UserError
-from jobs.landing.checking import check_rows, key_types_of
+from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read, read_schema
+from jobs.landing.keys import key_types_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec

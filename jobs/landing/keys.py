@@ -1,0 +1,135 @@
+"""Number the keys and the ids of raw rows, and turn them into the types that the measurements table has."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.landing.raw_rows import Source, reject
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.measurements_table import KeyTypes
+
+Ints = NDArray[np.int64]
+
+NOT_WHOLE = "not a whole number"
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+"""How a whole number is written: 007, +7 and -0 may name other systems than 7 and 0 do."""
+_INT64 = range(-(2**63), 2**63)
+
+_NO_KEYS = (
+    pa.types.is_nested,
+    pa.types.is_null,
+    pa.types.is_fixed_size_binary,
+    lambda kind: isinstance(kind, pa.BaseExtensionType),  # such as a UUID
+)
+
+
+def codes_of_keys(
+    spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]
+) -> tuple[Ints, int]:
+    """Return codes (N,) of the rows' keys from 0, and how many there are; reject rows without a key.
+
+    Raises:
+        UserError: the type of a column cannot hold keys.
+    """
+    codes = np.zeros(source.rows, dtype=np.int64)
+    count = 1
+    for name in spec.key:
+        column = source.columns[name]
+        if any(is_kind(column.type) for is_kind in _NO_KEYS):
+            raise UserError(
+                f"{file}: key column '{name}' holds {column.type}; a key is text, a number or a date"
+            )
+        encoded = column.dictionary_encode()
+        part = arrow.to_numpy(encoded.indices).astype(np.int64)
+        bad = arrow.to_numpy(encoded.indices.is_null())
+        if pa.types.is_string(column.type):
+            bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
+        elif pa.types.is_floating(column.type):
+            bad |= np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
+        reject(reason, bad, f"key {name}: missing")
+        # Codes are made dense after every column, so that the product of the columns' sizes cannot overflow.
+        values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
+        count = len(values)
+    return codes.astype(np.int64, copy=False), count
+
+
+def codes_of_ids(column: pa.Array, missing: set[str], what: str) -> Ints:
+    """Return codes (N,) of a column's ids, -1 where missing.
+
+    Raises:
+        UserError: the column's type cannot hold ids.
+    """
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.full(len(column), -1)
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+        raise UserError(f"{what} holds {kind}; an id is text or a whole number")
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    absent = [isinstance(value, str) and value.strip(" ").casefold() in missing for value in values]
+    codes = np.where(np.array(absent, bool), -1, np.arange(len(values)))
+    return np.append(codes, -1)[arrow.to_numpy(encoded.indices, len(values)).astype(np.int64)]
+
+
+def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:
+    """Return the types of key and id columns: bigint for integers, string for everything else."""
+    return {name: "bigint" if _is_whole(schema.field(name).type) else "string" for name in names}
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) and not pa.types.is_uint64(kind)
+
+
+def typed_key(
+    what: str,
+    column: pa.Array,
+    wanted: str,
+    reason: NDArray[np.object_],
+    missing: NDArray[np.bool_] | None = None,
+) -> pa.Array:
+    """Return a column of keys or ids in the table's type; a value that has no exact equivalent is rejected.
+
+    A text is a whole number if it is written as that number is: two texts never become one key.
+
+    Args:
+        what: the column's role and name, for reasons.
+        column: N values.
+        wanted: bigint or string.
+        reason: (N,) why each row is rejected; updated in place.
+        missing: (N,) which values may be absent; None: none of them.
+    """
+    kind = column.type
+    if wanted == "string":
+        return column.cast(pa.string())
+    if _is_whole(kind):
+        return column.cast(pa.int64())
+    if pa.types.is_string(kind):
+        column = column.dictionary_encode()
+        kept = [_whole(text) for text in column.dictionary.to_pylist()]
+        values = pa.array(kept, pa.int64()).take(column.indices)
+    else:
+        values = pa.array([_whole(value) for value in column.to_pylist()], pa.int64())
+    bad = arrow.to_numpy(values.is_null())
+    reject(reason, bad if missing is None else bad & ~missing, f"{what}: {NOT_WHOLE}")
+    return values
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, str):
+        number = int(value) if _WHOLE.fullmatch(value) else None
+    elif isinstance(value, float):
+        number = int(value) if value.is_integer() else None
+    elif value is None or isinstance(value, bool) or not hasattr(value, "__int__") or value != int(value):
+        number = None
+    else:
+        number = int(value)
+    return number if number is not None and number in _INT64 else None
