@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from jobs.core.errors import UserError
 
@@ -13,6 +14,10 @@ STORES = ("abfs", "abfss", "gs")
 S3 = "s3a"
 """The scheme of S3, where one of two commits fails by the log store of our own (docs/deploy.md)."""
 _OTHER_S3 = ("s3", "s3n")
+_MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]|(?<=/)_delta_log(?=/|$)")
+"""What a path must not have: the library decodes it, takes it for a separator or for the end, or refuses it."""
+_MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
+"""What a URI must not have besides: a query, a fragment, and folders that one client takes away and another keeps."""
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
@@ -26,11 +31,11 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
     """
     scheme, rest = _split(text)
     if scheme is None:
-        path = Path(text).expanduser()
-        return _taken_as_written(str((path if base is None else base / path).absolute()))
+        path = Path(os.path.expanduser(text))
+        return _one_spelling(path if base is None else base / path)
     if scheme in _OTHER_S3:
         raise UserError(f"a warehouse in S3 is written {S3}://bucket/folder, and this one is {text}")
-    if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest):
+    if scheme == S3 and not re.fullmatch(r"//[^/?#@:]+/[^/?#].*", rest, re.DOTALL):
         raise UserError(
             f"a warehouse in S3 is a folder of a bucket, {S3}://bucket/folder, and this one is {text}"
         )
@@ -40,7 +45,7 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
             raise UserError(
                 f"the warehouse {text} is not understood: write a folder as a path, or as file:///folder"
             )
-        return _taken_as_written(str(local))
+        return _one_spelling(local)
     if scheme == "hdfs":
         raise UserError(
             f"a warehouse cannot be at {text}: the library that commits to tables may wait for ever for HDFS when it "
@@ -52,21 +57,56 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
             f"a warehouse cannot be at {text}: use a folder that all machines share, as a path or file:///folder, "
             f"or a store, as one of {stores}"
         )
-    return f"{scheme}:{rest if rest.startswith('//') else f'//{rest}'}".rstrip("/")
+    root = f"{scheme}:{rest if rest.startswith('//') else f'//{rest}'}".rstrip("/")
+    found = _MISREAD.search(root) or _MISREAD_IN_STORE.search(root.partition("://")[2])
+    if found is not None:
+        raise UserError(
+            f"a warehouse cannot be at {_printable(root)}: its URI has '{_printable(found[0])}' in it, and the "
+            "clients of the store would take it for different folders; choose a name without it"
+        )
+    return root
 
 
-def _taken_as_written(folder: str) -> str:
-    """Return a folder's path, unless the library that commits to tables takes it for another path.
+def _one_spelling(path: Path) -> str:
+    """Return the absolute path of a folder as Python, Java and the library of Delta's tables all understand it.
 
     Raises:
-        UserError: it does.
+        UserError: there is no such path.
     """
-    if "\\" in folder or re.search("%[0-9A-Fa-f]{2}", folder):
-        raise UserError(
-            f"a warehouse cannot be at {folder}: a backslash, and a percent sign before two hexadecimal digits, name "
-            "another folder to the library that commits to its tables; move the folder to a path without them"
-        )
-    return folder
+    # Java would take the second of two slashes for a host, and drop the folder before `..` even if it is a link.
+    folder = path.resolve() if ".." in path.parts else path.absolute()
+    return refuse_misread(f"/{str(folder).lstrip('/')}")
+
+
+def refuse_misread(folder: str, what: str = "a warehouse") -> str:
+    """Return the path of a local folder, unless the library that commits to Delta tables takes it for another path.
+
+    Args:
+        folder: an absolute path.
+        what: is to be there, for the sentence.
+
+    Raises:
+        UserError: it does, or the path that a link leads to is such a path.
+    """
+    real = os.path.realpath(folder)
+    found = _MISREAD.search(real)
+    if found is None:
+        return folder
+    leads = "" if real == folder else f", which is {_printable(real)}"
+    part = found[0]
+    why = "is not UTF-8" if "\ud800" <= part <= "\udfff" else f"has '{_printable(part)}' in it"
+    meant = unquote(real)
+    hint = f" (if {meant} is meant, write that)" if meant != real and os.path.isdir(meant) else ""
+    raise UserError(
+        f"{what} cannot be at {_printable(folder)}{leads}: the path {why}, and the library that commits to Delta "
+        "tables would take it for another folder, as it does with a percent sign before two hexadecimal digits, a "
+        f"backslash, and control characters such as a line break; rename the folder or choose another one{hint}"
+    )
+
+
+def _printable(text: str) -> str:
+    """Return a text with escapes for the characters that would spoil a line."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def local_path(root: str) -> Path | None:
@@ -77,7 +117,7 @@ def local_path(root: str) -> Path | None:
     if scheme != "file":
         return None
     found = re.fullmatch(r"(?://(?:localhost)?/+|/(?!/))([^/].*)?", rest, re.DOTALL)
-    return None if found is None else Path("/" + unquote(found[1] or ""))
+    return None if found is None else Path("/" + os.fsdecode(unquote_to_bytes(os.fsencode(found[1] or ""))))
 
 
 def _split(text: str) -> tuple[str | None, str]:

@@ -54,7 +54,7 @@ class Settings:
         env = os.environ
         return cls(
             warehouse=warehouse_root(warehouse or env.get("KALMAN_WAREHOUSE") or "warehouse"),
-            models=Path(models or env.get("KALMAN_MODELS") or "models").expanduser().absolute(),
+            models=Path(os.path.expanduser(models or env.get("KALMAN_MODELS") or "models")).absolute(),
             master=master or env.get("KALMAN_MASTER") or DEFAULT_MASTER,
             jars=Path(
                 env.get("KALMAN_JARS") or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars"

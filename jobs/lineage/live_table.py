@@ -10,16 +10,15 @@ the next start of a driver, `promote`, `rollback`, `retire`, `upgrade` or `maint
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from jobs.lineage import generations
 from jobs.lineage.chain import lineage_of
 from jobs.snapshots import manifests
-from jobs.storage.table_log import NO_HOOKS, Conflict, FileTable
+from jobs.storage.row_changes import replace_partition
+from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import LIVE_ESTIMATES
 from jobs.storage.warehouse import Tables
@@ -54,22 +53,10 @@ def refresh(warehouse: Tables, model: str) -> bool:
     if _present(warehouse, model) == rows:
         return False
     try:
-        FileTable(warehouse, TABLE).change(partial(_replace, model, rows))
+        replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
     except Conflict:
         pass  # other commands write the same at this moment, and what they know is as new
     return True
-
-
-def _replace(model: str, rows: list[dict[str, Any]], log: DeltaTable, properties: CommitProperties) -> None:
-    """Replace a model's rows."""
-    write_deltalake(
-        log,
-        pa.Table.from_pylist(rows, _SCHEMA),
-        mode="overwrite",
-        predicate=f"model = '{model}'",
-        commit_properties=properties,
-        post_commithook_properties=NO_HOOKS,
-    )
 
 
 def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:

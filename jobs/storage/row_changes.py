@@ -7,22 +7,22 @@ has changed; files that no commit names are removed by VACUUM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
+from deltalake import CommitProperties, DeltaTable, Schema
 
 from jobs.core import clock
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.storage import probe
 from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
+from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
 from jobs.storage.table_log import NO_HOOKS, FileTable
-from jobs.storage.table_rows import open_log, place_of, read_small, to_rows
+from jobs.storage.table_rows import open_log, read_small, to_rows
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
@@ -118,32 +118,43 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
         Conflict: other commits came in between each time.
         UserError: the table cannot be written.
     """
-    if not warehouse.exists(table):
-        probe.ready(warehouse.root)
-        place = place_of(warehouse.root, table)
-        try:
-            with warehouse.lock(table):
-                write_deltalake(place.pop("table_uri"), rows, mode="error", **place)
-            return 0
-        except (DeltaError, OSError) as error:
-            if not warehouse.exists(table):  # else another command has made it meanwhile
-                raise UserError(
-                    f"{warehouse.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
-                ) from error
+    columns = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in rows.schema]))
+    with _written(FileTable(warehouse, table), rows) as (log, parts):
+        return log.overwrite(parts, columns)
 
-    def overwrite(log: DeltaTable, properties: CommitProperties) -> None:
-        write_deltalake(
-            log,
-            rows,
-            mode="overwrite",
-            schema_mode="overwrite",
-            commit_properties=properties,
-            post_commithook_properties=NO_HOOKS,
-        )
 
-    version = FileTable(warehouse, table).change(overwrite)
-    assert version is not None
-    return version
+def replace_partition(warehouse: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
+    """Replace the rows of a table that have a value in its partition column, in one commit.
+
+    Args:
+        warehouse: of the table.
+        table: which must exist.
+        name: of the partition column.
+        value: of all these rows.
+        rows: that the table has instead.
+
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be written.
+    """
+    columns = open_log(warehouse.root, table).schema()
+    with _written(FileTable(warehouse, table), rows, (name,)) as (log, parts):
+        log.overwrite(parts, columns, (name, value))
+
+
+@contextmanager
+def _written(
+    log: FileTable, rows: pa.Table, partition_by: Sequence[str] = ()
+) -> Iterator[tuple[FileTable, list[PartFile]]]:
+    """Write rows into files, lend these with the log, and remove them if no commit of them was tried."""
+    # The library's own writer ends the process where a folder's name has a bracket.
+    prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
+    parts = write_parts(log.path, prefix, rows.combine_chunks().to_batches(), partition_by)
+    try:
+        yield log, parts
+    finally:
+        if not log.tried:
+            remove(log.path, parts)
 
 
 def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:

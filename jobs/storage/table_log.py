@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
     AddAction,
@@ -31,6 +32,7 @@ from deltalake.transaction import (
     PostCommitHookProperties,
     RemoveAction,
     Transaction,
+    create_table_with_add_actions,
 )
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -38,7 +40,7 @@ from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile
-from jobs.storage.table_rows import live_files, open_log
+from jobs.storage.table_rows import live_files, open_log, place_of
 from jobs.storage.warehouse import Tables
 
 _CHECKPOINT_EVERY = 10
@@ -226,6 +228,56 @@ class FileTable:
 
         return self._tried(write)
 
+    def overwrite(
+        self, parts: Sequence[PartFile], columns: DeltaSchema, partition: tuple[str, str] | None = None
+    ) -> int:
+        """Put files in the place of all that the table has, in one commit; return the version that it made.
+
+        Args:
+            parts: the files.
+            columns: of the table from then on, which is made if there is none.
+            partition: a partition column and its value: files of other values stay.
+
+        Raises:
+            Conflict: other commits came in between again and again.
+            UserError: the log cannot be read or written, or a file is gone.
+        """
+
+        if not self._warehouse.exists(self.name) and self._make(parts, columns):
+            return 0
+
+        def write(log: DeltaTable, identity: str) -> int:
+            self._check(log, parts)
+            self.tried = True
+            log.create_write_transaction(
+                _added(parts),
+                "overwrite",
+                columns,
+                log.metadata().partition_columns,
+                None if partition is None else [(partition[0], "=", partition[1])],
+                commit_properties=_properties(identity, _metrics(parts)),
+                post_commithook_properties=NO_HOOKS,
+            )
+            return log.version() + 1
+
+        version = self._tried(write)
+        assert version is not None
+        return version
+
+    def _make(self, parts: Sequence[PartFile], columns: DeltaSchema) -> bool:
+        """Make the table with files in its first commit, and tell if no other command was quicker."""
+        probe.ready(self._warehouse.root)
+        place = place_of(self._warehouse.root, self.name)
+        self.tried = True
+        try:
+            with self._warehouse.lock(self.name):
+                create_table_with_add_actions(place.pop("table_uri"), columns, _added(parts), **place)
+            return True
+        except (DeltaError, OSError) as error:
+            if not self._warehouse.exists(self.name):
+                raise UserError(f"{self.path} cannot be made: {_reason(error)}", RUN_FAILED) from error
+            return False
+
     def _commit(
         self,
         parts: Sequence[PartFile],
@@ -335,11 +387,8 @@ class FileTable:
         properties: CommitProperties,
         removed: Sequence[RemoveAction],
     ) -> int:
-        adds: list[Any] = [
-            AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts
-        ]
         log.create_write_transaction(
-            [*adds, *removed],
+            [*_added(parts), *removed],
             "append",
             log.schema(),
             log.metadata().partition_columns,
@@ -400,6 +449,10 @@ def _properties(
 ) -> CommitProperties:
     """Return the properties of one commit: it is not made for a later version if another came before it."""
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
+
+
+def _added(parts: Sequence[PartFile]) -> list[Any]:
+    return [AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts]
 
 
 def _add_columns(log: DeltaTable, schema: pa.Schema, properties: CommitProperties) -> None:

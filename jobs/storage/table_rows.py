@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.core.roots import local_path
+from jobs.core.roots import local_path, refuse_misread
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.row_filters import find_files
 from jobs.storage.settings import delta_options, in_s3
@@ -139,10 +139,17 @@ def files_of(root: str, table: str, partition: Mapping[str, str], version: int |
 
 
 def place_of(root: str, table: str) -> dict[str, Any]:
-    """Return where delta-rs finds a table: its URI, and the options of its store."""
+    """Return where delta-rs finds a table: its URI, and the options of its store.
+
+    Raises:
+        UserError: delta-rs would take the path for another one.
+    """
+    local = local_path(root)
+    if local is not None:
+        return {"table_uri": refuse_misread(f"{local}/{table}", "a Delta table")}
     if in_s3(root):
-        return {"table_uri": f"{_uri(root)}/{table}", "storage_options": delta_options()}
-    return {"table_uri": f"{_uri(root)}/{table}"}
+        return {"table_uri": f"s3://{root.partition('://')[2]}/{table}", "storage_options": delta_options()}
+    return {"table_uri": f"{root}/{table}"}
 
 
 def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
@@ -151,16 +158,9 @@ def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
     Raises:
         TableNotFoundError: there is no such table.
         DeltaError: the log, or the version, cannot be read.
+        UserError: as `place_of` does.
     """
     return DeltaTable(**place_of(root, table), version=version)
-
-
-def _uri(root: str) -> str:
-    """Return the root of a warehouse as delta-rs spells it."""
-    local = local_path(root)
-    if local is not None:
-        return str(local)
-    return f"s3://{root.partition('://')[2]}" if in_s3(root) else root
 
 
 def open_parquet(folder: str, name: str) -> pq.ParquetFile:

@@ -34,7 +34,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from jobs.cli import main
-from jobs.lineage import live_table
 from jobs.spark import session as spark_sessions
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
@@ -174,7 +173,7 @@ def wrapped(owner: Any, attribute: str, striker: Striker, name: Callable[..., st
 def watch(striker: Striker) -> None:
     """Wrap what every verb commits through."""
     last = threading.local()  # a table's location, which what changes it does not tell
-    for_path, change, write_rows = DeltaTable.forPath, FileTable.change, live_table.write_deltalake
+    for_path, change, overwrite = DeltaTable.forPath, FileTable.change, FileTable.overwrite
 
     def remembered(spark: Any, path: str, *rest: Any) -> Any:
         last.path = path
@@ -184,12 +183,13 @@ def watch(striker: Striker) -> None:
         last.path = table.path
         change(table, *arguments)
 
-    def replaced(*arguments: Any, **options: Any) -> None:
-        striker.around(striker.name("replace in", last.path), lambda: write_rows(*arguments, **options))
+    def replaced(table: FileTable, *arguments: Any, **options: Any) -> int:
+        point = striker.name("replace in", table.path)
+        return striker.around(point, lambda: overwrite(table, *arguments, **options))
 
     setattr(DeltaTable, "forPath", staticmethod(remembered))  # noqa: B010
     setattr(FileTable, "change", changed)  # noqa: B010
-    setattr(live_table, "write_deltalake", replaced)  # noqa: B010
+    setattr(FileTable, "overwrite", replaced)  # noqa: B010
     for owner, attribute, what in (
         (DeltaLog, "update", "update"),
         (TableMerger, "execute", "merge into"),

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from jobs.core import clock
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
-from jobs.storage import row_changes, table_log
+from jobs.storage import table_log
 from jobs.storage.row_changes import NOW, add_columns, put_rows, replace_table, update_rows
 from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import open_log
@@ -115,14 +115,15 @@ def test_a_table_is_replaced_with_its_columns_right_after_the_version_seen(
     log.alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
     other = pa.table({"key": pa.array([7], pa.int64()), "y": [3.0]})
     writes: list[int] = []
+    write = DeltaTable.create_write_transaction
 
-    def written(log: DeltaTable, rows: pa.Table, **options: Any) -> None:
+    def written(log: DeltaTable, *arguments: Any, **options: Any) -> None:
         if not writes:  # a tool that takes no lock comes first
             open_log(root, "some/t").delete("key = 'a'")
         writes.append(log.version())
-        write_deltalake(log, rows, **options)
+        write(log, *arguments, **options)
 
-    monkeypatch.setattr(row_changes, "write_deltalake", written)
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", written)
     assert replace_table(warehouse, "some/t", other) == 3
     assert writes == [1, 2]
     assert warehouse.rows("some/t") == [{"key": 7, "y": 3.0}]
