@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.raw_rows import Source, distinct_texts, is_number, reject
+from jobs.landing.raw_rows import Source, is_number, reject
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ def numbers_of(
         column = source.columns[name]
         kind = column.type
         if pa.types.is_string(kind):
-            texts, places = distinct_texts(column)
+            texts, places = arrow.distinct_texts(column)
             parsed = [_number(text, missing, source.decimal) for text in texts]
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
             codes = np.array([code for _, code in parsed] + [_OK])[places]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
+from jobs.landing.times import read_times
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -130,8 +131,6 @@ def _date_form(form: str) -> str | None:
 
 
 def _read(column: pa.Array, form: str | None) -> tuple[Ints, Marks]:
-    from jobs.landing.parsing import read_times
-
     return read_times(column, form, UTC, "a column of the time")
 
 
@@ -197,7 +196,7 @@ def _hours(column: pa.Array) -> _Part:
     if pa.types.is_temporal(column.type):
         return _times_of_day(column, is_compact=True)
     if pa.types.is_string(column.type):
-        texts, places = _distinct(column)
+        texts, places = arrow.distinct_texts(column)
         read = [_time_of_day(text, True) if ":" in text else None for text in texts]
         if any(one is not None for one in read):
             known = np.array([one is not None for one in read] + [False])[places]
@@ -228,7 +227,7 @@ def _times_of_day(column: pa.Array, is_compact: bool) -> _Part:
         return _Part(values % DAY, valid)
     if not pa.types.is_string(kind):
         column = arrow.texts([None if one is None else f"{one:.0f}" for one in column.to_pylist()])
-    texts, places = _distinct(column)
+    texts, places = arrow.distinct_texts(column)
     read = [_time_of_day(text, is_compact) for text in texts]
     values = np.array([0 if one is None else one[0] for one in read] + [0], np.int64)[places]
     offset = np.array([NO_ZONE if one is None else one[1] for one in read] + [NO_ZONE], np.int64)[places]
@@ -295,7 +294,7 @@ def _floats(column: pa.Array) -> tuple[Floats, Marks]:
     """Return numbers of a size that dates and times can have, and which values are such."""
     kind = column.type
     if pa.types.is_string(kind):
-        texts, places = _distinct(column)
+        texts, places = arrow.distinct_texts(column)
         plain = [re.fullmatch(r"\s*[0-9]+(?:[.][0-9]*)?\s*", text, re.ASCII) is not None for text in texts]
         read = [float(text) if is_plain else np.nan for text, is_plain in zip(texts, plain, strict=True)]
         values = np.array([*read, np.nan])[places]
@@ -305,13 +304,6 @@ def _floats(column: pa.Array) -> tuple[Floats, Marks]:
         values = arrow.to_numpy(column.cast(pa.float64(), safe=False), np.nan).astype(np.float64)
     valid = np.abs(values) < 1e6
     return np.where(valid, values, 0.0), valid
-
-
-def _distinct(column: pa.Array) -> tuple[list[str], Ints]:
-    """Return the distinct texts, and each row's place among them; the place of a null is after the last."""
-    encoded = column.dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
-    return texts, arrow.to_numpy(encoded.indices, len(texts)).astype(np.int64)
 
 
 def _mapped(column: pa.Array, change: Callable[[str], str]) -> pa.Array:
