@@ -336,7 +336,7 @@ def test_the_time_has_the_first_free_name() -> None:
     [
         (
             ["DATE", "TIME"],
-            'such as '2024-01-01 5': DATE and TIME make no time; if "TIME" has hours, or hours and minutes',
+            "such as '2024-01-01 5': DATE and TIME make no time; if \"TIME\" has hours, or hours and minutes",
         ),
         (
             {"date": "DATE", "hour": "TIME"},
