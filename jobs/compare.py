@@ -58,7 +58,9 @@ def run(
     check_comparable(specs)
     if input is not None:
         more = [name for name in columns_of(specs) if name not in specs[0].columns]
-        wide = specs[0].model_copy(update={"control": [*specs[0].control, *more]})
+        names = {name: column for spec in specs for name, column in spec.files.names.items()}
+        files = specs[0].files.model_copy(update={"names": names})
+        wide = specs[0].model_copy(update={"control": [*specs[0].control, *more], "files": files})
         source, what = read_rows(wide, input), input
     else:
         from jobs.choosing.landed import landed_rows

@@ -44,7 +44,11 @@ def run(
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace the spec if it is there already.")] = False,
     time: Annotated[
-        str | None, Option(help="The column of the time; by default it is found.", show_default=False)
+        str | None,
+        Option(
+            help="The column of the time, or those that make it, as in DATE,TIME; by default it is found.",
+            show_default=False,
+        ),
     ] = None,
     time_format: Annotated[
         str | None,
@@ -155,13 +159,14 @@ def _columns(found: Found) -> list[str]:
     from jobs.choosing.rhythm import span
 
     rhythm, keys, season = found.rhythm, found.keys, found.season
+    times = [name or "(no name)" for name in found.roles.time.columns]
     refused = [(name, why) for name, why in found.roles.refused.items() if name not in keys.columns]
     pauses = f", {plural(rhythm.gaps, 'gap')} up to {span(rhythm.longest)}" if rhythm.gaps else ""
     repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
     waves = "none found" if season is None else f"{season.name}, {plural(season.harmonics, 'harmonic')}"
     return [
         *_written(found),
-        f"time         {found.roles.time.name} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
+        f"time         {', '.join(times)} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
         f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})"
         if keys.columns
         else f"key          none ({keys.why})",
@@ -227,7 +232,7 @@ def _data(found: Found) -> dict[str, Any]:
         "files": len(found.table.files),
         "rows": int(found.parsed.reason.size),
         "rejected": found.rejected,
-        "time": found.roles.time.name,
+        "time": found.roles.time.written,
         "time_format": found.roles.time.time_format,
         "time_unit": rhythm.unit,
         "key": found.keys.columns,

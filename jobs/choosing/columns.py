@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
+from jobs.choosing.time_parts import find_parts, given_parts
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
@@ -77,18 +78,16 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
         UserError: no column is a time, or a number; or a given one is not.
     """
     measurement, key = given.measurement, given.key
-    for name in (*([] if given.time is None else [given.time]), *measurement, *key):
+    for name in (*measurement, *key):
         _check_there(table, name)
     found = _find_time(table, zone, given)
     refused = dict(table.partial)
     numbers: list[Numbers] = []
     keys: list[str] = []
     for name in table.source.columns:
-        if name == found.name or name in key:
-            continue
-        usable = unusable_name(name)
-        if usable is not None and name not in measurement:
-            refused[name] = usable
+        if name in found.columns or name in key:
+            if found.parts and name in found.columns:
+                refused[name] = "is a part of the time"
             continue
         one = numbers_in(table, name)
         if name in measurement:
@@ -118,23 +117,16 @@ def _check_there(table: Table, name: str) -> None:
         names = list(table.source.columns)
         hint = closest(name, names) or f"columns are {', '.join(names[:20])}"
         raise UserError(f"{table.files[0]}: there is no column '{name}'; {hint}")
-    reason = unusable_name(name)
-    if reason is not None:
-        raise UserError(f"column '{name}': {reason}")
-
-
-def unusable_name(name: str) -> str | None:
-    """Return why a spec cannot name a column, or None."""
-    if not name:
-        return "has no name"
-    if not name.isidentifier() or name.startswith("_") or len(name) > 128:
-        return "its name cannot be in a spec: rename it, with letters, digits and _ only"
-    return None
 
 
 def _find_time(table: Table, zone: tzinfo, given: Given) -> TimeColumn:
     taken = {*given.measurement, *given.key}
     if given.time is not None:
+        columns = [given.time] if given.time in table.source.columns else given.time.split(",")
+        for name in columns:
+            _check_there(table, name)
+        if len(columns) > 1:
+            return given_parts(table, columns, zone, given.time_format)
         found = time_of(table, given.time, zone, given.time_format, is_given=True)
         if isinstance(found, str):
             raise UserError(f"--time {given.time}: {found}")
@@ -147,10 +139,15 @@ def _find_time(table: Table, zone: tzinfo, given: Given) -> TimeColumn:
         one = time_of(table, name, zone, given.time_format)
         if isinstance(one, str):
             why[name] = one
-        elif (reason := unusable_name(name)) is not None:
-            why[name] = reason
         else:
             times.append(one)
+    parts = find_parts(table, zone, given.time_format)
+    if parts is not None and not taken & {*parts.columns}:
+        # A column with the whole time is preferred to several, of which none is the time by itself.
+        whole = [one for one in times if one.name not in parts.columns and one.note is None]
+        if max(map(_distinct, whole), default=0) < _distinct(parts):
+            return parts
+        times = whole
     if not times:
         listed = "".join(f"\n  {name}: {reason}" for name, reason in why.items())
         raise UserError(
@@ -231,7 +228,7 @@ def _may_be_key(table: Table, name: str) -> bool:
     """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
     column = table.source.columns[name]
     kind = column.type
-    if unusable_name(name) is not None or not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
+    if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
         return False
     if column.null_count > 0.05 * len(column):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
 from jobs.choosing.table import Table, read_table
+from jobs.choosing.time_parts import clock_part, column_within_times
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.times import UNIT_US
@@ -33,9 +35,11 @@ from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.spec_columns import take_columns
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.whole_files import files_of
+from jobs.specs.column_names import part_of_time
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 
 Floats = NDArray[np.float64]
@@ -141,11 +145,12 @@ def find(input: str, wishes: Wishes) -> Found:
         measurements, notes = _measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)
         keys = _keys(table, roles, wishes)
+        _refuse_time_apart(table, roles, keys, wishes)
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
         spec = skeleton(roles, keys, rhythm, wishes, table.written.decimal)
         source = _with_name(table, keys)
-        parsed = parse(spec, source, input)
+        parsed = parse(spec, take_columns(spec, source), input)
         _, rows = in_order(parsed)
         names = _names(parsed, source, keys)
     if not len(rows.key):
@@ -167,7 +172,7 @@ def find(input: str, wishes: Wishes) -> Found:
     with phase("fit and rank"):
         choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
     with phase("fit the choice"):
-        final = finish(series, [one.name for one in measurements], choice, unit, rhythm.step_in_units)
+        final = finish(series, spec.measurement, choice, unit, rhythm.step_in_units)
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
     notes += [
@@ -209,6 +214,35 @@ def _keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
     return find_keys(table, roles, wishes.key, name)
 
 
+def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -> None:
+    """Refuse files in which a part of the time stands in a column that is no part of the time that was found.
+
+    Raises:
+        UserError: it names the columns.
+    """
+    time = roles.time
+    apart = next((name for name in keys.columns if name not in wishes.key and _has_clock(table, name)), None)
+    rest = ""
+    if apart is None and wishes.time is None:
+        rest = f"; to go on without it, --time {shlex.quote(time.columns[0])}"
+        apart = column_within_times(table, keys.code, time, [*keys.columns, *time.columns])
+    if apart is None:
+        return
+    names = " and ".join(f"'{name}'" for name in time.columns)
+    columns = ",".join([*time.columns, apart])
+    raise UserError(
+        f"{table.files[0]}: rows of one {names} differ in '{apart}', which looks like a part of the time: name all "
+        f"columns of the time, --time {shlex.quote(columns)}, or write the time into one column; if '{apart}' names "
+        f"series, take it as --key {shlex.quote(apart)}{rest}"
+    )
+
+
+def _has_clock(table: Table, name: str) -> bool:
+    return name in table.source.columns and (
+        clock_part(table, name) is not None or part_of_time(name) is not None
+    )
+
+
 def _check_free(table: Table, name: str) -> None:
     if name.casefold() in {one.casefold() for one in (*table.source.columns, *table.partial)}:
         raise UserError(
@@ -224,15 +258,15 @@ def skeleton(
     """Return a spec with the columns that were found, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
-    process = {"kind": "sum", "parts": [{"name": name, **one} for name in names]}
     size = range(len(names))
+    process = {"kind": "sum", "parts": [{"name": f"part_{i}", **one} for i in size]}
     return ModelSpec.model_validate(
         {
             "name": "found",
             "version": 1,
             "key": keys.columns,
             "key_from_name": keys.from_name,
-            "time": roles.time.name,
+            "time": roles.time.written,
             "time_unit": rhythm.unit,
             "time_zone": wishes.time_zone,
             "time_format": roles.time.time_format,

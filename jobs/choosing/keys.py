@@ -50,7 +50,7 @@ def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
     """
     file = table.file
     if given:
-        taken = {roles.time.name, *(one.name for one in roles.measurements)}
+        taken = {*roles.time.columns, *(one.name for one in roles.measurements)}
         for column in given:
             if column in taken:
                 raise UserError(f"--key {column}: is the time, or a measurement; a column has one role")

@@ -33,7 +33,9 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
     if keys.from_name is not None:
         lines.append(f"key_from_name: {_word(keys.from_name)}{_pad('the value is the name of the file')}")
     lines += _written(found)
-    lines.append(f"time: {_word(time.name)}")
+    lines.append(
+        f"time: {_flow(time.written)}" + (_pad("the columns make the time together") if time.parts else "")
+    )
     if time.time_format is not None:
         lines.append(f"time_format: {json.dumps(time.time_format)}")
     if wishes.time_zone != "UTC":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, tzinfo
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from jobs.core.errors import UserError
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
 from jobs.encoding import arrow
 from jobs.landing.times import read_times
+from jobs.specs.column_names import time_parts
 
 HINT = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created)([^a-z]|$)"
@@ -37,6 +39,7 @@ class TimeColumn(NamedTuple):
 
     name, time_format: as in a spec; micros (N,) microseconds since 1970 UTC; known (N,) which values are times
     note: a doubt to tell of, or None
+    parts: of several columns, the part of the time that each has, part to column; then `name` is what they make
     """
 
     name: str
@@ -44,6 +47,23 @@ class TimeColumn(NamedTuple):
     micros: NDArray[np.int64]
     known: NDArray[np.bool_]
     note: str | None = None
+    parts: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the files that have the time."""
+        return tuple(self.parts.values()) or (self.name,)
+
+    @property
+    def written(self) -> str | list[str] | dict[str, str]:
+        """The column, or the columns, as a spec names them."""
+        if not self.parts:
+            return self.name
+        try:
+            by_name = time_parts(list(self.columns))
+        except ValueError:
+            return dict(self.parts)
+        return list(self.columns) if by_name == self.parts else dict(self.parts)
 
 
 def time_of(

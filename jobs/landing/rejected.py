@@ -44,7 +44,7 @@ def advice(spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, s
 def explained(spec: ModelSpec, reason: str, payload: str | None) -> str:
     """Return a reason with a value that has it, the likely cause and the setting that mends it."""
     row = _row(payload)
-    value = _value(reason, row, payload)
+    value = _value(spec, reason, row, payload)
     cause = _cause(spec, reason, row, value)
     return f"{reason}" + ("" if value is None else f", such as {_short(value)}") + f": {cause}"
 
@@ -57,11 +57,15 @@ def _row(payload: str | None) -> dict[str, Any]:
     return row if isinstance(row, dict) else {}
 
 
-def _value(reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
+def _value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
     """Return the value for which a row was rejected; None where there is none."""
     kind, _, rest = reason.partition(" ")
     column = rest.partition(":")[0]
     if kind in ("key", "time", "measurement", "control", "id", "input"):
+        if row.get(column) is None and spec.files.names:
+            names = spec.file_names([column])
+            values = [str(row[name]) for name in names if row.get(name) is not None]
+            return " ".join(values) or None
         value = row.get(column)
         return None if value is None else str(value)
     for name in (CORRUPT, LINE):
@@ -74,6 +78,8 @@ def _value(reason: str, row: Mapping[str, Any], payload: str | None) -> str | No
 
 def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | None) -> str:
     problem = reason.rpartition(": ")[2]
+    if problem == "not a time" and spec.time_parts:
+        return _no_time_together(spec)
     if problem == "not a time":
         return _no_time(spec, (value or "").strip())
     if problem in ("not a number", "not finite"):
@@ -109,6 +115,25 @@ def _not_whole(value: str) -> str:
         f"{table}, and this is not how {number} is written: it may name another system; write {number} if it is the "
         "same one, else give the model another name and land files with texts first"
     )
+
+
+def _no_time_together(spec: ModelSpec) -> str:
+    """Return what may be wrong with columns that make no time together, and the setting."""
+    parts = spec.time_parts
+    names = " and ".join(parts.values())
+    if "time" in parts:
+        date, clock = (
+            json.dumps(parts.get(part, next(iter(parts.values()))), ensure_ascii=False)
+            for part in ("date", "time")
+        )
+        return (
+            f"{names} make no time; if {clock} has hours, or hours and minutes as 1730, say so in the spec: time: "
+            f"{{date: {date}, hour: {clock}}}, or hhmm: {clock}; if the date is not ISO 8601, set its time_format, "
+            'such as "%d.%m.%Y"'
+        )
+    if "date" in parts:
+        return f'{names} make no time; if the date is not ISO 8601, set its time_format, such as "%d.%m.%Y"'
+    return f"{names} make no time; correct the rows at their source"
 
 
 def _no_number(spec: ModelSpec, value: str) -> str:

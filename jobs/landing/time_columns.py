@@ -59,7 +59,7 @@ def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], for
         present &= _present(column)
     joined = _read_joined(columns, form, present)
     if joined is None:
-        date = _dates(columns, None if form is None else _date_form(form), present)
+        date = _dates(columns, form, present)
         clock = _clocks(columns, present)
         time = date.values + clock.values
         zoned = np.zeros(len(time), bool) if clock.offset is None else clock.offset != NO_ZONE
@@ -137,7 +137,11 @@ def _read(column: pa.Array, form: str | None) -> tuple[Ints, Marks]:
 def _dates(columns: Mapping[str, pa.Array], form: str | None, present: Marks) -> _Part:
     """Return the days, in microseconds since 1970."""
     if "date" in columns:
-        return _whole_dates(columns["date"], form)
+        date = _whole_dates(columns["date"], None if form is None else _date_form(form))
+        if form is None or date.valid[present].all() or not _CLOCK_DIRECTIVE.search(form):
+            return date
+        other = _whole_dates(columns["date"], form)  # the date has a time of day too, such as 00:00
+        return _Part(np.where(date.valid, date.values, other.values), date.valid | other.valid)
     year = _numbers(columns["year"])
     years = np.where(year.values < 100, year.values + np.where(year.values < 69, 2000, 1900), year.values)
     month = (

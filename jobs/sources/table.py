@@ -21,6 +21,7 @@ from jobs.core.settings import Settings
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
 from jobs.landing.keys import key_types_of
 from jobs.landing.raw_rows import Source as Columns
+from jobs.landing.spec_columns import spec_schema
 from jobs.landing.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (
@@ -44,7 +45,7 @@ from jobs.storage.quarantine import PAYLOAD, REASON
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _FAILURES = (
     (
@@ -89,7 +90,7 @@ class TableReader:
         reader = self._table.home.spark.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
-        rows = reader.load(self._table.home.path(self._table.name)).select(*spec.columns)
+        rows = reader.load(self._table.home.path(self._table.name)).select(*_columns(spec))
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
@@ -157,10 +158,15 @@ def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
         UserError: a column is missing, or its type cannot hold the values that the spec expects.
     """
     frame = table.home.read(table.name)
-    for name in spec.columns:
+    for name in spec.file_names(spec.columns):
         if name not in frame.columns:
             hint = closest(name, frame.columns) or f"columns are {', '.join(frame.columns[:20])}"
             raise UserError(f"table {table.path}: there is no column '{name}'; {hint}")
-    schema = to_arrow_schema(frame.select(*spec.columns).schema, timezone="UTC")
+    schema = to_arrow_schema(frame.select(*_columns(spec)).schema, timezone="UTC")
     refuse_types(spec, schema, f"table {table.path}")
-    return schema
+    return spec_schema(spec, schema)
+
+
+def _columns(spec: ModelSpec) -> list[Column]:
+    """Return the columns of the table that the spec is read from."""
+    return [F.col("`" + name.replace("`", "``") + "`") for name in spec.file_names(spec.columns)]

@@ -78,7 +78,6 @@ def test_every_column_without_a_time_is_listed_with_its_reason(tmp_path: Path) -
             "y": noise(40),
             "clock": ["12:30"] * 40,
             "note": ["fine"] * 40,
-            "my date": pd.date_range("2024-01-01", periods=40).strftime("%Y-%m-%d"),
             "none": [""] * 40,
         }
     )
@@ -91,7 +90,6 @@ def test_every_column_without_a_time_is_listed_with_its_reason(tmp_path: Path) -
         "  y: holds numbers that are no times",
         "  clock: holds a time of day without a date, such as '12:30'",
         "  note: holds text that is no time, such as 'fine'",
-        "  my date: its name cannot be in a spec: rename it, with letters, digits and _ only",
         "  none: is empty",
     ]
 

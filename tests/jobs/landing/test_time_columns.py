@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jobs.landing.checking import check_rows
 from jobs.landing.raw_rows import Source
+from jobs.landing.rejected import explained
 from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
@@ -328,3 +329,31 @@ def test_the_time_has_the_first_free_name() -> None:
     assert spec(time=["DATE", "TIME"]).time == "time"
     assert spec(time=["DATE", "TIME"], key=["time"]).time == "time_2"
     assert spec(time="at").time == "at"
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (
+            ["DATE", "TIME"],
+            "such as '2024-01-01 5': DATE and TIME make no time; if \"TIME\" has hours, or hours and minutes",
+        ),
+        (
+            {"date": "DATE", "hour": "TIME"},
+            "DATE and TIME make no time; if the date is not ISO 8601, set its time_format",
+        ),
+        (
+            {"year": "DATE", "day_of_year": "TIME"},
+            "DATE and TIME make no time; correct the rows at their source",
+        ),
+    ],
+)
+def test_what_makes_no_time_is_told_with_the_values_of_the_file(columns: Any, said: str) -> None:
+    payload = json.dumps({"id": "x", "DATE": "2024-01-01", "TIME": 5})
+    assert said in explained(spec(time=columns), "time time: not a time", payload)
+
+
+def test_what_is_no_number_is_told_with_the_value_of_the_file() -> None:
+    model = spec(measurement=["Temp (°C)", "b"])
+    told = explained(model, "measurement Temp_C: not a number", json.dumps({"Temp (°C)": "1,5", "b": "1"}))
+    assert told.startswith("measurement Temp_C: not a number, such as '1,5'")
