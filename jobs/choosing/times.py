@@ -14,23 +14,58 @@ from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
-from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
+from jobs.core.time_counts import COUNTS
+from jobs.core.times import TimeParser
 from jobs.encoding import arrow
+from jobs.landing.time_readings import EPOCHS, Reading, forms_of, named, usual_parsers
 from jobs.landing.times import read_times
 from jobs.specs.column_names import time_parts
 
+_COUNTED = {
+    "modified_julian_days": "mjd",
+    "julian_days": "jd|julian|juliandate",
+    "matlab_days": "datenum|matlab",
+    "decimal_years": "dec_?year|decimal_?(year|date)|year_?(dec|frac|decimal)|year",
+    "windows_filetime": "filetime",
+    "dotnet_ticks": "ticks",
+    "gps_seconds": "gps_?(time|seconds|sec|s)|tow",
+    "ntp_seconds": "ntp(_?time)?",
+    "cocoa_seconds": "cocoa|nsdate|cf_?absolute_?time|zdate",
+    "labview_seconds": "labview",
+    "sas_seconds": "sas(_?(datetime|time|dt))?",
+    "sas_days": "sas(_?date)?",
+    "spreadsheet_days": "excel(_?(date|time|serial))?|serial_?date|date_?serial|ole_?date|oadate",
+    "webkit_microseconds": "chrome_?time|webkit_?time",
+    "epoch_minutes": "epoch_?min(utes)?|unix_?min(utes)?",
+    "epoch_hours": "epoch_?h(ours?)?|unix_?h(ours?)?",
+    "epoch_days": "epoch_?days?|unix_?days?",
+}
+_NAMES = {
+    form: re.compile(rf"(^|[^a-z])({words})([^a-z]|$)", re.IGNORECASE) for form, words in _COUNTED.items()
+}
+"""How columns are named that hold a count."""
+_COUNTS_BY_NAME = "|".join(words for form, words in _COUNTED.items() if form != "decimal_years")
 HINT = re.compile(
-    r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created)([^a-z]|$)"
+    r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created|month|quarter"
+    rf"|yyyy[a-z]*|yymm[a-z]*|{_COUNTS_BY_NAME})([^a-z]|$)"
     r"|(time|date|timestamp|stamp)$",
     re.IGNORECASE,
 )
-DAYS = (10_000, 80_000)  # 1927 to 2119 as a spreadsheet counts
+_DATE_PART = re.compile(
+    r"(^|[^a-z])(day|hour|hours|month|week|year|minute|quarter|doy|dow)([^a-z]|$)", re.IGNORECASE
+)
 YEARS = (1500, 2200)
 ENOUGH = 0.95
 """Share of the values that must be times."""
 NEAR_START = 0.1
 """Share of the values that are no larger than those with which series begin."""
 TRIED = 500
+LOOKED_AT = 10
+"""Of the values that are tried each tenth is looked at first."""
+SURE_DIGITS = 10_000_101
+"""The least number of eight digits that is a date, whatever its column is named."""
+FIRST, LONGEST = 1, 1e8
+"""A count of seconds from the beginning of a series begins with 0 or 1, and lasts less than three years."""
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 
 
@@ -100,26 +135,23 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
     tried = [texts[i] for i in np.unique(np.linspace(0, len(texts) - 1, TRIED).astype(int))]
     if sum(_PLAIN.fullmatch(text) is not None for text in tried) >= ENOUGH * len(tried):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
-        found = _number(table, name, zone, hinted, pa.array(values, pa.float64()))
-        compact = [
-            form for form in USUAL_FORMATS if _share(form, zone, tried) >= ENOUGH and len(tried[0]) >= 8
-        ]
-        if not isinstance(found, str) or not compact:
-            return found
-        return _best(table, name, compact, zone)
-    fitting = [form for form in (None, *USUAL_FORMATS) if _share(form, zone, tried) >= ENOUGH]
+        return _number(table, name, zone, hinted, arrow.numbers(np.array(values)))
+    usual = [form for form, parser in usual_parsers(zone) if any(map(parser, tried[::LOOKED_AT]))]
+    fitting = [form for form in (None, *usual) if _share(form, zone, tried) >= ENOUGH]
     if not fitting:
         if re.fullmatch(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
-        return _several(table, column, tried, zone) or f"holds text that is no time, such as {tried[0]!r}"
+        return (
+            _several(table, column, tried, zone, usual) or f"holds text that is no time, such as {tried[0]!r}"
+        )
     return _best(table, name, fitting[:1] if fitting[0] is None else fitting, zone)
 
 
-def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo) -> str | None:
+def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]) -> str | None:
     """Return where times are written in one form in some rows and in another in the others, or None."""
     rest, named = tried, []
     for _ in range(2):
-        form = max((None, *USUAL_FORMATS), key=lambda one: _share(one, zone, rest))
+        form = max((None, *usual), key=lambda one: _share(one, zone, rest))
         parser = TimeParser(form, zone)
         first = next((text for text in rest if parser(text) is not None), None)
         if first is None:
@@ -143,11 +175,25 @@ def _best(table: Table, name: str, forms: Sequence[str | None], zone: tzinfo) ->
     if not found:
         return "holds too few times"
     best = min(found, key=lambda one: (-one.known.mean(), *_disorder(table, one)))
-    as_good = [one for one in found if one.known.mean() == best.known.mean() and one is not best]
-    if as_good:
-        others = ", ".join(str(one.time_format) for one in as_good)
-        return best._replace(note=f"{name}: read as {best.time_format}; {others} would fit too")
-    return best
+    as_good = [one for one in found if one.known.mean() == best.known.mean()]
+    return best._replace(note=_alternatives(best, as_good))
+
+
+def _alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
+    """Return a note on the formats in which the first value is another time than in the one that was chosen."""
+    first = int(best.known.argmax())
+    readings = [Reading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
+    others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
+    if not others:
+        return None
+    return (
+        f"{best.name}: read as {named(readings[:1])}; {named(others)} would fit too: --time-format says which"
+    )
+
+
+def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
+    both = one.known & other.known
+    return bool((one.micros[both] == other.micros[both]).all())
 
 
 def _disorder(table: Table, found: TimeColumn) -> tuple[int, int]:
@@ -173,26 +219,49 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     known = values[np.isfinite(values)]
     if not len(known):
         return "is empty"
-    whole = bool((known == np.floor(known)).all())
-    low, high = (float(np.quantile(known, q)) for q in (0.01, 0.99))
+    ordered = np.sort(known)
+    low, high = (float(ordered[round(q * (len(ordered) - 1))]) for q in (0.01, 0.99))
     rising = _rises(values, table.file)
-    for form, least, most in EPOCH_RANGES:
-        if least <= low and high <= most and (hinted or rising):
-            return _read(table, name, form, zone)
+    whole = bool((known == np.floor(known)).all())
     if whole and YEARS[0] <= low and high <= YEARS[1] and (rising or re.search("year", name, re.IGNORECASE)):
         return "holds years; write them as dates, such as 1871-01-01"
-    if hinted and rising and DAYS[0] <= low and high <= DAYS[1]:
-        return _read(table, name, "spreadsheet_days", zone)
-    if hinted and rising and low >= 0 and high < EPOCH_RANGES[0][1]:
+    hints = [
+        form
+        for form, names in _NAMES.items()
+        if names.search(name) and not (whole and form == "decimal_years")
+    ]
+    hinted = hinted or bool(hints)
+    forms = [
+        form for form in forms_of(low, high) if hinted and rising or form in EPOCHS and (hinted or rising)
+    ]
+    if rising and whole and low >= SURE_DIGITS:
+        forms += [form for form in forms_of(low, high) if form not in COUNTS and form not in forms]
+    forms = [form for form in forms if form in hints] or forms
+    if forms:
+        return _best_count(table, name, forms, zone)
+    if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
         return found if isinstance(found, str) else found._replace(note=note)
     if not hinted:
         return "holds numbers that are no times"
     return (
-        f"holds numbers that are no times ({low:g} to {high:g}); known are {', '.join(EPOCH_FORMATS)}; a count "
+        f"holds numbers that are no times ({low:g} to {high:g}); known are {', '.join(COUNTS)}; a count "
         f"of days or steps can be read as if it were of seconds: --time {name} --time-format epoch_seconds"
     )
+
+
+def _best_count(table: Table, name: str, forms: list[str], zone: tzinfo) -> TimeColumn | str:
+    """Return the times in the format in which they follow one another best, of several the likeliest."""
+    read = [_read(table, name, form, zone) for form in forms]
+    found = [one for one in read if not isinstance(one, str)]
+    if not found:
+        return next(one for one in read if isinstance(one, str))
+    best = min(found, key=lambda one: _disorder(table, one))
+    # Digits that are dates step by odd numbers at the ends of months if they are read as a count, so that only
+    # formats with the same steps are alternatives.
+    as_good = [one for one in found if _disorder(table, one) == _disorder(table, best)]
+    return best._replace(note=_alternatives(best, as_good))
 
 
 def _rises(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:

@@ -1,66 +1,92 @@
-"""Durations, and event times as text: one rule for the offline command (Python) and for `ingest` (Spark).
+"""Durations, and event times as text: one rule for every command.
 
-A time format becomes a regular expression that Java and Python read alike. Both take the parts of a time from its
-groups, so that no second parser can disagree.
+A time format becomes a regular expression, whose named groups have the parts of a time.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import NamedTuple
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 
 from jobs.core.errors import UserError
+from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, count_us, to_datetime, wall_us
 
 AVAILABLE_NOW = "available-now"
 
 
-class Epoch(NamedTuple):
-    """Times as numbers: a number counts `micros / parts` microseconds.
-
-    A count from 1970-01-01 UTC is cut off at whole microseconds. That of a spreadsheet, in days from 1899-12-30 on the
-    local clock, has some 10 digits after the point and is rounded to milliseconds.
-    """
-
-    micros: int
-    parts: int = 1
-    is_spreadsheet: bool = False
-
-    def wall_us(self, digits: int, scale: int) -> int:
-        """Return the microseconds of the number digits / scale, of a spreadsheet on the local clock."""
-        if not self.is_spreadsheet:
-            size = abs(digits) * self.micros // (scale * self.parts)
-            return -size if digits < 0 else size
-        millis = (2 * digits * (self.micros // 1000) + scale) // (2 * scale)
-        return millis * 1000 + SPREADSHEET_US
-
-
-EPOCH_FORMATS = {
-    "epoch_seconds": Epoch(1_000_000),
-    "epoch_milliseconds": Epoch(1_000),
-    "epoch_microseconds": Epoch(1),
-    "epoch_nanoseconds": Epoch(1, 1_000),
-    "spreadsheet_days": Epoch(86_400_000_000, 1, True),
-}
-_CLOCKS = ("", " %H:%M:%S.%f", " %H:%M:%S", " %H:%M")
-_DATES = ("%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y%m%d")
-_NAMED = ("%d-%b-%Y", "%d %b %Y", "%b-%d-%Y", "%b %d, %Y", "%b %d %Y")
+_CLOCKS = (
+    "",
+    " %H:%M:%S",
+    " %H:%M",
+    "T%H:%M:%S",
+    " %I:%M:%S %p",
+    " %I:%M %p",
+    ", %H:%M:%S",
+    ", %I:%M:%S %p",
+    " %H:%M:%S %Z",
+    "-%H:%M:%S",
+    ":%H:%M:%S",
+)
+_DATES = (
+    *(
+        "%Y-%m-%d",
+        "%Y/%m/%d",
+        "%Y.%m.%d",
+        "%d.%m.%Y",
+        "%d/%m/%Y",
+        "%m/%d/%Y",
+        "%d-%m-%Y",
+        "%m-%d-%Y",
+        "%Y%m%d",
+    ),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%y/%m/%d"),
+)
+_NAMED = (
+    *(
+        "%d-%b-%Y",
+        "%d %b %Y",
+        "%d/%b/%Y",
+        "%b-%d-%Y",
+        "%b %d, %Y",
+        "%b %d %Y",
+        "%Y %b %d",
+        "%Y-%b-%d",
+        "%d%b%Y",
+    ),
+    *("%d-%b-%y", "%d %b %y", "%a %d %b %Y", "%a, %d %b %Y", "%a, %b %d, %Y", "%a %b %d %Y"),
+)
 USUAL_FORMATS = (
     *(f"{date}{clock}" for date in (*_DATES, *_NAMED) for clock in _CLOCKS),
-    "%Y%m%d%H%M%S",
-    "%Y%m%d%H%M",
-    "%Y%m%dT%H%M%S%z",
+    *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %Z %Y"),
+    *("%d%b%Y:%H:%M:%S", "%d%b%y:%H:%M:%S", "%H:%M:%S %d.%m.%Y", "%H:%M %d.%m.%Y"),
+    *("%b %Y", "%b-%Y", "%Y %b", "%b-%y", "%b %y", "%m/%Y", "%m.%Y", "%Y/%m"),
+    *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
+    *(
+        "%Y%m%d%H%M%S",
+        "%Y%m%d%H%M",
+        "%Y%m%d%H",
+        "%Y%m%dT%H%M%S%z",
+        "%Y%m%dT%H%M%S",
+        "%Y%m%d-%H%M%S",
+        "%Y%m%d_%H%M%S",
+    ),
+    *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
+    *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
 )
 """Formats of text beside ISO 8601, the ones of spreadsheets among them."""
-EPOCH_RANGES = (
-    ("epoch_seconds", 1e8, 4.2e9),
-    ("epoch_milliseconds", 1e11, 4.2e12),
-    ("epoch_microseconds", 1e14, 4.2e15),
-    ("epoch_nanoseconds", 1e17, 4.2e18),
-)
-"""Formats of numbers, and the range of times from 1973 to 2103 in each."""
-SPREADSHEET_US = -2_209_161_600_000_000  # 1899-12-30, day 0 of a spreadsheet
+COMPACT_FORMATS = {
+    4: ("%Y",),
+    6: ("%y%m%d", "%Y%m"),
+    7: ("%Y%j",),
+    8: ("%Y%m%d",),
+    10: ("%y%m%d%H%M", "%Y%m%d%H"),
+    12: ("%Y%m%d%H%M", "%y%m%d%H%M%S"),
+    14: ("%Y%m%d%H%M%S",),
+    17: ("%Y%m%d%H%M%S%f",),
+}
+"""Formats of digits alone, by the number of digits."""
 UNIT_US = {
     "microsecond": 1,
     "millisecond": 1_000,
@@ -73,39 +99,71 @@ UNIT_US = {
 _DURATIONS = {"ms": "millisecond", "s": "second", "min": "minute", "h": "hour", "d": "day", "w": "week"}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d|w)\s*")
 
-MIN_US = -62_135_596_800_000_000  # 0001-01-01
-MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
-
-# Group order: year, month, day, hour, minute, second, fraction, zone; each may be absent in a given time.
-PARTS = ("year", "month", "day", "hour", "minute", "second", "fraction", "zone")
 _MONTHS = tuple(
     f"{name[:3]}(?:{name[3:]})?"
     for name in "january february march april may june july august sept september october november december".split()
 )
 """English names of months, whole or their first three letters (of September also four), as regular expressions."""
+_MONTH_NAMES = "janfebmaraprmayjunjulaugsepoctnovdec"
+_DAY_NAMES = "montuewedthufrisatsun"
+_TWO = "[0-9]{1,2}"
+_ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,5}"
+"""An offset, Z, or an abbreviation: UTC, GMT, or one that the spec's time zone has."""
 _DIRECTIVES = {
-    "Y": ("year", "([0-9]{4})"),
-    "m": ("month", "([0-9]{1,2})"),
-    "b": ("month", f"((?i:{'|'.join(_MONTHS)}))"),
-    "d": ("day", "([0-9]{1,2})"),
-    "H": ("hour", "([0-9]{1,2})"),
-    "M": ("minute", "([0-9]{1,2})"),
-    "S": ("second", "([0-9]{1,2})"),
-    "f": ("fraction", "([0-9]{1,9})"),
-    "z": ("zone", "(Z|[+-][0-9]{2}(?::?[0-9]{2})?)"),
+    "Y": ("year", "[0-9]{4}"),
+    "m": ("month", _TWO),
+    "b": ("month", f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"),
+    "d": ("day", _TWO),
+    "H": ("hour", _TWO),
+    "M": ("minute", _TWO),
+    "S": ("second", _TWO),
+    "f": ("fraction", "[0-9]{1,9}"),
+    "z": ("zone", _ZONE),
+    "I": ("hour12", _TWO),
+    "p": ("half", "[AaPp][.]?[Mm][.]?"),
+    "y": ("short_year", "[0-9]{2}"),
+    "j": ("day_of_year", "[0-9]{1,3}"),
+    "G": ("week_year", "[0-9]{4}"),
+    "V": ("week", _TWO),
+    "u": ("weekday", "[1-7]"),
+    "a": ("day_name", "(?i:(?:mon|tues?|wed(?:nes)?|thu(?:rs?)?|fri|sat(?:ur)?|sun)(?:day)?[.]?)"),
+    "q": ("quarter", "[1-4]"),
+    "s": ("epoch", "[0-9]{1,12}"),
 }
-ISO = (
-    "([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    "(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.]([0-9]{1,9}))?)?[ ]?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
+_WIDTHS = {"Y": 4, "G": 4, "j": 3, "u": 1, "q": 1, **dict.fromkeys("mdHMSIyV", 2)}
+"""Digits of a directive where no other character stands between it and the next one."""
+_SAME = {
+    **{"B": "b", "h": "b", "A": "a", "e": "d", "k": "H", "l": "I", "L": "f", "N": "f", "Z": "z", "P": "p"},
+}
+_SHORT = {
+    **{"F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
+    **{"c": "%a %b %d %H:%M:%S %Y", "n": " ", "t": " "},
+}
+"""Directives that stand for others, as in C."""
+DIRECTIVES = " ".join(f"%{one}" for one in _DIRECTIVES)
+_DATE = (
+    "(?P<year>[0-9]{4})(?:-(?P<month>[0-9]{2})(?:-(?P<day>[0-9]{2}))?|-(?P<day_of_year>[0-9]{3})"
+    "|-?W(?P<week>[0-9]{2})(?:-?(?P<weekday>[1-7]))?|[- ]?[Qq](?P<quarter>[1-4]))"
 )
+_CLOCK = (
+    "(?:[Tt]| {1,2})(?P<hour>[0-9]{2}|[0-9](?=:| ?[AaPp]))(?::(?P<minute>[0-9]{2})"
+    "(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,9}))?)?)?(?: ?(?P<half>[AaPp][.]?[Mm][.]?))?"
+)
+ISO = f"{_DATE}(?:{_CLOCK}(?: ?(?P<zone>{_ZONE})(?:\\[[A-Za-z0-9_/+-]+\\])?)?)?"
+"""ISO 8601, and what is written like it: AM and PM, a comma before fractions, UTC, months and quarters."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimePattern:
-    """The pattern of a time as text: `regex` matches all of it, trimmed; `groups` has each part's group, from 1."""
+    """The pattern of a time as text: `regex` matches all of it, trimmed, with a named group for each part.
+
+    width: digits of a format without any other character, such as %Y%m%d; 0 of other formats.
+    lost: how many zeros at its beginning may be missing, as in a number.
+    """
 
     regex: str
-    groups: dict[str, int]
+    width: int = 0
+    lost: int = 0
 
 
 def duration_us(text: str) -> int:
@@ -127,90 +185,209 @@ def time_pattern(time_format: str | None) -> TimePattern:
         ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
     """
     if time_format is None:
-        return TimePattern(ISO, {part: number for number, part in enumerate(PARTS, start=1)})
-    regex, groups, position = "", {}, 0
-    while position < len(time_format):
-        char = time_format[position]
-        position += 1
-        if char != "%":
-            regex += char if char.isalnum() else f"[{char}]" if char not in "\\^[]" else f"\\{char}"
+        return TimePattern(ISO)
+    tokens = list(_tokens(time_format))
+    codes = [code for code, _ in tokens if code]
+    parts = [_DIRECTIVES[code][0] for code in codes]
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ValueError(f"the {part.replace('_', ' ')} is given twice")
+    _check_complete(frozenset(parts))
+    regex = ""
+    for place, (code, literal) in enumerate(tokens):
+        before, after = (tokens[at] if 0 <= at < len(tokens) else ("", "") for at in (place - 1, place + 1))
+        if not code:
+            optional = literal in ".," and (before[0], after[0]) == ("S", "f")
+            regex += "" if optional else _literal(literal)
             continue
+        part, expression = _DIRECTIVES[code]
+        if code in _WIDTHS and (before[0] in _WIDTHS or after[0] in _WIDTHS and after[0]):
+            expression = f"[0-9]{{{_WIDTHS[code]}}}"
+        if code == "f" and place > 1 and before[1] in (".", ",") and tokens[place - 2][0] == "S":
+            regex += f"(?:[.,](?P<fraction>{expression}))?"
+        else:
+            regex += f"(?P<{part}>{expression})"
+        if code == "S" and "f" not in codes and after[1] not in (".", ","):
+            regex += "(?:[.,](?P<fraction>[0-9]{1,9}))?"
+    digits = all(code in _WIDTHS or code == "f" for code, _ in tokens)
+    width = sum(_WIDTHS.get(code, 0) for code in codes) if digits else 0
+    lost = {"Y": 0, "G": 0, "y": width - 1}.get(codes[0], 1) if width else 0
+    return TimePattern(regex, width, lost)
+
+
+def _tokens(time_format: str) -> Iterator[tuple[str, str]]:
+    """Yield each directive's letter, or "" and a literal character.
+
+    Raises:
+        ValueError: a directive is unknown.
+    """
+    position = 0
+    while position < len(time_format):
+        if time_format[position] != "%":
+            yield "", time_format[position]
+            position += 1
+            continue
+        position += 1
+        if time_format[position : position + 1] in ("-", "_", "#"):  # as in %-d: without a zero before it
+            position += 1
         code = time_format[position : position + 1]
         position += 1
         if code == "%":
-            regex += "[%]"
-            continue
-        if code not in _DIRECTIVES:
-            known = " ".join(f"%{one}" for one in _DIRECTIVES)
-            raise ValueError(f"%{code} is not known; there are {known}")
-        part, expression = _DIRECTIVES[code]
-        if part in groups:
-            raise ValueError(f"the {part} is given twice")
-        groups[part] = len(groups) + 1
-        regex += expression
-    for part, code in (("year", "Y"), ("month", "m"), ("day", "d")):
-        if part not in groups:
-            raise ValueError(f"%{code} is missing")
-    return TimePattern(regex, groups)
+            yield "", "%"
+        elif code in _SHORT:
+            yield from _tokens(_SHORT[code])
+        elif _SAME.get(code, code) in _DIRECTIVES:
+            yield _SAME.get(code, code), ""
+        else:
+            raise ValueError(f"%{code} is not known; there are {DIRECTIVES}")
+
+
+def _literal(char: str) -> str:
+    if char == " ":
+        return " +"
+    return char if char.isalnum() else f"[{char}]" if char not in "\\^[]" else f"\\{char}"
+
+
+def _check_complete(parts: frozenset[str]) -> None:
+    """Refuse a format without a whole date.
+
+    Raises:
+        ValueError: the message says what is missing.
+    """
+    if {"year", "short_year"} <= parts:
+        raise ValueError("the year is given twice")
+    dated = parts & {"year", "short_year", "week_year", "epoch"}
+    if not dated:
+        raise ValueError("%Y is missing")
+    needs = (
+        ("day", "month", "%m is missing"),
+        ("week_year", "week", "%V is missing"),
+        ("hour12", "half", "%p is missing, as %I is an hour from 1 to 12"),
+        ("half", "hour12", "%I is missing, as %p is for an hour from 1 to 12"),
+    )
+    for part, other, problem in needs:
+        if part in parts and other not in parts:
+            raise ValueError(problem)
 
 
 class TimeParser:
     """Parse times as text to microseconds since 1970-01-01 UTC.
 
     Args:
-        time_format: None for ISO 8601, an epoch format, or directives %Y %m %b %d %H %M %S %f %z.
+        time_format: None for ISO 8601, a count of `jobs.core.time_counts`, or directives such as %Y %m %d %H %M %S.
         zone: the time zone of a time without an offset of its own.
     """
 
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
         self._zone = zone
-        self._epoch = EPOCH_FORMATS.get(time_format or "")
-        if self._epoch is None:
-            pattern = time_pattern(time_format)
-            self._regex = re.compile(pattern.regex)
-            self._groups = [pattern.groups.get(part) for part in PARTS]
+        self._count = count_of(time_format)
+        self._pattern = TimePattern("") if self._count else time_pattern(time_format)
+        self._match = re.compile(self._pattern.regex).fullmatch
 
     def __call__(self, text: str) -> int | None:
         """Return the microseconds, or None if `text` is not a time in this format."""
         text = text.strip(" ")
-        if self._epoch is not None:
-            return _epoch_us(text, self._epoch, self._zone)
-        match = self._regex.fullmatch(text)
+        if self._count is not None:
+            return self._of_count(text, self._count)
+        match = self._match(self._whole(text) if self._pattern.width else text)
         if not match:
             return None
-        year, month, day, hour, minute, second, fraction, zone = (
-            match[group] if group else None for group in self._groups
-        )
-        micros = int((fraction or "0").ljust(6, "0")[:6])
+        parts = match.groupdict()
         try:
-            clock = (int(hour or 0), int(minute or 0), int(second or 0))
-            moment = datetime(int(year or 0), _month(month or "0"), int(day or 0), *clock, micros)
+            value = _wall_of({**_NO_PARTS, **parts})
         except ValueError:
             return None
-        if zone is not None:
-            offset = _offset(zone)
-            if offset is None:
-                return None
-            value = wall_us(moment) - offset
+        zone = parts.get("zone")
+        if parts.get("epoch"):
+            offset = 0
+        elif zone is None:
+            value = local_us(to_datetime(value), self._zone) if MIN_US <= value <= MAX_US else value
+            offset = 0
         else:
-            value = local_us(moment, self._zone)
+            offset = _offset(zone, value, self._zone)
+        if offset is None or not MIN_US <= value - offset <= MAX_US:
+            return None
+        return value - offset
+
+    def is_local(self, text: str) -> bool:
+        """Tell if a text that is a time in this format has no offset of its own."""
+        if self._count is not None:
+            return self._count.is_local
+        match = self._match(self._whole(text.strip(" ")) if self._pattern.width else text.strip(" "))
+        parts = match.groupdict() if match else {}
+        return parts.get("zone") is None and parts.get("epoch") is None
+
+    def _whole(self, text: str) -> str:
+        """Return a time of digits alone with the zeros that a number has lost, and without a fraction of zeros."""
+        digits, _, fraction = text.partition(".")
+        if not digits.isdigit() or fraction.strip("0"):
+            return text
+        short = self._pattern.width - len(digits)
+        return digits.zfill(self._pattern.width) if 0 < short <= self._pattern.lost else digits
+
+    def _of_count(self, text: str, count: Count) -> int | None:
+        value = count_us(text, count)
+        if value is None or not count.is_local or self._zone is UTC:
+            return value
+        value = local_us(to_datetime(value), self._zone)
         return value if MIN_US <= value <= MAX_US else None
+
+
+_NO_PARTS = dict.fromkeys(part for part, _ in _DIRECTIVES.values())
+
+
+def _wall_of(parts: Mapping[str, str | None]) -> int:
+    """Return the microseconds from 1970 to a time on its own clock.
+
+    Raises:
+        ValueError: there is no such date, or no such time of day.
+    """
+    micros = int((parts["fraction"] or "0").ljust(6, "0")[:6])
+    if parts["epoch"]:
+        return int(parts["epoch"] or 0) * 1_000_000 + micros
+    hour, minute, second = int(parts["hour"] or 0), int(parts["minute"] or 0), int(parts["second"] or 0)
+    half = parts["half"]
+    if half is not None:
+        hour = int(parts["hour12"] or hour)
+        if not 1 <= hour <= 12:
+            raise ValueError
+        hour = hour % 12 + 12 * (half[0] in "Pp")
+    days = 1 if (hour, minute, second, micros) == (24, 0, 0, 0) and half is None else 0
+    moment = datetime.combine(_day_of(parts), time(0 if days else hour, minute, second, micros))
+    return wall_us(moment) + days * UNIT_US["day"]
+
+
+def _day_of(parts: Mapping[str, str | None]) -> date:
+    """Return the day; of a week, a month, a quarter or a year its first one.
+
+    Raises:
+        ValueError: there is no such day.
+    """
+    if parts["week"]:
+        name = parts["day_name"]
+        number = _DAY_NAMES.index(name[:3].lower()) // 3 + 1 if name else int(parts["weekday"] or 1)
+        year = parts["week_year"] or parts["year"] or _whole_year(parts["short_year"])
+        return date.fromisocalendar(int(year), int(parts["week"] or 0), number)
+    year = int(parts["year"] or parts["week_year"] or _whole_year(parts["short_year"]))
+    if parts["day_of_year"] and not parts["month"]:
+        found = date(year, 1, 1) + timedelta(days=int(parts["day_of_year"] or 0) - 1)
+        if found.year != year:
+            raise ValueError
+        return found
+    if parts["quarter"] and not parts["month"]:
+        return date(year, 3 * int(parts["quarter"] or 0) - 2, 1)
+    return date(year, _month(parts["month"] or "1"), int(parts["day"] or 1))
+
+
+def _whole_year(text: str | None) -> int:
+    """Return the year of two digits: 1969 to 2068, as in C."""
+    number = int(text or 0)
+    return number + (1900 if number >= 69 else 2000)
 
 
 def _month(text: str) -> int:
     """Return a month's number, of its number or its English name."""
-    return (
-        int(text)
-        if text[0].isdigit()
-        else "janfebmaraprmayjunjulaugsepoctnovdec".index(text[:3].lower()) // 3 + 1
-    )
-
-
-def wall_us(moment: datetime) -> int:
-    """Return the microseconds from 1970-01-01 00:00 to a naive time, both read on the same clock."""
-    days = moment.toordinal() - date(1970, 1, 1).toordinal()
-    seconds = days * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
-    return seconds * 1_000_000 + moment.microsecond
+    return int(text) if text[0].isdigit() else _MONTH_NAMES.index(text[:3].lower()) // 3 + 1
 
 
 def local_us(moment: datetime, zone: tzinfo) -> int:
@@ -225,29 +402,28 @@ def local_us(moment: datetime, zone: tzinfo) -> int:
     return wall_us(moment) - offset // timedelta(microseconds=1)
 
 
-def _epoch_us(text: str, epoch: Epoch, zone: tzinfo) -> int | None:
-    match = re.fullmatch(r"([+-]?)([0-9]{1,19})(?:[.]([0-9]*))?", text)
-    if not match:
-        return None
-    fraction = (match[3] or "")[:18]
-    digits = int(match[2] + fraction)
-    value = epoch.wall_us(-digits if match[1] == "-" else digits, 10 ** len(fraction))
-    if not MIN_US <= value <= MAX_US:
-        return None
-    if not epoch.is_spreadsheet or zone is UTC:
-        return value
-    value = local_us(datetime(1970, 1, 1) + timedelta(microseconds=value), zone)
-    return value if MIN_US <= value <= MAX_US else None
+def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
+    """Return the microseconds by which a clock is ahead of UTC; None if the offset cannot be, or has no meaning.
 
-
-def _offset(zone: str) -> int | None:
-    if zone == "Z":
+    Args:
+        zone: an offset or an abbreviation.
+        wall: the time on that clock, for abbreviations.
+        local: the time zone whose abbreviations are known.
+    """
+    name = zone.upper()
+    if name in ("Z", "UTC", "GMT"):
         return 0
-    hours, minutes = int(zone[1:3]), int(zone[3:].replace(":", "") or "0")
+    if name.isalpha():
+        moment = to_datetime(wall).replace(tzinfo=local) if MIN_US <= wall <= MAX_US else None
+        folds = [] if moment is None else [moment, moment.replace(fold=1)]
+        offset = next((one.utcoffset() for one in folds if one.tzname() == name), None)
+        return None if offset is None else offset // timedelta(microseconds=1)
+    text = name.removeprefix("UTC").removeprefix("GMT")
+    hours, minutes = int(text[1:3]), int(text[3:].replace(":", "") or "0")
     if minutes > 59 or hours * 60 + minutes > 18 * 60:  # Java's limit
         return None
     value = (hours * 60 + minutes) * 60_000_000
-    return -value if zone[0] == "-" else value
+    return -value if text[0] == "-" else value
 
 
 def trigger_seconds(trigger: str) -> float | None:

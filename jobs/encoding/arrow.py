@@ -67,8 +67,8 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
 
 
-def distinct_texts(column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the distinct texts, and each row's place among them; the place of a null is after the last."""
+def distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the distinct values, and each row's place among them; the place of a null is after the last."""
     encoded = column.dictionary_encode()
     found = encoded.dictionary.to_pylist()
     return found, to_numpy(encoded.indices, len(found)).astype(np.int64)

@@ -35,7 +35,7 @@ def numbers_of(
         column = source.columns[name]
         kind = column.type
         if pa.types.is_string(kind):
-            texts, places = arrow.distinct_texts(column)
+            texts, places = arrow.distinct_values(column)
             parsed = [_number(text, missing, source.decimal) for text in texts]
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
             codes = np.array([code for _, code in parsed] + [_OK])[places]

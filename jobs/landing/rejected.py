@@ -9,15 +9,15 @@ from datetime import UTC
 from typing import Any
 
 from jobs.core.report import plural
-from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
+from jobs.core.time_counts import COUNTS, count_of, to_datetime
+from jobs.core.times import DIRECTIVES, TimeParser
 from jobs.landing.keys import NOT_WHOLE
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
+from jobs.landing.time_readings import EARLY_US, EPOCHS, forms_of, named, readings_of
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
 """Reasons that are told of, the most frequent ones."""
-EARLY_US = 94_694_400_000_000
-"""1973-01-01, before which few measurements are and all numbers of too small a unit."""
 _SHOWN = 60
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[ .,'\u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?")
@@ -25,7 +25,6 @@ _WITH_UNIT = re.compile(
     r"[^0-9+.,-]{0,3}[+-]?[0-9][0-9.,]*\s*[^0-9\s]{1,8}|[^0-9\s+.,-]{1,3}\s?[+-]?[0-9][0-9.,]*"
 )
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
-_COMPACT = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _TRUTH = ("true", "false", "yes", "no")
 
 
@@ -158,42 +157,32 @@ def _no_number(spec: ModelSpec, value: str) -> str:
 
 def _no_time(spec: ModelSpec, value: str) -> str:
     """Return why a text is no time in the spec's format, and which format it has."""
-    found = format_of(value)
-    setting = None if found is None else f"set time_format: {json.dumps(found)} in the spec"
-    if spec.time_format in EPOCH_FORMATS and found in EPOCH_FORMATS:
-        return f"beyond the year 9999 as {spec.time_format}; its size is that of {found}: {setting}"
-    if found == spec.time_format:
-        found = setting = None
-    if setting is not None:
-        what = (
-            found.replace("_", " ").replace("epoch", "a count of")
-            if found in EPOCH_FORMATS
-            else f"it reads as {found}"
-        )
-        return f"{what}; {setting}"
     if spec.time_format is not None and TimeParser(None, UTC)(value) is not None:
         return f"it is in ISO 8601; if all times are, take time_format: {json.dumps(spec.time_format)} out of the spec"
+    readings = [one for one in readings_of(value) if one.form != spec.time_format]
+    if readings:
+        found, others = readings[0], readings[1:]
+        setting = f"set time_format: {json.dumps(found.form)} in the spec, which reads it as {found}"
+        setting += f"; it may also be {named(others)}" if others else ""
+        if spec.time_format in COUNTS and found.form in COUNTS:
+            return f"out of range as {spec.time_format}; its size is that of {found.form}: {setting}"
+        unit = found.form.replace("_", " ").replace("epoch", "a count of")
+        return f"{unit if found.form in COUNTS else f'it reads as {found.form}'}; {setting}"
     if re.fullmatch(r"[0-9]{4}", value):
-        return f"a year alone; write a date, such as {value}-01-01"
+        return f'a year alone; write a date, such as {value}-01-01, or set time_format: "%Y" in the spec'
     if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", value):
         return "a time of day without a date; write both, such as 2024-01-31 17:05"
+    if re.fullmatch(r"[0-9][.,]?[0-9]*[eE][+]?[0-9]+", value):
+        return "a spreadsheet has rounded the number; save its column with all digits"
+    zone = re.fullmatch(r"(.*[0-9]) ?([A-Z]{3,5})", value)
+    if zone and TimeParser(None, UTC)(zone[1]) is not None:
+        return (
+            f"{spec.time_zone} has no clock named {zone[2]}; set time_zone in the spec to the zone that has"
+        )
     if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}.*", value):
         return "there is no such date or time of day; correct it at its source"
     wanted = "ISO 8601, such as 2024-01-31 17:05" if spec.time_format is None else spec.time_format
-    return f"times are read as {wanted}; name another form with time_format in the spec (%Y %m %b %d %H %M %S %f %z)"
-
-
-def format_of(value: str) -> str | None:
-    """Return the `time_format` that a text is written in, other than ISO 8601; None if it is none of the usual ones."""
-    if re.fullmatch(r"[0-9]{4}", value):
-        return None
-    compact = _COMPACT.get(len(value)) if value.isdigit() else None
-    for form in ([] if compact is None else [compact]) if value.isdigit() else USUAL_FORMATS:
-        if TimeParser(form, UTC)(value) is not None:
-            return form
-    if _PLAIN.fullmatch(value):
-        return next((form for form, low, high in EPOCH_RANGES if low <= float(value) <= high), None)
-    return None
+    return f"times are read as {wanted}; name another form with time_format in the spec ({DIRECTIVES})"
 
 
 def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
@@ -201,16 +190,17 @@ def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str 
 
     A count of seconds that is read as milliseconds lies in January 1970.
     """
-    epoch = EPOCH_FORMATS.get(spec.time_format or "")
-    if epoch is None or epoch.is_spreadsheet or first is None or last is None:
+    count = count_of(spec.time_format)
+    if count is None or count.is_years or first is None or last is None:
         return None
-    number = last * epoch.parts / epoch.micros
-    fitting = next((form for form, low, high in EPOCH_RANGES if low <= number <= high), None)
-    if not 0 <= first <= last < EARLY_US or fitting is None or fitting == spec.time_format:
+    end = count.origin + EARLY_US
+    number = count.of_us(last)
+    fitting = next((form for form in forms_of(number, number) if form in EPOCHS), None)
+    if not count.origin <= first <= last < end or fitting is None or fitting == spec.time_format:
         return None
     return (
-        f"all times lie before 1973, as {spec.time_format} of the spec reads them; their size is that of {fitting}: "
-        f"set time_format: {fitting}, in a model of another name if rows have landed, as those stay"
+        f"all times lie before {to_datetime(end).year}, as {spec.time_format} of the spec reads them; their size is "
+        f"that of {fitting}: set time_format: {fitting}, in a model of another name if rows have landed, as those stay"
     )
 
 

@@ -200,7 +200,7 @@ def _hours(column: pa.Array) -> _Part:
     if pa.types.is_temporal(column.type):
         return _times_of_day(column, is_compact=True)
     if pa.types.is_string(column.type):
-        texts, places = arrow.distinct_texts(column)
+        texts, places = arrow.distinct_values(column)
         read = [_time_of_day(text, True) if ":" in text else None for text in texts]
         if any(one is not None for one in read):
             known = np.array([one is not None for one in read] + [False])[places]
@@ -231,7 +231,7 @@ def _times_of_day(column: pa.Array, is_compact: bool) -> _Part:
         return _Part(values % DAY, valid)
     if not pa.types.is_string(kind):
         column = arrow.texts([None if one is None else f"{one:.0f}" for one in column.to_pylist()])
-    texts, places = arrow.distinct_texts(column)
+    texts, places = arrow.distinct_values(column)
     read = [_time_of_day(text, is_compact) for text in texts]
     values = np.array([0 if one is None else one[0] for one in read] + [0], np.int64)[places]
     offset = np.array([NO_ZONE if one is None else one[1] for one in read] + [NO_ZONE], np.int64)[places]
@@ -298,7 +298,7 @@ def _floats(column: pa.Array) -> tuple[Floats, Marks]:
     """Return numbers of a size that dates and times can have, and which values are such."""
     kind = column.type
     if pa.types.is_string(kind):
-        texts, places = arrow.distinct_texts(column)
+        texts, places = arrow.distinct_values(column)
         plain = [re.fullmatch(r"\s*[0-9]+(?:[.][0-9]*)?\s*", text, re.ASCII) is not None for text in texts]
         read = [float(text) if is_plain else np.nan for text, is_plain in zip(texts, plain, strict=True)]
         values = np.array([*read, np.nan])[places]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, tzinfo
+import math
+from datetime import UTC, tzinfo
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -10,17 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.core.times import (
-    EPOCH_FORMATS,
-    MAX_US,
-    MIN_US,
-    SPREADSHEET_US,
-    UNIT_US,
-    Epoch,
-    TimeParser,
-    local_us,
-)
+from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime
+from jobs.core.times import UNIT_US, TimeParser, local_us, time_pattern
 from jobs.encoding import arrow
+from jobs.landing.time_readings import numbers_remedy
 from jobs.specs.model_spec import ModelSpec
 
 Ints = NDArray[np.int64]
@@ -28,7 +23,6 @@ Ints = NDArray[np.int64]
 PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 ARROW_FROM = 5_000
 """From so many rows on, Arrow parses times faster than Python."""
-_DIGITS = {"epoch_seconds": 10, "epoch_milliseconds": 13, "epoch_microseconds": 16, "epoch_nanoseconds": 19}
 
 
 def find_times(
@@ -71,13 +65,11 @@ def read_times(
         micros, known = _stored_times(column)
         is_local = pa.types.is_date(kind) or kind.tz is None
     elif arrow.is_number(kind):
-        epoch = EPOCH_FORMATS.get(time_format or "")
-        if epoch is None:
-            digits = ", ".join(f"{name} ({count} digits today)" for name, count in _DIGITS.items())
-            remedy = f"set time_format in the spec to one of {digits}, or spreadsheet_days (5 digits)"
-            raise UserError(f"{what} holds numbers ({kind}); {remedy}")
-        micros, known = _from_epoch(column, epoch)
-        is_local = epoch.is_spreadsheet
+        count = count_of(time_format)
+        if count is None or count.is_years:
+            return _written_numbers(column, time_format, zone, what)
+        micros, known = _counted(column, count)
+        is_local = count.is_local
     else:
         raise UserError(f"{what} holds {kind}; it must hold timestamps, dates or text")
     if zone is not UTC and is_local:
@@ -105,10 +97,8 @@ def _written_times(
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
         places = np.flatnonzero(rest)
-        texts, which = arrow.distinct_texts(column.take(arrow.integers(places)))
-        parsed = [parser(text) for text in texts]
-        micros[places] = np.array([0 if value is None else value for value in parsed] + [0])[which]
-        known[places] = np.array([value is not None for value in parsed] + [False])[which]
+        texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
+        micros[places], known[places] = _parsed(texts, which, parser)
     return micros, known
 
 
@@ -130,28 +120,55 @@ def _scaled(values: Ints, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
     return np.where(known, values, 0) * scale, known
 
 
-def _from_epoch(column: pa.Array, epoch: Epoch) -> tuple[Ints, NDArray[np.bool_]]:
-    if epoch.is_spreadsheet:
-        days = arrow.to_numpy(column.cast(pa.float64(), safe=False), 0.0)
-        low, high = ((limit - SPREADSHEET_US) / epoch.micros for limit in (MIN_US, MAX_US))
-        known = (days >= low) & (days <= high)
-        millis = np.floor(np.where(known, days, 0.0) * (epoch.micros // 1000) + 0.5)
-        return millis.astype(np.int64) * 1000 + SPREADSHEET_US, known
-    scale, parts = epoch.micros, epoch.parts
+def _counted(column: pa.Array, count: Count) -> tuple[Ints, NDArray[np.bool_]]:
+    """Return the times of numbers that count a unit, in microseconds on the count's clock."""
+    scale, parts, origin = count.micros, count.parts, count.origin
+    low, high = (-(-(MIN_US - origin) * parts // scale), (MAX_US - origin) * parts // scale)
     if pa.types.is_integer(column.type):
         whole = arrow.to_numpy(column)
-        # Of an unsigned column the limits below are beyond its range or within it, but never wrap.
-        known = (whole <= MAX_US * parts // scale) & (whole >= MIN_US * parts // scale)
+        # Of an unsigned column the limits are beyond its range or within it, but never wrap.
+        known = (whole <= high) & (whole >= low)
         values = np.where(known, whole, 0).astype(np.int64)
         cut = values // parts + ((values < 0) & (values % parts != 0))  # towards 0, as in text
-        return cut * scale, known
-    values = arrow.to_numpy(column.cast(pa.float64()), 0.0)
-    known = (values <= MAX_US / scale * parts) & (values >= MIN_US / scale * parts)
-    return np.trunc(np.where(known, values, 0.0) * scale / parts).astype(np.int64), known
+        return cut * scale + origin, known
+    numbers = arrow.to_numpy(column.cast(pa.float64()), 0.0)
+    known = (numbers <= high) & (numbers >= low)
+    numbers = np.where(known, numbers, 0.0)
+    if count.is_rounded:
+        return np.floor(numbers * (scale // 1000) + 0.5).astype(np.int64) * 1000 + origin, known
+    return np.trunc(numbers * scale / parts).astype(np.int64) + origin, known
+
+
+def _written_numbers(
+    column: pa.Array, time_format: str | None, zone: tzinfo, what: str
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """Parse numbers whose digits are a date, or decimal years, as the same text would be.
+
+    Raises:
+        UserError: the time format is none of numbers.
+    """
+    if count_of(time_format) is None and (time_format is None or not time_pattern(time_format).width):
+        values = column.drop_null()
+        raise UserError(
+            f"{what} holds numbers ({column.type}); {numbers_remedy(values[0].as_py() if values else None)}"
+        )
+    values, which = arrow.distinct_values(column)
+    return _parsed([digits_of(value) for value in values], which, TimeParser(time_format, zone))
+
+
+def digits_of(value: Any) -> str:
+    """Return a number as the text of a file would have it, without the fraction of a whole one."""
+    return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
+
+
+def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, NDArray[np.bool_]]:
+    """Parse distinct texts; return the time of each row, and which rows are times."""
+    found = [parser(text) for text in texts]
+    micros = np.array([0 if value is None else value for value in found] + [0])[which]
+    return micros, np.array([value is not None for value in found] + [False])[which]
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:
     values, places = np.unique(micros, return_inverse=True)
-    start = datetime(1970, 1, 1)
-    moments = (local_us(start + timedelta(microseconds=int(value)), zone) for value in values)
+    moments = (local_us(to_datetime(int(value)), zone) for value in values)
     return np.fromiter(moments, np.int64, len(values))[places]

@@ -16,7 +16,8 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from jobs.core.times import EPOCH_FORMATS, UNIT_US, time_pattern
+from jobs.core.time_counts import COUNTS, count_of
+from jobs.core.times import DIRECTIVES, UNIT_US, time_pattern
 from jobs.specs import yaml_text
 from jobs.specs.airflow import Airflow
 from jobs.specs.column_names import (
@@ -153,8 +154,9 @@ class ModelSpec(Section):
     )
     time_format: str | None = Field(
         default=None,
-        description="null: ISO 8601; or directives %Y %m %d %H %M %S %f %z; or epoch_seconds, "
-        "epoch_milliseconds, epoch_microseconds, epoch_nanoseconds, or spreadsheet_days (from 1899-12-30)",
+        description="null: ISO 8601; or directives such as %d.%m.%Y %H:%M or %Y%m%d; or the name of a count, such as "
+        "epoch_seconds, epoch_milliseconds, spreadsheet_days, julian_days, matlab_days; or a unit and a beginning, "
+        "such as hours since 1900-01-01",
     )
     missing_values: list[str] = Field(
         default=list(DEFAULT_MISSING),
@@ -498,11 +500,11 @@ class ModelSpec(Section):
             hint = closest(self.time_zone, available_timezones())
             remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
             raise invalid(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
-        if self.time_format is not None and self.time_format not in EPOCH_FORMATS:
+        if self.time_format is not None and count_of(self.time_format) is None:
             try:
                 time_pattern(self.time_format)
             except ValueError as error:
-                remedy = f"use %Y %m %d (required) %H %M %S %f %z, or one of {', '.join(EPOCH_FORMATS)}"
+                remedy = f"use {DIRECTIVES}, or one of {', '.join(COUNTS)}, or such as hours since 1900-01-01"
                 raise invalid(
                     f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
                 ) from error

@@ -336,8 +336,8 @@ def test_iso_times(text: str, moment: datetime) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "today", "2024-3-1", "2024-13-01", "2024-02-30", "2024-03-01T24:00", "2024-03-01T10:20:60",
-     "20240301", "2024-03-01T10", "2024-03-01T10:20:30+19:00", "2024-03-01 10:20 UTC", "٢٠٢٤-03-01"],
+    ["", "today", "2024-3-1", "2024-13-01", "2024-02-30", "2024-03-01T24:01", "2024-03-01T10:20:60",
+     "20240301", "2024-03-01T1", "2024-03-01T10:20:30+19:00", "2024-03-01 10:20 CET", "٢٠٢٤-03-01"],
 )  # fmt: skip
 def test_invalid_iso_times(text: str) -> None:
     assert TimeParser(None, UTC)(text) is None
@@ -394,8 +394,8 @@ def test_months_by_their_english_names() -> None:
     assert parser("Mai 2, 2024") is parser("Januar 2, 2024") is parser("Feb 30, 2024") is None
     with pytest.raises(ValueError, match="the month is given twice"):
         TimeParser("%b %d %m %Y", UTC)
-    with pytest.raises(ValueError, match="%j is not known; there are %Y %m %b %d %H %M %S %f %z"):
-        TimeParser("%j %Y", UTC)
+    with pytest.raises(ValueError, match="%Q is not known; there are %Y %m %b %d %H %M %S %f %z"):
+        TimeParser("%Q %Y", UTC)
 
 
 @pytest.mark.parametrize(

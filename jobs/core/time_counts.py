@@ -1,0 +1,149 @@
+"""Times that are written as a count of a unit from a beginning, by the names of the programs that write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import NamedTuple
+
+MIN_US = -62_135_596_800_000_000  # 0001-01-01
+MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
+_SECOND = 1_000_000
+_DAY = 86_400 * _SECOND
+_UNITS = {
+    "microseconds": 1,
+    "milliseconds": 1_000,
+    "seconds": _SECOND,
+    "minutes": 60 * _SECOND,
+    "hours": 3_600 * _SECOND,
+    "days": _DAY,
+}
+_SINCE = re.compile(
+    rf"({'|'.join(_UNITS)}) since ([0-9]{{4}})-([0-9]{{1,2}})-([0-9]{{1,2}})"
+    r"(?:[T ]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:[.]0*)?)?)?(?: ?(Z|UTC))?"
+)
+_COUNT = re.compile(r"([+-]?)([0-9]{1,19})(?:[.,]([0-9]*))?")
+_THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")
+_SCIENTIFIC = re.compile(r"[+-]?[0-9](?:[.][0-9]{7,})[eE][+]?[0-9]{1,2}")
+"""A number with an exponent and at least eight digits; with fewer a spreadsheet has rounded the time."""
+
+
+def wall_us(moment: datetime) -> int:
+    """Return the microseconds from 1970-01-01 00:00 to a naive time, both read on the same clock."""
+    days = moment.toordinal() - date(1970, 1, 1).toordinal()
+    seconds = days * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
+    return seconds * 1_000_000 + moment.microsecond
+
+
+class Count(NamedTuple):
+    """Times as numbers: a number counts `micros / parts` microseconds from `origin`.
+
+    origin     microseconds from 1970-01-01 to the count 0
+    is_local   the count is of a clock in the spec's time zone, and not of UTC
+    is_rounded the number has some 10 digits, so that it is rounded to milliseconds; others are cut to microseconds
+    is_years   the number is a year and the part of it that has passed
+    """
+
+    micros: int
+    parts: int = 1
+    origin: int = 0
+    is_local: bool = False
+    is_rounded: bool = False
+    is_years: bool = False
+
+    def to_us(self, digits: int, scale: int) -> int:
+        """Return the microseconds of the number digits / scale, on the count's clock."""
+        if self.is_years:
+            return _year_us(digits, scale)
+        if self.is_rounded:
+            millis = (2 * digits * (self.micros // 1000) + scale) // (2 * scale)
+            return millis * 1000 + self.origin
+        size = abs(digits) * self.micros // (scale * self.parts)
+        return (-size if digits < 0 else size) + self.origin
+
+    def of_us(self, micros: int) -> float:
+        """Return the number that stands for a time in microseconds since 1970."""
+        if self.is_years:
+            return 1970.0 + micros / (365.2425 * _DAY)
+        return (micros - self.origin) * self.parts / self.micros
+
+
+def _year_us(digits: int, scale: int) -> int:
+    """Return the microseconds of a year with a fraction, rounded to milliseconds; out of range for other years."""
+    year, part = divmod(digits, scale)
+    if not 1 <= year <= 9998:
+        return MAX_US + 1
+    start = wall_us(datetime(year, 1, 1))
+    length = (wall_us(datetime(year + 1, 1, 1)) - start) // 1000
+    return start + (2 * part * length + scale) // (2 * scale) * 1000
+
+
+def _since(year: int, month: int = 1, day: int = 1) -> int:
+    return wall_us(datetime(year, month, day))
+
+
+COUNTS: Mapping[str, Count] = {
+    "epoch_seconds": Count(_SECOND),
+    "epoch_milliseconds": Count(1_000),
+    "epoch_microseconds": Count(1),
+    "epoch_nanoseconds": Count(1, 1_000),
+    "epoch_minutes": Count(60 * _SECOND),
+    "epoch_hours": Count(3_600 * _SECOND),
+    "epoch_days": Count(_DAY, is_local=True, is_rounded=True),
+    "spreadsheet_days": Count(_DAY, 1, _since(1899, 12, 30), True, True),
+    "spreadsheet_days_1904": Count(_DAY, 1, _since(1904), True, True),
+    "matlab_days": Count(_DAY, 1, -719_529 * _DAY, True, True),
+    "julian_days": Count(_DAY, 1, -210_866_760_000 * _SECOND, False, True),
+    "modified_julian_days": Count(_DAY, 1, _since(1858, 11, 17), False, True),
+    "decimal_years": Count(1, is_local=True, is_years=True),
+    "sas_days": Count(_DAY, 1, _since(1960), True, True),
+    "sas_seconds": Count(_SECOND, 1, _since(1960), True),
+    "stata_days": Count(_DAY, 1, _since(1960), True, True),
+    "stata_milliseconds": Count(1_000, 1, _since(1960), True),
+    "spss_seconds": Count(_SECOND, 1, _since(1582, 10, 14), True),
+    "python_ordinal_days": Count(_DAY, 1, MIN_US - _DAY, True, True),
+    "windows_filetime": Count(1, 10, _since(1601)),
+    "webkit_microseconds": Count(1, 1, _since(1601)),
+    "dotnet_ticks": Count(1, 10, MIN_US, True),
+    "cocoa_seconds": Count(_SECOND, 1, _since(2001)),
+    "gps_seconds": Count(_SECOND, 1, _since(1980, 1, 6)),
+    "ntp_seconds": Count(_SECOND, 1, _since(1900)),
+    "labview_seconds": Count(_SECOND, 1, _since(1904)),
+}
+"""The counts by their names in `time_format`. No leap seconds are counted: those of gps_seconds run ahead of UTC by
+them, 18 s since 2017."""
+
+
+@cache
+def count_of(time_format: str | None) -> Count | None:
+    """Return the count that a time format names, such as epoch_days or `hours since 1900-01-01`; None if it is none."""
+    known = COUNTS.get(time_format or "")
+    match = _SINCE.fullmatch(time_format or "")
+    if known is not None or match is None:
+        return known
+    try:
+        begin = datetime(*(int(part or 0) for part in match.groups()[1:-1]))  # pyright: ignore[reportArgumentType]
+    except ValueError:
+        return None
+    return Count(_UNITS[match[1]], 1, wall_us(begin), match[8] is None, match[1] == "days")
+
+
+def count_us(text: str, count: Count) -> int | None:
+    """Return the microseconds of a count that is text, on the count's clock; None if it is none, or out of range."""
+    if _SCIENTIFIC.fullmatch(text):
+        text = format(Decimal(text), "f")
+    match = _COUNT.fullmatch(text)
+    if not match or _THOUSANDS.fullmatch(text):
+        return None
+    fraction = (match[3] or "")[:18]
+    digits = int(match[2] + fraction)
+    value = count.to_us(-digits if match[1] == "-" else digits, 10 ** len(fraction))
+    return value if MIN_US <= value <= MAX_US else None
+
+
+def to_datetime(micros: int) -> datetime:
+    """Return microseconds since 1970 as a naive time."""
+    return datetime(1970, 1, 1) + timedelta(microseconds=micros)

@@ -1,0 +1,152 @@
+"""Name the time formats that a text or a number can have, and the time that each gives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, tzinfo
+from functools import cache
+from typing import NamedTuple
+
+from jobs.core.time_counts import COUNTS, to_datetime, wall_us
+from jobs.core.times import COMPACT_FORMATS, UNIT_US, USUAL_FORMATS, TimeParser
+
+EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
+_LIKELY = (
+    *(
+        "spreadsheet_days",
+        "epoch_days",
+        "julian_days",
+        "matlab_days",
+        "modified_julian_days",
+        "decimal_years",
+    ),
+    *(
+        "windows_filetime",
+        "dotnet_ticks",
+        "webkit_microseconds",
+        "sas_seconds",
+        "sas_days",
+        "stata_milliseconds",
+    ),
+    *(
+        "cocoa_seconds",
+        "gps_seconds",
+        "ntp_seconds",
+        "labview_seconds",
+        "spss_seconds",
+        "python_ordinal_days",
+    ),
+    *("spreadsheet_days_1904", "epoch_minutes", "epoch_hours"),
+)
+"""Counts in the order in which they are probable where several fit."""
+EARLY_US = 94_694_400_000_000
+"""Three years: nearer to its beginning hardly any count is, and all numbers of too small a unit are."""
+_RECENT_US = wall_us(datetime(1990, 1, 1))
+_FINE_US = wall_us(datetime(2000, 1, 1))
+_FINE = ("epoch_microseconds", "epoch_nanoseconds")
+"""Counts that no program wrote before the year 2000."""
+_RARE = ("epoch_minutes", "epoch_hours")
+_FEWEST_DAYS = 10_000
+"""Smaller numbers are years, or days from another day, rather than days from the beginnings of programs."""
+_OLD_US, _FAR_US = wall_us(datetime(1900, 1, 1)), wall_us(datetime(2103, 1, 1))
+_DATE_YEARS = wall_us(datetime(1500, 1, 1)), wall_us(datetime(2200, 1, 1))
+_PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
+_MOST = 4
+"""Readings that a sentence names."""
+
+
+class Reading(NamedTuple):
+    """A time format, and the time in microseconds that a value has in it."""
+
+    form: str
+    micros: int
+
+    def __str__(self) -> str:
+        moment = to_datetime(self.micros)
+        return str(moment.date() if moment == datetime(moment.year, moment.month, moment.day) else moment)
+
+
+def forms_of(low: float, high: float) -> list[str]:
+    """Return the formats in which numbers from `low` to `high` are plausible times, the likeliest first.
+
+    Times of recent years come before older ones; times of the future count if there are no others.
+    """
+    now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
+    found: list[tuple[int, int, str]] = []
+    for place, form in enumerate((*EPOCHS, *_compact(low, high), *_LIKELY)):
+        ends = [one for one in (_micros(form, low), _micros(form, high)) if one is not None]
+        if len(ends) < 2 or not _is_plausible(form, low, min(ends), max(ends)):
+            continue
+        recent = _FINE_US if form in _FINE else _RECENT_US
+        tier = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
+        found.append((tier, place, form))
+    best = min(found, default=(0,))[0]
+    return [form for tier, _, form in sorted(found) if tier < 2 or best == 2]
+
+
+def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
+    """Tell if numbers from `low` on may be times from `first` to `last` in a format."""
+    count = COUNTS.get(form)
+    if count is None:
+        return _DATE_YEARS[0] <= first and last <= _DATE_YEARS[1]
+    earliest = _OLD_US
+    if not count.is_years:
+        earliest = max(earliest, count.origin + EARLY_US)
+        if count.micros == UNIT_US["day"] and low < _FEWEST_DAYS:
+            return False
+    return earliest <= first and last <= _FAR_US
+
+
+def readings_of(text: str) -> list[Reading]:
+    """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
+    if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
+        return []
+    if _PLAIN.fullmatch(text):
+        forms: Iterator[str] = iter(forms_of(float(text), float(text)))
+    else:
+        forms = (form for form, parser in usual_parsers(UTC) if parser(text) is not None)
+    found = ((form, TimeParser(form, UTC)(text)) for form in forms)
+    return [Reading(form, micros) for form, micros in found if micros is not None]
+
+
+@cache
+def usual_parsers(zone: tzinfo) -> list[tuple[str, TimeParser]]:
+    """Return the usual formats of text with their parsers."""
+    return [(form, TimeParser(form, zone)) for form in USUAL_FORMATS]
+
+
+def named(readings: list[Reading]) -> str:
+    """Return readings in words: the format, and the time in it."""
+    return ", ".join(f"{one.form} ({one})" for one in readings[:_MOST])
+
+
+def numbers_remedy(first: float | None) -> str:
+    """Return what to set for a column of numbers, with what the first one is in each format that fits."""
+    setting = "set time_format in the spec to one of"
+    readings = [] if first is None else readings_of(f"{first:.9f}".rstrip("0").rstrip("."))
+    if readings:
+        return f"{first} may be {named(readings)}: {setting} these"
+    return (
+        f"{setting} epoch_seconds (10 digits today), epoch_milliseconds (13), epoch_microseconds (16), "
+        f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_LIKELY[1:])}"
+    )
+
+
+def _compact(low: float, high: float) -> tuple[str, ...]:
+    """Return the formats of digits alone that whole numbers may have; two digits of a year may have lost zeros."""
+    if low != int(low) or high != int(high) or low < 0:
+        return ()
+    sizes = {len(str(int(low))), len(str(int(high)))} - {4}
+    most = max(sizes, default=0)
+    whole = COMPACT_FORMATS.get(most, ()) if len(sizes) == 1 else ()
+    shortened = (*COMPACT_FORMATS.get(most, ()), *COMPACT_FORMATS.get(most + 1, ()))
+    return tuple(dict.fromkeys((*whole, *(form for form in shortened if not form.startswith("%Y")))))
+
+
+def _micros(form: str, value: float) -> int | None:
+    count = COUNTS.get(form)
+    if count is None:
+        return TimeParser(form, UTC)(str(int(value)))
+    micros = count.to_us(round(value * 1_000_000), 1_000_000)
+    return micros if abs(micros) < 10 * _FAR_US else None
