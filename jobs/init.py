@@ -8,6 +8,7 @@ the best as a spec with comments; and filters the files with it. `docs/choosing.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,7 +150,8 @@ def _report(
         *(f"note: {note}" for note in notes),
         f"spec         {spec}",
         *([f"picture      {picture}"] if picture else []),
-        f"next         kalman-pipeline filter --model {spec} --input {input} --output estimates.parquet",
+        f"next         kalman-pipeline filter --model {shlex.quote(str(spec))} --input {shlex.quote(input)} --output "
+        "estimates.parquet",
     ]
     seen = {"notes": notes, "seconds": round(seconds, 3)}
     return Report(lines, {"model": model, "input": input, **paths, **_data(found), **seen})
@@ -184,11 +186,15 @@ def _written(found: Found) -> list[str]:
     from jobs.landing.csv_parquet import FORMATS, found_dialect
     from jobs.landing.dialects import NAMES
 
-    files, first = found.table.written, found.table.files[0]
+    files, first = found.files, found.table.files[0]
     is_csv = first.name.lower().endswith(FORMATS[:2])
     separator = found_dialect(first, (), files).separator if is_csv else ","
     words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
     words += ["a comma before fractions"] if files.decimal == "," else []
+    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
+    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
+    words += [f"{name} in {unit}" for name, unit in files.units.items()]
+    words += [f"{word} is {number:g}" for word, number in files.words.items()]
     words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
     return [f"files        {'; '.join(words)}"] if words else []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import tzinfo
 from typing import NamedTuple
 
@@ -10,12 +11,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.choosing.missing_marks import Numbers, without_marks
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import find_parts, given_parts
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.numbers import numbers_of
+from jobs.landing.number_writing import ABSENT, NUMERIC
+from jobs.landing.numbers import numbers_of, rules_of
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
 
@@ -33,18 +36,10 @@ KEY = re.compile(
     r"([^a-z]|$)",
     re.IGNORECASE,
 )
-ABSENT = ("-", "--", "n/a", "#n/a", "none", "nil", "?", ".", "nan", "missing", "null", "na", "\\n")
-"""Texts that many programs write for a missing number."""
-NUMERIC = 0.9
-"""Share of the values that must be numbers."""
-
-
-class Numbers(NamedTuple):
-    """A column as numbers: values (N,) with NaN where missing; absent: texts in it that mean missing."""
-
-    name: str
-    values: Floats
-    absent: tuple[str, ...]
+USUAL = {text.casefold() for text in DEFAULT_MISSING}
+BY_NAME = "looks like an id, by its name"
+VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a-z]|$)", re.IGNORECASE)
+"""Names that a measurement has more often than a key, of columns that could be either."""
 
 
 class Given(NamedTuple):
@@ -96,7 +91,7 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
             numbers.append(one)
             continue
         reason = one if isinstance(one, str) else _why_no_measurement(one, table, found)
-        if _may_be_key(table, name):
+        if reason is not None and _may_be_key(table, name):
             keys.append(name)
         if reason is not None:
             refused[name] = reason
@@ -104,10 +99,26 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
             numbers.append(one)
         else:
             refused[name] = "another was asked for"
+    if not numbers and (name := _last_resort(table, found, refused)) is not None:
+        one = numbers_in(table, name)
+        numbers = [] if isinstance(one, str) else [one]
+        keys = [key for key in keys if key != name]
+        refused = {other: reason for other, reason in refused.items() if other != name}
     if not numbers:
         listed = "".join(f"\n  {name}: {reason}" for name, reason in refused.items())
         raise UserError(f"{table.files[0]}: no column is a measurement; name one with --measurement{listed}")
     return Roles(found, numbers, keys, refused)
+
+
+def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
+    """Return the likeliest measurement of a table in which every number looks like a key, or None."""
+
+    def merit(name: str) -> tuple[bool, bool, int]:
+        is_value = VALUE.search(name) is not None
+        return name not in table.numbers.verbal, is_value, len(table.source.columns[name].unique())
+
+    able = [name for name, reason in refused.items() if reason == BY_NAME or name in table.numbers.verbal]
+    return max(able, key=merit, default=None)
 
 
 def _check_there(table: Table, name: str) -> None:
@@ -168,22 +179,23 @@ def numbers_in(table: Table, name: str) -> Numbers | str:
     """Return a column as numbers, or why it holds none."""
     column = table.source.columns[name]
     kind = column.type
-    if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_temporal(kind):
+    if pa.types.is_nested(kind) or pa.types.is_temporal(kind):
         return f"holds {kind}"
+    if name in table.numbers.refused:
+        return table.numbers.refused[name]
     present = ~arrow.to_numpy(column.is_null())
     if not present.any():
         return "is empty"
     absent: tuple[str, ...] = ()
-    usual = {text.casefold() for text in DEFAULT_MISSING}
     if pa.types.is_string(kind):
         texts = {text.strip(" ") for text in column.drop_null().unique().to_pylist()}
         absent = tuple(
-            sorted(text for text in texts if text.casefold() in ABSENT and text.casefold() not in usual)
+            sorted(text for text in texts if text.casefold() in ABSENT and text.casefold() not in USUAL)
         )
     reason = np.full(table.source.rows, None, dtype=object)
-    missing = usual | {text.casefold() for text in absent}
+    rules = rules_of([*DEFAULT_MISSING, *absent], table.written)
     try:
-        (values,) = numbers_of([name], "measurement", table.source, missing, name, reason)
+        (values,) = numbers_of([name], "measurement", table.source, rules, name, reason)
     except UserError:
         return f"holds {kind}"
     bad = reason != None  # noqa: E711 - elementwise
@@ -192,10 +204,16 @@ def numbers_in(table: Table, name: str) -> Numbers | str:
             return "holds text"
         return f"holds numbers in {(~bad[present]).mean():.0%} of its rows only"
     values = np.where(bad, np.nan, values)
-    return Numbers(name, values, absent) if np.isfinite(values).any() else "has no number"
+    if not np.isfinite(values).any():
+        return "has no number"
+    values, marks = without_marks(values)
+    return Numbers(name, values, absent, marks)
 
 
 def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | None:
+    if one.name in table.numbers.verbal:
+        words = " and ".join(sorted(table.numbers.words[one.name]))
+        return f"holds {words}; to measure it as 1 and 0, give --measurement {one.name}"
     values = one.values[np.isfinite(one.values)]
     if len(values) < 0.05 * len(one.values):
         return f"is missing in {1 - len(values) / len(one.values):.0%} of the rows"
@@ -218,7 +236,7 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
         or KEY.search(one.name) is not None
         and len(distinct) < len(values) / 5
     ):
-        return "looks like an id, by its name"
+        return BY_NAME
     if re.search(r"^(year|month|day|hour|minute|weekday|quarter|dow|week)$", one.name, re.IGNORECASE):
         return "is a part of the time"
     return None
@@ -235,6 +253,6 @@ def _may_be_key(table: Table, name: str) -> bool:
     distinct = len(column.unique())
     if distinct > max(1, len(column) / 4):
         return False
-    if isinstance(numbers_in(table, name), str):
+    if name in table.numbers.verbal or isinstance(numbers_in(table, name), str):
         return True
     return ID.search(name) is not None or KEY.search(name) is not None

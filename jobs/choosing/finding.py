@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.columns import Given, Numbers, Roles, find_roles
+from jobs.choosing.columns import Given, Roles, find_roles
 from jobs.choosing.held_out import FEWEST
 from jobs.choosing.keys import Keys, find_keys, no_key
+from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.search import Choice, Final, finish, search
 from jobs.choosing.seasons import Season, find_season
@@ -32,6 +33,7 @@ from jobs.core.report import plural
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
+from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
@@ -40,6 +42,7 @@ from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.whole_files import files_of
 from jobs.specs.column_names import part_of_time
+from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 
 Floats = NDArray[np.float64]
@@ -109,6 +112,7 @@ class Found(NamedTuple):
     """All that was found, in the order in which it was."""
 
     table: Table
+    files: Files
     roles: Roles
     measurements: list[Numbers]
     keys: Keys
@@ -146,9 +150,13 @@ def find(input: str, wishes: Wishes) -> Found:
         roles = roles._replace(measurements=measurements)
         keys = _keys(table, roles, wishes)
         _refuse_time_apart(table, roles, keys, wishes)
+        measurements, marked = name_marks(measurements, keys.code)
+        roles = roles._replace(measurements=measurements)
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
-        spec = skeleton(roles, keys, rhythm, wishes, table.written.decimal)
+        measured = [one.name for one in measurements]
+        files = table.numbers.of(measured).model_copy(update={"columns": table.written.columns})
+        spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
         _, rows = in_order(parsed)
@@ -176,11 +184,12 @@ def find(input: str, wishes: Wishes) -> Found:
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
     notes += [
+        *marked,
         *_doubts(table, roles, keys, parsed, final),
         *long_series(rows, len(final.definition["states"])),
     ]
     return Found(
-        table, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
+        table, files, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
         phase.seconds,
     )  # fmt: skip
 
@@ -252,9 +261,7 @@ def _check_free(table: Table, name: str) -> None:
         raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
 
 
-def skeleton(
-    roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, decimal: Literal[".", ","] = "."
-) -> ModelSpec:
+def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Files = ANY) -> ModelSpec:
     """Return a spec with the columns that were found, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
@@ -271,7 +278,7 @@ def skeleton(
             "time_zone": wishes.time_zone,
             "time_format": roles.time.time_format,
             "missing_values": missing_values(roles),
-            "files": {"decimal": decimal},
+            "files": files.model_copy(update={"columns": []}).model_dump(),
             "measurement": names,
             "states": [f"level_{i}" for i in size],
             "process": process,
@@ -283,7 +290,9 @@ def skeleton(
 
 def missing_values(roles: Roles) -> list[str]:
     """Return the texts that mean a missing measurement: the usual ones, and those in the files."""
-    return [*DEFAULT_MISSING, *sorted({text for one in roles.measurements for text in one.absent})]
+    absent = {text for one in roles.measurements for text in one.absent}
+    marks = {f"{mark:.15g}" for one in roles.measurements for mark in one.marks}
+    return [*DEFAULT_MISSING, *sorted(absent | marks)]
 
 
 def _with_name(table: Table, keys: Keys) -> Source:
@@ -373,6 +382,9 @@ def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: F
     notes: list[str] = []
     if roles.time.note is not None:
         notes.append(roles.time.note)
+    for one in roles.measurements:
+        if one.name in table.numbers.notes:
+            notes.append(f"{one.name}: {table.numbers.notes[one.name]}")
     if keys.from_name is not None and keys.count == len(table.files) == 1:
         notes.append(
             "the key is the file's name: another file is another series; use --no-key if later files continue this one"

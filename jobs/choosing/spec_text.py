@@ -17,6 +17,7 @@ from jobs.choosing.rhythm import span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.landing.number_writing import setting_text
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.state.kernel import load_checked_spec
 
@@ -25,7 +26,8 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
     """Return the spec: every field that was chosen, with the reason behind it."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
-        f"# Written by `kalman-pipeline init --input {input}`: what was found in the files, and why. Edit it freely.",
+        f"# Written by `kalman-pipeline init --input {shlex.quote(input)}`: what was found in the files, and why. Edit "
+        "it freely.",
         f"name: {name}",
         "version: 1",
         f"key: {_list(keys.columns)}{_pad(keys.why)}",
@@ -59,14 +61,12 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
 
 def _written(found: Found) -> list[str]:
     """Return how the files are written, where a reader has to be told."""
-    files = found.table.written
-    said = {"decimal": '","'} if files.decimal == "," else {}
-    said |= {"columns": _list(files.columns)} if files.columns else {}
+    files = found.files
+    said = files.model_dump(exclude_defaults=True)
     if not said:
         return []
-    text = ", ".join(f"{name}: {value}" for name, value in said.items())
     return [
-        f"files: {{{text}}}"
+        setting_text(said)
         + (_pad("the files have no header; rename the columns here") if files.columns else "")
     ]
 

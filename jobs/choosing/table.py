@@ -10,10 +10,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, without_header
-from jobs.landing.dialects import ANY, decimal_of
+from jobs.landing.csv_parquet import (
+    FORMATS,
+    check_format,
+    found_dialect,
+    parts,
+    read_part,
+    read_schema,
+    without_header,
+)
+from jobs.landing.csv_records import COMMA
+from jobs.landing.dialects import ANY
+from jobs.landing.number_writing import Writing, find_writing
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
 from jobs.specs.files import Files
+from jobs.specs.model_spec import DEFAULT_MISSING
 
 MOST_FILES = 1_000
 MOST_ROWS = 1_000_000
@@ -30,6 +41,7 @@ class Table(NamedTuple):
     partial column name: why it is left out, of columns that not all files have in one type
     cut     whether a file has more rows than were read
     written what a spec has to say of how the files are written
+    numbers how the numbers of its columns are written
     """
 
     files: list[Path]
@@ -38,7 +50,8 @@ class Table(NamedTuple):
     file: NDArray[np.int64]
     partial: dict[str, str]
     cut: bool
-    written: Files = ANY
+    written: Files
+    numbers: Writing
 
 
 def read_table(paths: list[Path]) -> Table:
@@ -66,10 +79,13 @@ def read_table(paths: list[Path]) -> Table:
         )
     file = np.repeat(np.arange(len(chosen)), [source.rows for source in sources])
     source = joined(sources, names)
-    decimal = decimal_of([column for column in source.columns.values() if pa.types.is_string(column.type)])
-    written = written.model_copy(update={"decimal": decimal})
+    is_csv = chosen[0].name.lower().endswith(FORMATS[:2])
+    separator = found_dialect(chosen[0], (), written).separator if is_csv else COMMA
+    numbers = find_writing(source.columns, DEFAULT_MISSING, separator)
+    written = numbers.files.model_copy(update={"columns": written.columns})
     some = any(cut for _, cut in read)
-    return Table(chosen, len(paths), source._replace(decimal=decimal), file, partial, some, written)
+    source = source._replace(decimal=written.decimal)
+    return Table(chosen, len(paths), source, file, partial, some, written, numbers)
 
 
 def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:

@@ -6,9 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
-
-import pyarrow as pa
+from typing import NamedTuple
 
 from jobs.landing.csv_records import BOM, COMMA
 from jobs.specs.files import SEPARATORS, Files
@@ -19,7 +17,6 @@ ANY = Files()
 BEGINNING = 1 << 16
 """Bytes at a file's beginning by which its dialect is found."""
 _RECORDS = 50
-_DECIMAL = re.compile(r"[+-]?[0-9]*(?:([.,])([0-9]+))?(?:[eE][+-]?[0-9]+)?")
 _NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
 NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)"}
 """The separators in words."""
@@ -102,24 +99,6 @@ def without_header(beginning: bytes) -> Dialect | None:
     if not has_no_header(rows):
         return None
     return Dialect(found.separator, tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
-
-
-def decimal_of(columns: Sequence[pa.Array]) -> Literal[".", ","]:
-    """Return what precedes the fraction of the numbers in columns of text: a comma only where that is sure.
-
-    It is, if a column of numbers has commas, not three digits after each, as between thousands, and none has points.
-    """
-    comma = False
-    for column in columns:
-        texts = [text.strip() for text in column.drop_null().unique().to_pylist() if text.strip()]
-        numbers = [match for text in texts if (match := _DECIMAL.fullmatch(text))]
-        if len(numbers) < 0.9 * len(texts) or not texts:
-            continue
-        fractions = [match for match in numbers if match[1] is not None]
-        if any(match[1] == "." for match in fractions):
-            return "."
-        comma |= any(len(match[2]) != 3 for match in fractions)
-    return "," if comma else "."
 
 
 def has_no_header(rows: Sequence[Sequence[str]]) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
+from jobs.landing.numbers import NumberRules
 from jobs.landing.raw_rows import Source, reject
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -62,7 +63,7 @@ def codes_of_keys(
     return codes.astype(np.int64, copy=False), count
 
 
-def codes_of_ids(column: pa.Array, missing: set[str], what: str) -> Ints:
+def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
     """Return codes (N,) of a column's ids, -1 where missing.
 
     Raises:
@@ -75,7 +76,10 @@ def codes_of_ids(column: pa.Array, missing: set[str], what: str) -> Ints:
         raise UserError(f"{what} holds {kind}; an id is text or a whole number")
     encoded = column.dictionary_encode()
     values = encoded.dictionary.to_pylist()
-    absent = [isinstance(value, str) and value.strip(" ").casefold() in missing for value in values]
+    absent = [
+        value.strip(" ").casefold() in missing.texts if isinstance(value, str) else value in missing.numbers
+        for value in values
+    ]
     codes = np.where(np.array(absent, bool), -1, np.arange(len(values)))
     return np.append(codes, -1)[arrow.to_numpy(encoded.indices, len(values)).astype(np.int64)]
 

@@ -1,10 +1,11 @@
-"""Read the numbers of raw rows."""
+"""Read the numbers of raw rows: what is missing, what is a number, and what is neither."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,20 +13,55 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.raw_rows import Source, is_number, reject
+from jobs.landing.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
+from jobs.landing.raw_rows import Source, reject
+from jobs.specs.files import Files
 
 Floats = NDArray[np.float64]
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
+_PLAIN = re.compile(PLAIN_NUMBER)
 _OK, _NOT_A_NUMBER, _NOT_FINITE = 0, 1, 2
 _REASONS = {_NOT_A_NUMBER: "not a number", _NOT_FINITE: "not finite"}
+_NARROW = {pa.float32(): np.float32, pa.float16(): np.float16}
+
+
+class NumberRules(NamedTuple):
+    """What a spec says of numbers: how files write them, and which texts and numbers mean a missing one."""
+
+    files: Files
+    texts: frozenset[str]
+    numbers: tuple[float, ...]
+
+
+def rules_of(missing_values: Sequence[str], files: Files) -> NumberRules:
+    """Return the rules of a spec; a text of `missing_values` that is a number means it however it is written."""
+    numbers: list[float] = []
+    for text in (one.strip(BLANKS) for one in missing_values):
+        written = NumberReader(files)(text) or (text if _PLAIN.fullmatch(text) else None)
+        if written is not None and math.isfinite(float(written)) or _INFINITE.fullmatch(text):
+            numbers.append(float(written or text))
+    texts = frozenset(text.strip(" ").casefold() for text in missing_values)
+    return NumberRules(files, texts, tuple(numbers))
 
 
 def numbers_of(
-    names: Sequence[str], what: str, source: Source, missing: set[str], file: str, reason: NDArray[np.object_]
+    names: Sequence[str],
+    what: str,
+    source: Source,
+    rules: NumberRules,
+    file: str,
+    reason: NDArray[np.object_],
 ) -> Floats:
     """Return the numbers (d, N) in columns, NaN where missing; rows with anything else are rejected.
+
+    Args:
+        names: of the columns.
+        what: their role, for reasons.
+        source: N rows.
+        rules: of the spec.
+        file: names the rows in errors.
+        reason: (N,) why each row is rejected; updated in place.
 
     Raises:
         UserError: a column's type cannot hold numbers.
@@ -35,32 +71,85 @@ def numbers_of(
         column = source.columns[name]
         kind = column.type
         if pa.types.is_string(kind):
-            texts, places = arrow.distinct_values(column)
-            parsed = [_number(text, missing, source.decimal) for text in texts]
-            values = np.array([value for value, _ in parsed] + [math.nan])[places]
-            codes = np.array([code for _, code in parsed] + [_OK])[places]
-            for code, text in _REASONS.items():
-                reject(reason, codes == code, f"{what} {name}: {text}")
-        elif is_number(kind):
-            values = arrow.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
-            reject(reason, np.isinf(values), f"{what} {name}: {_REASONS[_NOT_FINITE]}")
+            values, codes = _read_texts(column, rules, source.decimal, name)
+        elif (
+            arrow.is_number(kind)
+            or pa.types.is_boolean(kind)
+            and {"true", "false"} <= rules.files.words.keys()
+        ):
+            values = _read_stored(column, rules)
+            codes = np.where(np.isinf(values), _NOT_FINITE, _OK)
         elif pa.types.is_null(kind):
-            values = np.full(source.rows, np.nan)
+            continue
         else:
-            raise UserError(f"{file}: {what} column '{name}' holds {kind}; it must hold numbers")
+            raise UserError(f"{file}: {what} column '{name}' holds {kind}; {_remedy(kind)}")
+        for code, text in _REASONS.items():
+            reject(reason, codes == code, f"{what} {name}: {text}")
         result[row] = values
     return result
 
 
-def _number(text: str, missing: set[str], decimal: str) -> tuple[float, int]:
-    text = text.strip(" ")
-    if text.casefold() in missing:
+def _remedy(kind: pa.DataType) -> str:
+    if pa.types.is_boolean(kind):
+        return 'it must hold numbers, or set files: {words: {"true": 1, "false": 0}} in the spec'
+    return "it must hold numbers"
+
+
+def _read_stored(column: pa.Array, rules: NumberRules) -> Floats:
+    """Return stored numbers or truth values (N,), NaN where missing."""
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        of_true, of_false = (rules.files.words[word] for word in ("true", "false"))
+        values = np.where(arrow.to_numpy(column, False), of_true, of_false)
+        return np.where(arrow.to_numpy(column.is_null()), np.nan, values)
+    values = arrow.to_numpy(column.cast(pa.float64(), safe=False), math.nan)
+    narrow = _NARROW.get(kind, np.float64)
+    with np.errstate(over="ignore"):
+        missing = np.array([float(narrow(number)) for number in rules.numbers])
+    if pa.types.is_decimal(kind):  # of which Arrow makes a number that may be the next one
+        missing = np.unique([np.nextafter(missing, -np.inf), missing, np.nextafter(missing, np.inf)])
+    return _without(values, missing)
+
+
+def _without(values: Floats, missing: Sequence[float] | Floats) -> Floats:
+    """Return values (N,) with NaN in place of the missing ones."""
+    absent = np.isin(values, missing) if len(missing) else np.zeros(0, bool)
+    return np.where(absent, np.nan, values) if absent.any() else values
+
+
+def _read_texts(
+    column: pa.Array, rules: NumberRules, decimal: str, name: str
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the numbers (N,) of texts, NaN where missing, and whether each is one."""
+    files = rules.files
+    thousands = None if files.thousands == decimal else files.thousands
+    if (decimal, thousands) != (files.decimal, files.thousands):
+        files = files.model_copy(update={"decimal": decimal, "thousands": thousands})
+    reader = NumberReader(files, files.units.get(name))
+    read, usual = reader.read_usual(column)
+    values, codes = arrow.to_numpy(read, math.nan).copy(), np.full(len(column), _OK)
+    places = np.flatnonzero(~arrow.to_numpy(usual, False))
+    words = {word.casefold(): number for word, number in files.words.items()}
+    texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
+    parsed = [_read_text(text, rules.texts, words, reader) for text in texts]
+    values[places] = np.array([value for value, _ in parsed] + [math.nan])[which]
+    codes[places] = np.array([code for _, code in parsed] + [_OK])[which]
+    values = _without(values, rules.numbers)
+    codes[np.isinf(values)] = _NOT_FINITE
+    return values, codes
+
+
+def _read_text(
+    text: str, missing: frozenset[str], words: dict[str, float], reader: NumberReader
+) -> tuple[float, int]:
+    word = text.strip(" ").casefold()
+    if word in missing:
         return math.nan, _OK
-    if decimal == ",":
-        if "." in text:
-            return math.nan, _NOT_A_NUMBER  # 1.234 may be a thousand and more
-        text = text.replace(",", ".")
-    if _NUMBER.fullmatch(text):
-        value = float(text)
-        return value, _OK if math.isfinite(value) else _NOT_FINITE
-    return math.nan, _NOT_FINITE if _INFINITE.fullmatch(text) else _NOT_A_NUMBER
+    if word in words:
+        return words[word], _OK
+    number = reader(text)
+    if number is not None:
+        return float(number), _OK
+    if _INFINITE.fullmatch(word):
+        return float(word), _OK
+    return math.nan, _NOT_A_NUMBER

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.landing.keys import codes_of_ids, codes_of_keys
-from jobs.landing.numbers import numbers_of
+from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.raw_rows import Source, reject
 from jobs.landing.times import find_times
 from jobs.specs.model_spec import ModelSpec
@@ -52,12 +52,12 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     time, known, absent = find_times(spec, source.columns[spec.time], file)
     reject(reason, absent, f"time {spec.time}: missing")
     reject(reason, ~known, f"time {spec.time}: not a time")
-    missing = {text.strip(" ").casefold() for text in spec.missing_values}
-    y = numbers_of(spec.measurement, "measurement", source, missing, file, reason)
-    u = numbers_of(spec.control, "control", source, missing, file, reason)
+    rules = rules_of(spec.missing_values, spec.files)
+    y = numbers_of(spec.measurement, "measurement", source, rules, file, reason)
+    u = numbers_of(spec.control, "control", source, rules, file, reason)
     for name, values in zip(spec.control, u, strict=True):
         reject(reason, np.isnan(values), f"control {name}: missing")
     ids = np.full(source.rows, -1)
     for name in spec.id_columns:
-        ids = codes_of_ids(source.columns[name], missing, f"{file}: id column '{name}'")
+        ids = codes_of_ids(source.columns[name], rules, f"{file}: id column '{name}'")
     return ParsedRows(key, keys, time, y, u, reason, ids)

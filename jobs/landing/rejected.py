@@ -12,6 +12,7 @@ from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
 from jobs.core.times import DIRECTIVES, TimeParser
 from jobs.landing.keys import NOT_WHOLE
+from jobs.landing.number_writing import setting_of, setting_text
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.time_readings import EARLY_US, EPOCHS, forms_of, named, readings_of
 from jobs.specs.model_spec import ModelSpec
@@ -19,13 +20,8 @@ from jobs.specs.model_spec import ModelSpec
 MOST = 5
 """Reasons that are told of, the most frequent ones."""
 _SHOWN = 60
-_COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+(?:[eE][+-]?[0-9]+)?")
-_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:[ .,'\u00a0\u202f][0-9]{3})+(?:[.,][0-9]+)?")
-_WITH_UNIT = re.compile(
-    r"[^0-9+.,-]{0,3}[+-]?[0-9][0-9.,]*\s*[^0-9\s]{1,8}|[^0-9\s+.,-]{1,3}\s?[+-]?[0-9][0-9.,]*"
-)
+_THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
-_TRUTH = ("true", "false", "yes", "no")
 
 
 def advice(spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
@@ -82,7 +78,7 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
     if problem == "not a time":
         return _no_time(spec, (value or "").strip())
     if problem in ("not a number", "not finite"):
-        return _no_number(spec, (value or "").strip())
+        return _no_number(spec, (value or "").strip(), reason.partition(" ")[2].rpartition(": ")[0])
     if problem == NOT_WHOLE:
         return _not_whole(value or "")
     if problem == "missing" and reason.startswith("control"):
@@ -135,24 +131,41 @@ def _no_time_together(spec: ModelSpec) -> str:
     return f"{names} make no time; correct the rows at their source"
 
 
-def _no_number(spec: ModelSpec, value: str) -> str:
+def _no_number(spec: ModelSpec, value: str, column: str) -> str:
+    """Return what a text looks like that is no number as the spec reads it, and the setting that reads it."""
     listed = json.dumps([*spec.missing_values, value], ensure_ascii=False)
-    if _COMMA.fullmatch(value) and spec.files.decimal == ".":
-        return 'a comma before the fraction; set files: {decimal: ","} in the spec'
     if spec.files.decimal == "," and _PLAIN.fullmatch(value):
         return (
             "with files.decimal a comma, a point may separate thousands; write 1234,5, or take files.decimal out of "
             "the spec"
         )
-    if _GROUPED.fullmatch(value):
-        return "marks between thousands; write the number without them"
-    if value.casefold() in _TRUTH:
-        return "a truth value; write 1 or 0"
-    if _WITH_UNIT.fullmatch(value):
-        return "a number with a unit; write the number alone, with the unit in the column's name"
+    changed = setting_of(value, spec.files, column)
+    if changed:
+        return _as_written(spec, value, changed)
     if len(value) <= _SHOWN:
         return f"if it stands for a missing value, set missing_values: {listed} in the spec"
     return "write numbers alone"
+
+
+def _as_written(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
+    """Return how a number is written, and the settings that read it."""
+    setting = f"set {setting_text(changed)} in the spec"
+    if value.count(",") == 1 and "." not in value and changed.get("decimal") == "," and _THREE.search(value):
+        other = setting_text({**{k: v for k, v in changed.items() if k != "decimal"}, "thousands": ","})
+        return f"a comma before the fraction or between thousands; {setting}, or {other}"
+    unit = changed.get("units", {})
+    if unit and spec.files.units.keys() & unit.keys():
+        return f"another unit than files.units has for this column; write all in one, or {setting}"
+    words = {
+        "decimal": "a comma before the fraction"
+        if changed.get("decimal") == ","
+        else "a point before the fraction",
+        "thousands": "marks between thousands",
+        "negative": f"a negative number written otherwise ({changed.get('negative')})",
+        "units": "a number with a unit",
+        "words": "a word for a number",
+    }
+    return f"{', '.join(words[name] for name in changed)}; {setting}"
 
 
 def _no_time(spec: ModelSpec, value: str) -> str:

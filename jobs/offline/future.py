@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import check_columns
-from jobs.landing.numbers import numbers_of
+from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
 from jobs.landing.spec_columns import take_columns
@@ -67,8 +67,8 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     rows = parse(spec, source._replace(columns={**source.columns, **empty}), file)
     inputs = None
     if inputs_columns and all(name in source.columns for name in inputs_columns):
-        missing = {text.strip(" ").casefold() for text in spec.missing_values}
-        inputs = numbers_of(inputs_columns, "input", source, missing, file, rows.reason)
+        rules = rules_of(spec.missing_values, spec.files)
+        inputs = numbers_of(inputs_columns, "input", source, rules, file, rows.reason)
         for name, values in zip(inputs_columns, inputs, strict=True):
             reject(rows.reason, np.isnan(values), f"input {name}: missing")
     bad = np.flatnonzero(rows.reason != None)  # noqa: E711 - elementwise

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.numbers import numbers_of
+from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source, reject
 from jobs.landing.spec_columns import take_columns
@@ -59,8 +59,8 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     keys = [source.columns[name] for name in by]
     for name, column in zip(by, keys, strict=True):
         reject(reason, arrow.to_numpy(column.is_null()), f"{name} is missing")
-    missing = {text.strip(" ").casefold() for text in spec.missing_values}
-    u = numbers_of(columns, "input", source, missing, file, reason)
+    rules = rules_of(spec.missing_values, spec.files)
+    u = numbers_of(columns, "input", source, rules, file, reason)
     for name, values in zip(columns, u, strict=True):
         reject(reason, np.isnan(values), f"{name} is missing")
     code = key_codes([key_texts(column) for column in keys], source.rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+import re
+from typing import Any, Literal, Self, cast
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from jobs.specs.column_names import FileColumns
 from jobs.specs.problems import invalid
-from jobs.specs.sections import Section
+from jobs.specs.sections import Number, Section
 
 SEPARATORS = (",", ";", "\t", "|")
 """The separators that are looked for, in this order."""
@@ -25,6 +26,25 @@ class Files(Section):
     decimal: Literal[".", ","] = Field(
         default=".",
         description="what precedes the fraction of a number in CSV and text: a point, or a comma as in 3,14",
+    )
+    thousands: Literal[",", ".", " ", "'"] | None = Field(
+        default=None,
+        description="what stands between the thousands of a number that is text: a comma, a point, a blank (of any "
+        "width) or an apostrophe, as in 1,234.5; null: nothing",
+    )
+    negative: Literal["minus", "trailing", "parentheses"] = Field(
+        default="minus",
+        description="how text writes a negative number besides -5: trailing for 5-, parentheses for (5)",
+    )
+    units: dict[str, str] = Field(
+        default={},
+        description="the unit that may stand before or after the numbers of a column that is text, which is left out, "
+        "such as {price: $, temperature: °C}; a number with another unit is rejected",
+    )
+    words: dict[str, Number] = Field(
+        default={},
+        description='the numbers that words of a measurement or control stand for, such as {"on": 1, "off": 0}; in '
+        'any case; with {"true": 1, "false": 0} stored truth values are numbers too',
     )
     columns: list[str] = Field(
         default=[],
@@ -55,3 +75,23 @@ class Files(Section):
             if columns.count(name) > 1:
                 raise invalid(f"'{name}' appears twice", "give each column a name of its own")
         return columns
+
+    @field_validator("units")
+    @classmethod
+    def _are_units(cls, units: dict[str, str]) -> dict[str, str]:
+        for name, unit in units.items():
+            if re.match(r"[^\s0-9.,+-]", unit) is None:
+                raise invalid(
+                    f"'{unit}' is no unit of {name}", "write what stands beside its numbers, such as °C"
+                )
+        return units
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if self.thousands == self.decimal:
+            raise invalid(
+                f"'{self.thousands}' is also what precedes the fraction",
+                "name another mark, or set decimal too",
+                "thousands",
+            )
+        return self

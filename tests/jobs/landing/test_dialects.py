@@ -185,13 +185,17 @@ def test_a_comment_above_the_header_is_told(tmp_path: Path) -> None:
         init.run(settings, str(path), quick=True, no_picture=True)
 
 
-def test_a_comma_that_may_separate_thousands_is_no_decimal_comma(tmp_path: Path) -> None:
+def test_what_a_comma_that_may_separate_thousands_was_taken_for_is_said(tmp_path: Path) -> None:
     path = tmp_path / "sales.csv"
     rows = "".join(f'2024-01-{day:02};"1,{day:03}";{day * day % 7}\n' for day in range(1, 29))
     path.write_text("at;sales;other\n" + rows)
     settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=tmp_path, quiet=True)
     report = init.run(settings, str(path), quick=True, no_picture=True)
-    assert report.data["measurement"] == ["other"] and "sales" in report.data["refused"]
+    assert report.data["measurement"] == ["sales", "other"]
+    assert (
+        'sales: 1,001 is read as 1.001; if it is 1001, set files: {decimal: ".", thousands: ","}'
+        in (report.data["notes"])
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,7 @@ def test_a_file_that_lacks_a_column_says_what_is_likely(tmp_path: Path, content:
         ({}, "measurement a: not a number", '{"a": "3,14"}', "'3,14': a comma before the fraction; set files: {"),
         ({}, "measurement a: not a number", '{"a": "1,234,567.5"}', "marks between thousands"),
         ({}, "measurement a: not a number", '{"a": "12.5 C"}', "a number with a unit"),
-        ({}, "measurement a: not a number", '{"a": "true"}', "write 1 or 0"),
+        ({}, "measurement a: not a number", '{"a": "true"}', 'files: {words: {"true": 1, "false": 0}}'),
         ({}, "measurement a: not a number", '{"a": "-"}', 'set missing_values: ["", "NA", "NaN", "null", "-"]'),
         ({}, "measurement a: not finite", '{"a": "inf"}', "if it stands for a missing value"),
         ({"files": {"decimal": ","}}, "measurement a: not a number", '{"a": "1.5"}', "a point may separate thousands"),

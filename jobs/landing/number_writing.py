@@ -1,0 +1,385 @@
+"""Find how the numbers of a table's columns are written, and read numbers that are written so."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.encoding import arrow
+from jobs.specs.files import Files
+
+ABSENT = (
+    *(
+        "-",
+        "--",
+        "---",
+        "n/a",
+        "#n/a",
+        "none",
+        "nil",
+        "?",
+        ".",
+        "..",
+        "nan",
+        "missing",
+        "null",
+        "na",
+        "\\n",
+        "n.a.",
+    ),
+    *("#div/0!", "#value!", "#ref!", "#num!", "unavailable", "unknown", "no data", "nodata"),
+)
+"""Texts that many programs write for a missing number, in lower case."""
+NUMERIC = 0.9
+"""Share of a column's different texts that must be numbers."""
+BLANKS = " \t\u00a0\u2007\u2009\u202f"
+PLAIN_NUMBER = r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?"
+WORDS: tuple[dict[str, float], ...] = (
+    {"true": 1.0, "false": 0.0},
+    {"on": 1.0, "off": 0.0},
+    {"yes": 1.0, "no": 0.0},
+    {"open": 1.0, "closed": 0.0},
+)
+"""Pairs of words that stand for 1 and 0."""
+
+_MINUS = "\u2212"
+_MARKS = {",": ",", ".": "[.]", " ": f"[{BLANKS}]", "'": "['\u2019]"}
+_MONEY = "[$\u20ac\u00a3\u00a5\u20b9\u20bd\u20a9\u20ba\u20b4\u20aa\u20ab\u0e3f\u20a6\u20b1]"
+_CURRENCY = (
+    f"[A-Z]{{0,3}}{_MONEY}|Rs[.]?|kr[.]?|R|"
+    "USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW|TRY|RUB|SGD|HKD"
+)
+# A unit of letters touches its number only if it is a known one: 12a and 12b are more often names.
+_TOUCHING = (
+    "[nu\u00b5\u03bcmcdhkKMGT]?(?:m|g|s|l|L|A|V|W|Wh|VA|VAr|Hz|Pa|J|N|B|b|t|F|H|K|Bq|Sv|lx|lm|bar|eV|cal|mol)[23\u00b2\u00b3]?|"
+    "[KMGT]i?B|ha|h|hr|hrs|min|sec|d|C|F|psi|dB|dBm|dBA|ppm|ppb|rpm|kn|kt|kts|mph|kph|ft|mi|lb|lbs|oz|gal|in|yd|kr|zl|"
+    "pct|deg|px|pt|x"
+)
+_SYMBOL = f"(?:{_MONEY}|[%\u2030\u00b0\u00ba\u2103\u2109'\"\u03a9\u2126])"
+_REST = r"(?:[^\s()]{0,14}[^\s()-])?"
+_UNIT = rf"{_SYMBOL}{_REST}|(?<=[{BLANKS}-])[^\W\d_]{_REST}(?: [^\W\d_][^\s()]{{0,8}})?|(?:{_TOUCHING})(?:/{_REST})?"
+_CORE = rf"(?:[0-9](?:[0-9.,'\u2019{BLANKS}]*[0-9])?[.,]?|[.,][0-9]+)(?:[eE][+-]?[0-9]+)?"
+_TOKEN = re.compile(
+    rf"(?P<open>[(]?)[{BLANKS}]*(?P<sign>[+-]?)[{BLANKS}]*(?P<before>{_CURRENCY})?[{BLANKS}]*(?P<sign2>[+-]?)"
+    rf"(?P<open2>[(]?)(?P<core>{_CORE})(?P<close2>[)]?)(?P<after2>-?)[{BLANKS}]*(?P<unit>{_UNIT})?[{BLANKS}]*"
+    rf"(?P<after>-?)(?P<close>[)]?)"
+)
+"""Any number that people write: a sign, a unit and marks on either side of digits."""
+_CONVENTIONS: tuple[tuple[str, str | None], ...] = (
+    *((".", None), (",", None), (".", ","), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")),
+)
+"""What precedes the fraction, and what stands between thousands: the simplest first."""
+_THREE = re.compile(r"[1-9][0-9]{0,2}[.,][0-9]{3}")
+_TRIED = 200
+_WORDS = 20
+"""A column of so few texts that are no plain numbers may be one of words."""
+_FROM = 5_000
+"""From so many rows on, Arrow reads numbers faster than Python."""
+
+
+class Token(NamedTuple):
+    """The parts of a number as people write it: digits with their marks, unit, and how it is made negative."""
+
+    core: str
+    unit: str
+    negative: str
+
+
+class Writing(NamedTuple):
+    """How the numbers of a table are written.
+
+    files   what a spec has to say of it, for all columns
+    notes   column name: what else its texts could mean, and the setting
+    refused column name: why its texts are no numbers of one kind
+    words   column name: the numbers that its words stand for
+    verbal  columns of words alone
+    """
+
+    files: Files
+    notes: dict[str, str]
+    refused: dict[str, str]
+    words: dict[str, dict[str, float]]
+    verbal: frozenset[str]
+
+    def of(self, names: Collection[str]) -> Files:
+        """Return what a spec has to say if it names these columns alone."""
+        units = {name: unit for name, unit in self.files.units.items() if name in names}
+        words = {word: number for name in names for word, number in self.words.get(name, {}).items()}
+        return self.files.model_copy(update={"units": units, "words": words})
+
+
+class NumberReader:
+    """Reads a column's texts that are numbers, as a spec says that they are written."""
+
+    def __init__(self, files: Files, unit: str | None = None) -> None:
+        """Prepare to read numbers, with a unit or none beside them."""
+        self.unit = None if unit is None else _one_mu(unit)
+        self.negative = files.negative
+        self.decimal = files.decimal
+        self.thousands = _MARKS.get(files.thousands or "")
+        digits = "[0-9]+"
+        if self.thousands is not None:
+            indian = "|[1-9][0-9]?(?:,[0-9]{2})+,[0-9]{3}" if files.thousands == "," else ""
+            digits = f"(?:[1-9][0-9]{{0,2}}(?:{self.thousands}[0-9]{{3}})+{indian}|[0-9]+)"
+        point = _MARKS[self.decimal]
+        self._number = re.compile(rf"[+-]?(?:{digits}(?:{point}[0-9]*)?|{point}[0-9]+)(?:[eE][+-]?[0-9]+)?")
+        self._usual = f"^-?{digits}(?:{point}[0-9]+)?$"
+
+    def __call__(self, text: str) -> str | None:
+        """Return a number as Python writes it, or None."""
+        text = text.strip(BLANKS).replace(_MINUS, "-")
+        flips = False
+        if self.negative == "parentheses" and (parts := re.fullmatch(r"([^()]*)\(([^()]+)\)([^()]*)", text)):
+            text, flips = "".join(parts.groups()).strip(BLANKS), True
+        if self.unit is not None:
+            text = self._without_unit(_one_mu(text))
+        if self.negative == "trailing" and text.endswith("-"):
+            text, flips = text[:-1].strip(BLANKS), True
+            if self.unit is not None:
+                text = self._without_unit(text)
+        if self._number.fullmatch(text) is None or flips and text[0] in "+-":
+            return None
+        return ("-" if flips else "") + self._bare(text)
+
+    def read_usual(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
+        """Return a column's numbers (double) without Python, and which of the texts are plain enough for that."""
+        pc = arrow.compute()
+        if len(column) < _FROM:
+            return pa.nulls(len(column), pa.float64()), pa.nulls(len(column), pa.bool_())
+        fits = pc.and_(pc.match_substring_regex(column, self._usual), pc.less(pc.utf8_length(column), 40))
+        texts = pc.if_else(fits, column, None)
+        if self.thousands is not None:
+            texts = pc.replace_substring_regex(texts, self.thousands, "")
+        if self.decimal == ",":
+            texts = pc.replace_substring(texts, ",", ".")
+        return texts.cast(pa.float64()), fits
+
+    def _bare(self, text: str) -> str:
+        if self.thousands is not None:
+            text = re.sub(self.thousands, "", text)
+        return text.replace(self.decimal, ".")
+
+    def _without_unit(self, text: str) -> str:
+        unit = self.unit or ""
+        sign, rest = ("", text) if text[:1] not in ("+", "-") else (text[0], text[1:].lstrip(BLANKS))
+        if rest.startswith(unit):
+            return sign + rest[len(unit) :].strip(BLANKS)
+        if rest.endswith(unit):
+            return sign + rest[: -len(unit)].strip(BLANKS)
+        return text
+
+
+def _one_mu(text: str) -> str:
+    """Return a text in which the two characters for micro are one."""
+    return text.replace("\u00b5", "\u03bc")
+
+
+def token_of(text: str) -> Token | None:
+    """Return the parts of a number as people write it; None if a text is no number."""
+    found = _TOKEN.fullmatch(text.strip(BLANKS).replace(_MINUS, "-"))
+    if found is None:
+        return None
+    part = found.groupdict(default="")
+    brackets = (part["open"] + part["open2"], part["close"] + part["close2"])
+    if brackets not in (("", ""), ("(", ")")) or part["before"] and part["unit"]:
+        return None
+    if part["core"][-1] in ".," and part["after2"]:
+        return None  # 5,- is a price without a fraction
+    trailing, signs = part["after"] + part["after2"], part["sign"] + part["sign2"]
+    if len(trailing) + len(signs) + len(brackets[0]) > 1:
+        return None
+    negative = "parentheses" if brackets[0] else "trailing" if trailing else "minus"
+    return Token(part["core"], part["before"] or part["unit"], negative)
+
+
+def setting_of(text: str, files: Files, column: str) -> dict[str, Any] | None:
+    """Return the settings of `files` to change, so that a text of a column is a number; None if none are known."""
+    token = token_of(text)
+    if token is None:
+        words = next((pair for pair in WORDS if text.strip(BLANKS).casefold() in pair), None)
+        return None if words is None else {"words": words}
+    form = _convention_of([token.core], files)
+    if form is None:
+        return None
+    changed: dict[str, Any] = {}
+    if form != (files.decimal, files.thousands):
+        changed |= {} if form[0] == files.decimal else {"decimal": form[0]}
+        changed |= {} if form[1] == files.thousands else {"thousands": form[1]}
+    if token.negative not in ("minus", files.negative):
+        changed["negative"] = token.negative
+    if token.unit and files.units.get(column) != token.unit:
+        changed["units"] = {column: token.unit}
+    return changed
+
+
+def _convention_of(cores: Sequence[str], files: Files) -> tuple[str, str | None] | None:
+    named = (files.decimal, files.thousands)
+    return next((form for form in (named, *_CONVENTIONS) if _share(form, cores) == 1.0), None)
+
+
+def _share(form: tuple[str, str | None], cores: Sequence[str]) -> float:
+    reader = NumberReader(_files(form))
+    return sum(reader(core) is not None for core in cores) / len(cores) if cores else 1.0
+
+
+def setting_text(changed: Mapping[str, Any]) -> str:
+    """Return settings of `files` as they are written in a spec."""
+    return f"files: {{{', '.join(f'{name}: {_flow(value)}' for name, value in changed.items())}}}"
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_flow(name)}: {_flow(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    is_plain = isinstance(value, str) and re.fullmatch(r"[^\W\d]\w*", value) and value.casefold() not in _YAML
+    return value if is_plain else f'"{value}"'
+
+
+_YAML = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+
+
+class _Column(NamedTuple):
+    """The different texts of a column that are numbers.
+
+    cores     an example of each shape of digits and marks
+    units     how many have each unit; none has the empty one
+    words     texts that are no numbers
+    negatives how negative numbers are written
+    forms     conventions in which nearly all are numbers
+    """
+
+    name: str
+    cores: list[str]
+    units: Counter[str]
+    words: set[str]
+    negatives: set[str]
+    forms: list[tuple[str, str | None]]
+
+
+def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separator: str = ",") -> Writing:
+    """Find how the numbers in a table's columns are written, over all their cells.
+
+    Args:
+        columns: of the table; those that are not text are left out.
+        missing: texts that mean a missing number.
+        separator: of the fields. Where 1,234 is all that there is, a semicolon says that its comma precedes a fraction.
+    """
+    absent = {text.casefold() for text in (*missing, *ABSENT)}
+    texts = {name: column for name, column in columns.items() if pa.types.is_string(column.type)}
+    seen = [one for name, column in texts.items() if (one := _look_at(name, column, absent)) is not None]
+    form, notes = _choose(seen, separator)
+    units: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    for one in seen:
+        named = sorted(one.units.keys() - {""})
+        if form not in one.forms:
+            example = next((core for core in one.cores if _share(form, [core]) == 0.0), "")
+            refused[one.name] = f"writes numbers otherwise than other columns, such as {example!r}"
+        elif len(named) > 1:
+            refused[one.name] = (
+                f"holds numbers with several units, {named[0]!r} and {named[1]!r}; write all in one"
+            )
+        elif named:
+            units[one.name] = named[0]
+    words = {one.name: pair for one in seen for pair in WORDS if one.words and one.words <= pair.keys()}
+    verbal = {one.name for one in seen if one.name in words and not one.units.total()}
+    for name, column in columns.items():
+        if pa.types.is_boolean(column.type):
+            words[name] = WORDS[0]
+            verbal.add(name)
+    negative = min(set[str]().union(*(one.negatives for one in seen)) - {"minus"}, default="minus")
+    settings = {"decimal": form[0], "thousands": form[1], "negative": negative, "units": units}
+    all_words = {word: number for pair in words.values() for word, number in pair.items()}
+    files = Files.model_validate({**settings, "words": all_words})
+    return Writing(files, notes, refused, words, frozenset(verbal))
+
+
+def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
+    """Return what a column of numbers holds, or None if it holds other texts."""
+    pc = arrow.compute()
+    texts = pc.utf8_trim(column.drop_null().unique(), BLANKS)
+    plain = arrow.to_numpy(pc.match_substring_regex(texts, f"^(?:{PLAIN_NUMBER})$"))
+    pointed = texts.filter(pc.match_substring_regex(texts, r"^[+-]?(?:[0-9]+[.][0-9]*|[.][0-9]+)$"))
+    three = arrow.to_numpy(pc.match_substring_regex(pointed, r"^[+-]?[1-9][0-9]{0,2}[.][0-9]{3}$"))
+    cores = {}
+    for mask in (three, ~three):
+        if mask.any():
+            core = pointed[int(mask.argmax())].as_py().lstrip("+-")
+            cores[_shape(core)] = core
+    rest = [
+        text
+        for text in texts.take(arrow.integers(np.flatnonzero(~plain))).to_pylist()
+        if text.casefold() not in absent
+    ]
+    tried = rest[:: max(1, len(rest) // _TRIED)]
+    total = int(plain.sum()) + len(rest)
+    few = len(rest) <= _WORDS
+    if not total or not few and sum(token_of(text) is not None for text in tried) < 0.5 * len(tried):
+        return None
+    units, negatives, words = Counter[str]({"": int(plain.sum())}), set[str](), set[str]()
+    for text in rest:
+        token = token_of(text)
+        if token is None:
+            words.add(text.casefold())
+            continue
+        cores.setdefault(_shape(token.core), token.core)
+        units[token.unit] += 1
+        negatives.add(token.negative)
+    forms = [form for form in _CONVENTIONS if _share(form, list(cores.values())) >= NUMERIC]
+    are_words = any(words <= pair.keys() for pair in WORDS)
+    with_unit = units.total() - units[""]
+    if with_unit < 0.5 * units.total():
+        units = Counter({"": units[""]})
+    good = units.total() + (len(words) if are_words else 0)
+    return (
+        _Column(name, list(cores.values()), units, words, negatives, forms)
+        if forms and good >= NUMERIC * total
+        else None
+    )
+
+
+def _shape(core: str) -> str:
+    """Return digits and marks, with all digits alike but a 0 at the beginning."""
+    return core[:1] + re.sub("[0-9]", "1", core[1:]) if core.startswith("0") else re.sub("[0-9]", "1", core)
+
+
+def _choose(seen: Sequence[_Column], separator: str) -> tuple[tuple[str, str | None], dict[str, str]]:
+    """Return the convention in which most columns are numbers, and notes on columns that another one fits as well."""
+    point, comma = (".", None), (",", None)
+    preferred = list(_CONVENTIONS)
+    if separator != ";":
+        preferred.remove(comma)
+        preferred.insert(preferred.index((".", ",")) + 1, comma)
+    columns = [one for one in seen if one.cores]
+    chosen = max(
+        preferred, key=lambda form: (sum(form in one.forms for one in columns), -preferred.index(form))
+    )
+    fitting = [form for form in preferred if all(form in one.forms for one in columns)]
+    notes: dict[str, str] = {}
+    for one in columns:
+        core = next((core for core in one.cores if _THREE.fullmatch(core)), None)
+        mark = None if core is None else "," if "," in core else "."
+        other = {(".", ","): comma, comma: (".", ","), point: (",", ".")}.get(chosen)
+        told = mark == "," or mark == "." and separator == ";"
+        if (
+            core is not None
+            and other in fitting
+            and told
+            and (mark == ",") == ("," in (chosen[1], chosen[0]))
+        ):
+            read, would = (NumberReader(_files(form))(core) for form in (chosen, other))
+            changed = {"decimal": other[0]} | ({} if other[1] is None else {"thousands": other[1]})
+            notes[one.name] = f"{core} is read as {read}; if it is {would}, set {setting_text(changed)}"
+    return chosen, notes
+
+
+def _files(form: tuple[str, str | None]) -> Files:
+    return Files.model_validate({"decimal": form[0], "thousands": form[1]})
