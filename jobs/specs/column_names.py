@@ -261,7 +261,11 @@ class _Names:
         referring = {field: _replaced(spec[field], odd) for field in _REFERENCES if field in spec}
         if spec.get("key_from_name") in self.changed:
             referring["key_from_name"] = self.changed[spec["key_from_name"]]
-        return {**spec, **referring, "files": {**(files or {}), "names": names}}
+        written = {**(files or {}), "names": names}
+        if isinstance(units := written.get("units"), dict):
+            by_name = cast(dict[str, Any], units)
+            written["units"] = {self.changed.get(name, name): unit for name, unit in by_name.items()}
+        return {**spec, **referring, "files": written}
 
 
 def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
