@@ -155,7 +155,7 @@ def find(input: str, wishes: Wishes) -> Found:
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
         measured = [one.name for one in measurements]
-        files = table.numbers.of(measured).model_copy(update={"columns": table.written.columns})
+        files = table.numbers.added_to(table.written, measured)
         spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)

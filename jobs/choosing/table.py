@@ -82,7 +82,7 @@ def read_table(paths: list[Path]) -> Table:
     is_csv = chosen[0].name.lower().endswith(FORMATS[:2])
     separator = found_dialect(chosen[0], (), written).separator if is_csv else COMMA
     numbers = find_writing(source.columns, DEFAULT_MISSING, separator)
-    written = numbers.files.model_copy(update={"columns": written.columns})
+    written = numbers.added_to(written)
     some = any(cut for _, cut in read)
     source = source._replace(decimal=written.decimal)
     return Table(chosen, len(paths), source, file, partial, some, written, numbers)

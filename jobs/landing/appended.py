@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jobs.landing.csv_parquet import begins_record
-from jobs.landing.json_rows import is_array, is_json
+from jobs.landing.json_rows import is_json, spans_lines
 from jobs.landing.key_from_name import salt_of
 from jobs.landing.text_lines import is_text
 from jobs.specs.model_spec import ModelSpec
@@ -18,7 +18,7 @@ def can_be_appended_to(path: Path) -> bool:
     name = path.name.lower()
     return (
         path.is_file()
-        and (name.endswith(".csv") or is_text(path) or is_json(path) and not is_array(path))
+        and (name.endswith(".csv") or is_text(path) or is_json(path) and not spans_lines(path))
         and name[-3:] != ".gz"
     )
 

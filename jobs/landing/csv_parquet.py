@@ -19,16 +19,21 @@ import pyarrow.parquet as pq
 from jobs.core.errors import UserError, first_line
 from jobs.landing.csv_records import (
     PIECE_BYTES,
+    PLAIN,
+    Dialect,
     Header,
+    OtherTable,
     ends_record,
     parse_records,
     pieces,
     read_header,
 )
-from jobs.landing.dialects import ANY, BEGINNING, Dialect, comments_above, find_dialect, hint
+from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint
 from jobs.landing.dialects import without_header as made_up
 from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
+from jobs.landing.recoded_text import RecodedText
+from jobs.landing.wide_files import WideColumns, long_rows, long_schema, wide_columns
 from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
@@ -41,13 +46,16 @@ class Part(NamedTuple):
     """A part of a file that can be read by itself, by a worker of Spark as well.
 
     Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
-    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect: of a CSV file.
+    row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect, names: of a CSV file and
+    of its columns. wide: which columns become rows.
     """
 
     path: str
     start: int
     stop: int | None
-    dialect: Dialect = Dialect()
+    dialect: Dialect = PLAIN
+    names: tuple[str, ...] = ()
+    wide: WideColumns | None = None
 
 
 def check_format(path: Path) -> str:
@@ -71,30 +79,15 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
-    is_csv = _is_csv(path)
-    if path.is_dir():
+    if path.is_dir() and check_format(path) not in (".parquet", ".orc"):
         raise UserError(f"{path}: is a folder; give one file")
-    with _readable(path):
-        if is_csv:
-            _check_header(
-                path,
-                _header(path, dialect := found_dialect(path, columns or (), named)).names,
-                columns or (),
-                named,
-            )
-            return _read_csv(path, columns, dialect)
-        names = list(_stored_schema(path).names if columns is None else columns)
-    return joined(list(read_part(Part(str(path), 0, None), columns)), names)
-
-
-def _read_csv(path: Path, columns: Sequence[str] | None, dialect: Dialect) -> Source:
-    with _bytes(path) as stream:
-        header, rest = _after_header(path, stream, dialect)
-        names = header.names if columns is None else list(columns)
-        check_columns(path, header.names, names)
-        return joined(
-            [parse_records(piece, header.names, columns, dialect.separator) for piece in rest], names
-        )
+    names = read_schema(path, columns or (), named).names
+    found = [
+        source
+        for part in parts(path, columns=columns or (), named=named)
+        for source in read_part(part, columns)
+    ]
+    return joined(found, names if columns is None else list(columns))
 
 
 def parts(
@@ -106,32 +99,40 @@ def parts(
         path: of the file.
         start: of a CSV file leave out the bytes before, which are whole records; its header is always left out.
         stop: of a CSV file leave out the bytes from here on, where a record begins.
-        columns: that a CSV file has, to find its dialect by.
+        columns: that the rows have, to find a CSV file's dialect by.
         named: what the spec says of the dialect.
 
     Raises:
         UserError: the file cannot be read, or has another format than its ending says.
     """
+    wide = wide_columns(named, columns)
     with _readable(path):
         if _is_orc(path):
             files = _files_within(path, ".orc")
-            return [Part(str(file), *some) for file in files for some in stripe_ranges(file)]
+            return [Part(str(file), *some, wide=wide) for file in files for some in stripe_ranges(file)]
         if not _is_csv(path):
-            return _row_groups(path)
+            return [part._replace(wide=wide) for part in _row_groups(path)]
         dialect = found_dialect(path, columns, named)
-        start = max(_header(path, dialect).end, start)
-        if path.name.lower().endswith(".gz"):  # cannot be read from its middle
-            return [Part(str(path), start, None, dialect)]
+        header = _header(path, dialect)
+        whole = Part(str(path), max(header.end, start), None, dialect, tuple(header.names), wide)
+        if not can_be_cut(path, dialect):
+            return [whole]
         found: list[Part] = []
-        with path.open("rb") as stream:
+        start = whole.start
+        with _bytes(path, dialect) as stream:
             stream.seek(start)
-            for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
+            for piece in pieces(stream, PIECE_BYTES, dialect=dialect):
                 end = start + len(piece)
-                found.append(Part(str(path), start, end if stop is None else min(end, stop), dialect))
+                found.append(whole._replace(start=start, stop=end if stop is None else min(end, stop)))
                 start = end
                 if stop is not None and end >= stop:
                     break
         return [part for part in found if part.stop is None or part.start < part.stop]
+
+
+def can_be_cut(path: Path, dialect: Dialect) -> bool:
+    """Tell if a CSV file can be read from its middle: it is neither compressed nor in another encoding than UTF-8."""
+    return not path.name.lower().endswith(".gz") and not dialect.is_recoded
 
 
 def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
@@ -142,14 +143,17 @@ def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Fi
     Raises:
         UserError: the file cannot be read.
     """
-    with _readable(path), path.open("rb") as stream:
+    with _readable(path):
         dialect = found_dialect(path, columns, named)
+        if not can_be_cut(path, dialect):
+            return False
         start = _header(path, dialect).end
-        stream.seek(start)
-        for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
-            if start + len(piece) >= place:
-                return ends_record(piece[: place - start], dialect.separator)
-            start += len(piece)
+        with _bytes(path, dialect) as stream:
+            stream.seek(start)
+            for piece in pieces(stream, PIECE_BYTES, dialect=dialect):
+                if start + len(piece) >= place:
+                    return ends_record(piece[: place - start], dialect)
+                start += len(piece)
     return start == place
 
 
@@ -159,17 +163,18 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     Raises:
         UserError: the file cannot be read, or lacks a column.
     """
+    if part.wide is None:
+        yield from _read_part(part, columns)
+        return
+    for source in _read_part(part, None):
+        yield long_rows(source, part.wide, columns)
+
+
+def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
     path = Path(part.path)
     with _readable(path):
         if _is_csv(path):
-            with _bytes(path) as stream:
-                header, rest = _after_header(path, stream, part.dialect)
-                check_columns(path, header.names, header.names if columns is None else columns)
-                if part.stop is not None:
-                    stream.seek(part.start)
-                    rest = iter([stream.read(part.stop - part.start)])
-                for piece in rest:
-                    yield parse_records(piece, header.names, columns, part.dialect.separator)
+            yield from _read_records(part, columns)
             return
         if _is_orc(path):
             have = orc_schema(path).names
@@ -194,44 +199,61 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
                 )
 
 
+def _read_records(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+    """Read a part of a CSV file."""
+    path, dialect = Path(part.path), part.dialect
+    names = part.names or _header(path, dialect).names
+    check_columns(path, names, names if columns is None else columns)
+    with _bytes(path, dialect) as stream:
+        stream.seek(part.start)
+        rest = pieces(stream, PIECE_BYTES, dialect=dialect)
+        if part.stop is not None:
+            rest = iter([stream.read(part.stop - part.start)])
+        for piece in rest:
+            yield parse_records(piece, names, columns, dialect)
+
+
 def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
     """Return the names and types of a file's columns, after checking that the named ones exist.
 
-    named: what the spec says of a CSV file's dialect.
+    named: what the spec says of a CSV file's dialect, and of wide files.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     is_csv = _is_csv(path)
+    wide = wide_columns(named, columns)
+    needed = columns if wide is None else wide.kept
     with _readable(path):
         if is_csv:
             names = _header(path, found_dialect(path, columns, named)).names
-            _check_header(path, names, columns, named)
+            _check_header(path, names, needed, named)
             schema = pa.schema([(name, pa.string()) for name in names])
         else:
             schema = _stored_schema(path)
-    check_columns(path, schema.names, columns)
+    check_columns(path, schema.names, needed)
+    if wide is not None:
+        schema = long_schema(path, schema, wide)
+        check_columns(path, schema.names, columns)
     return schema
 
 
 def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
-    return find_dialect(_beginning(path), columns, named)
+    wide = wide_columns(named, columns)
+    return find_dialect(_beginning(path), columns if wide is None else wide.kept, named)
 
 
 def without_header(path: Path) -> Dialect | None:
     """Return the dialect of a CSV file without a header, with names made up; None of any other file.
 
     Raises:
-        UserError: the file cannot be read, or comments stand above its header.
+        UserError: the file cannot be read.
     """
     if check_format(path) not in (".csv", ".csv.gz"):
         return None
     with _readable(path):
-        beginning = _beginning(path)
-    if remedy := comments_above(beginning):
-        raise UserError(f"{path}: {remedy}")
-    return made_up(beginning)
+        return made_up(_beginning(path))
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
@@ -269,8 +291,15 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except UnicodeError as error:
+        encoding = getattr(error, "encoding", "utf-8").upper()
+        remedy = "save it as UTF-8, or name its encoding in the spec, such as files: {encoding: windows-1252}"
+        raise UserError(f"{path}: is not {encoding} text; {remedy}") from None
+    except OtherTable as error:
+        raise UserError(
+            f"{path}: another table with other columns begins between its rows ({first_line(error)}); write each table "
+            "into a file of its own"
+        ) from error
     except csv.Error as error:
         if "field limit" in str(error):
             raise UserError(
@@ -300,23 +329,23 @@ def damaged(path: Path, why: str) -> str:
 
 
 @contextmanager
-def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file, uncompressed."""
+def _bytes(path: Path, dialect: Dialect = PLAIN) -> Iterator[io.BufferedIOBase]:
+    """Open a file, uncompressed, as UTF-8 text with line feeds."""
     with path.open("rb") as stream:
-        yield gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
+        plain = gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
+        yield (
+            RecodedText(plain, dialect.encoding, dialect.by_cr)
+            if dialect.is_recoded or dialect.by_cr
+            else plain
+        )
 
 
 def _header(path: Path, dialect: Dialect) -> Header:
-    with _bytes(path) as stream:
-        return _after_header(path, stream, dialect)[0]
-
-
-def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tuple[Header, Iterator[bytes]]:
-    """Return the header of a CSV file, and the pieces after it."""
-    found = read_header(stream, PIECE_BYTES, *dialect)
+    with _bytes(path, dialect) as stream:
+        found = read_header(stream, PIECE_BYTES, dialect)
     if found is None:
         raise UserError(f"{path}: is empty; give a file with a header and rows")
-    return found
+    return found[0]
 
 
 def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
 from jobs.encoding import arrow
-from jobs.landing.raw_rows import BYTES, CORRUPT, Source
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
 
 PIECE_BYTES = 8 << 20
 """Approximate size of a piece: a task of Spark, so small enough for all cores to have some."""
@@ -43,13 +43,53 @@ class TooLong(csv.Error):
     """A record has more than `LONGEST_RECORD` bytes."""
 
 
-COMMA = ","
-_NEWLINE, _QUOTE = b'\n"'
-_BESIDE_FIELDS = {
-    mark: np.isin(np.arange(256), list(f"{mark}\r\n".encode())) for mark in (COMMA, ";", "\t", "|")
-}
+class OtherTable(csv.Error):
+    """A table with other columns begins between the rows of a file; the message is its header."""
+
+
+COMMA, BLANK = ",", " "
+_NEWLINE = ord("\n")
+_RUN = re.compile(rb"[ \t]+")
+_AROUND = re.compile(rb"^ +| +(?=\r?$)", re.MULTILINE)
+_ANNOTATIONS = ("#group", "#datatype", "#default", "#constant")
+"""What InfluxDB writes above each table of a file."""
 _INVALID = re.compile("[\udc80-\udcff]")
 """How Python decodes bytes that are not UTF-8, with `surrogateescape`; no valid UTF-8 decodes to these."""
+
+
+class Dialect(NamedTuple):
+    """How a CSV file is written.
+
+    separator  of the fields; a blank stands for one or more
+    names      of the columns, of a file without a header
+    skip       lines above the header, which are left out
+    below      rows of units below it, which are left out
+    comment    what a line of comment begins with; "" where there are none
+    quote      what stands around a field that holds a separator
+    encoding   of the text, as Python calls it
+    by_cr      lines end with a carriage return alone
+    extra      fields of a row, all empty, for which the header has no name
+    first      name of the first column, where the header has none for it
+    """
+
+    separator: str = COMMA
+    names: tuple[str, ...] = ()
+    skip: int = 0
+    below: int = 0
+    comment: str = ""
+    quote: str = '"'
+    encoding: str = "utf-8"
+    by_cr: bool = False
+    extra: int = 0
+    first: str | None = None
+
+    @property
+    def is_recoded(self) -> bool:
+        """Tell if places in the text are not those in the file's bytes."""
+        return self.encoding != "utf-8"
+
+
+PLAIN = Dialect()
 
 
 class Header(NamedTuple):
@@ -60,7 +100,7 @@ class Header(NamedTuple):
 
 
 def read_header(
-    stream: io.BufferedIOBase, size: int = PIECE_BYTES, separator: str = COMMA, given: Sequence[str] = ()
+    stream: io.BufferedIOBase, size: int = PIECE_BYTES, dialect: Dialect = PLAIN
 ) -> tuple[Header, Iterator[bytes]] | None:
     """Return the header of a CSV file, its first record that is no blank line, and the pieces after it.
 
@@ -69,33 +109,61 @@ def read_header(
     Args:
         stream: of the bytes.
         size: of a piece.
-        separator: of the fields.
-        given: names of the columns of a file without a header, whose first record is a row.
+        dialect: of the file; if it has names, the first record is a row.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
         csv.Error: the file is not CSV.
     """
     first = stream.read(len(BOM))
-    found = pieces(stream, size, b"" if first == BOM else first, separator)
-    start = len(BOM) if first == BOM else 0
-    if given:
-        return Header(list(given), start), found
+    above, start = b"" if first == BOM else first, len(BOM) if first == BOM else 0
+    for _ in range(dialect.skip):
+        cut = above.find(b"\n") + 1
+        line = above[:cut] if cut else above + stream.readline(LONGEST)
+        above, start = above[cut:] if cut else b"", start + len(line)
+    found = pieces(stream, size, above, dialect)
+    if dialect.names:
+        return Header(list(dialect.names), start), found
+    names: list[str] | None = None
+    below = dialect.below
     for piece in found:
         text = _decoded(piece)
         lines = io.StringIO(text, newline="")
-        names = next((row for row in csv.reader(lines, delimiter=separator) if row), None)
-        if names is not None:
-            for name in names:
-                _encoded(name).decode()
+        end = 0
+        while names is None or below:
+            row = next((row for row in _rows_in(lines, dialect) if row), None)
+            if row is None:
+                break
+            if not (dialect.comment and row[0].startswith(dialect.comment) and names is not None):
+                below -= names is not None
+                names = names or _names(row, dialect)
             end = len(_encoded(text[: lines.tell()]))
+        if names is not None and not below:
             return Header(names, start + end), chain([piece[end:]], found)
         start += len(piece)
-    return None
+    return None if names is None else (Header(names, start), iter(()))
+
+
+def _names(row: list[str], dialect: Dialect) -> list[str]:
+    """Return the names of a header's columns."""
+    for name in row:
+        _encoded(name).decode()
+    if dialect.comment and row[0].startswith(dialect.comment):
+        row = [row[0].removeprefix(dialect.comment).strip(), *row[1:]]
+    if dialect.first is not None:
+        return [dialect.first, *row]
+    return row[: len(row) - dialect.extra] if dialect.extra and not any(row[-dialect.extra :]) else row
+
+
+def _rows_in(lines: io.StringIO, dialect: Dialect) -> Iterator[list[str]]:
+    if dialect.separator != BLANK:
+        return csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote)
+    single = (_blanks_single(_encoded(line), dialect) for line in lines)
+    return csv.reader(map(_decoded, single), delimiter=BLANK, quotechar=dialect.quote)
 
 
 def pieces(
-    stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", separator: str = COMMA
+    stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", dialect: Dialect = PLAIN
 ) -> Iterator[bytes]:
     """Cut the rest of a stream, which begins with a record, into pieces of whole records of about `size` bytes.
 
@@ -103,14 +171,14 @@ def pieces(
         stream: of the bytes.
         size: of a piece.
         rest: bytes before those of the stream.
-        separator: of the fields.
+        dialect: of the file.
 
     Raises:
         csv.Error: a field is longer than Python's limit, as after a quote that nothing closes, or a record too long.
     """
     while block := stream.read(size):
         rest += block
-        end = _last_end(rest, separator)
+        end = _last_end(rest, dialect)
         if end:
             yield rest[:end]
             rest = rest[end:]
@@ -120,16 +188,16 @@ def pieces(
         yield rest
 
 
-def ends_record(data: bytes, separator: str = COMMA) -> bool:
+def ends_record(data: bytes, dialect: Dialect = PLAIN) -> bool:
     """Tell if bytes that begin with a record end with a whole one."""
-    return _last_end(data, separator) == len(data)
+    return _last_end(data, dialect) == len(data)
 
 
-def _last_end(data: bytes, separator: str) -> int:
+def _last_end(data: bytes, dialect: Dialect) -> int:
     """Return the end of the last record that ends within `data`, 0 if none does."""
-    quotes = _quotes(data, separator)
+    quotes = _quotes(data, dialect)
     if quotes is None or len(quotes) % 2 and len(data) - quotes[-1] > _LONG * csv.field_size_limit():
-        return _last_end_of_any(data, separator)  # raises an error if nothing closes a quote
+        return _last_end_of_any(data, dialect)  # raises an error if nothing closes a quote
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -137,20 +205,21 @@ def _last_end(data: bytes, separator: str) -> int:
     return int(outside[-1]) + 1 if len(outside) else 0
 
 
-def _quotes(data: bytes, separator: str) -> NDArray[np.intp] | None:
+def _quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
     """Return the places of the quotes if, from the first on, they open and close in turn; None for any others.
 
     An opening quote begins a field, a closing one ends it; two that touch are a quote within a field, which by this
     rule closes and opens.
     """
-    if b'"' not in data:
+    mark = dialect.quote.encode()
+    if mark not in data:
         return np.zeros(0, np.intp)
     codes = np.frombuffer(data, np.uint8)
-    places = np.flatnonzero(codes == _QUOTE)
+    places = np.flatnonzero(codes == mark[0])
     opening, closing = places[::2], places[1::2]
     before = codes[np.maximum(opening - 1, 0)]
     after = codes[np.minimum(closing + 1, len(codes) - 1)]
-    beside = _BESIDE_FIELDS[separator]
+    beside = np.isin(np.arange(256), list(f"{dialect.separator}\r\n".encode()))
     begins = (opening == 0) | beside[before]
     ends = (closing == len(codes) - 1) | beside[after]
     touching = closing[: len(opening) - 1] + 1 == opening[1:]
@@ -159,47 +228,77 @@ def _quotes(data: bytes, separator: str) -> NDArray[np.intp] | None:
     return places if begins.all() and ends.all() else None
 
 
-def _last_end_of_any(data: bytes, separator: str) -> int:
+def _last_end_of_any(data: bytes, dialect: Dialect) -> int:
     """Return what `_last_end` does, of any bytes."""
     # The mark is a record of its own, unless the last line break is within quotes.
     text = _decoded(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
-    for _ in csv.reader(lines, delimiter=separator):
+    for _ in csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote):
         start, stop = stop, lines.tell()
     return len(_encoded(text[:start]))
 
 
 def parse_records(
-    data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, separator: str = COMMA
+    data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, dialect: Dialect = PLAIN
 ) -> Source:
     """Parse the records of a piece into the wanted columns, or all of them; an empty field is null.
 
     With all columns, the text of misshapen rows is in the column `_corrupt`, and the bytes of rows that are not UTF-8
-    are in the column `_bytes`.
+    are in the column `_bytes`. Comments, and headers that are repeated between the rows, are left out.
 
     Raises:
-        csv.Error: a field is longer than `LONGEST`, or nothing closes the quote before a long one.
+        csv.Error: a field is longer than `LONGEST`, nothing closes the quote before a long one, or another table
+            begins.
     """
     chosen = list(names if wanted is None else wanted)
     places = {name: place for place, name in enumerate(names)}
-    table = _by_arrow(data, len(names), separator)
-    if table is not None:
+    if dialect.separator == BLANK:
+        data = _blanks_single(data, dialect)
+    table = _by_arrow(data, len(names) + dialect.extra, dialect)
+    if table is not None and not _needs_care(table, names, dialect):
         columns = {name: table.column(places[name]).combine_chunks() for name in chosen}
         return Source(columns, np.zeros(table.num_rows, bool), table.num_rows, np.zeros(table.num_rows, bool))
+    return _by_python(data, names, chosen, wanted is None, dialect)
+
+
+def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool:
+    """Tell if rows of a piece may be comments or repeated headers, or have a field for which there is no name."""
+    pc = arrow.compute()
+    if any(column.null_count < len(column) for column in table.columns[len(names) :]):
+        return True
+    first = table.column(0)
+    if dialect.comment and pc.any(pc.starts_with(first, dialect.comment)).as_py():
+        return True
+    if dialect.names or len(names) < 2:
+        return False
+    place = next((place for place, name in enumerate(names) if name), 0)
+    return bool(pc.any(pc.equal(table.column(place), names[place])).as_py())
+
+
+def _by_python(
+    data: bytes, names: Sequence[str], chosen: list[str], originals: bool, dialect: Dialect
+) -> Source:
+    """Parse the records of a piece as Python's `csv` does."""
     text = _decoded(data)
-    rows = [row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row]
-    if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", separator):
+    lines = io.StringIO(text, newline="")
+    rows = [row for row in csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote) if row]
+    if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", dialect):
         raise csv.Error("nothing closes a quote, within the field limit")
+    read = len(rows)
+    rows = _without_headers(rows, names, dialect)
     count = len(rows)
-    misshapen = np.fromiter((len(row) != len(names) for row in rows), bool, count)
+    width, most = len(names), len(names) + dialect.extra
+    misshapen = np.fromiter((not width <= len(row) <= most or any(row[width:]) for row in rows), bool, count)
     invalid = np.zeros(count, bool)
     if not text.isascii() and _INVALID.search(text):
         invalid = np.fromiter((_INVALID.search("\n".join(row)) is not None for row in rows), bool, count)
-    lines = {int(place): _line(rows[place], separator) for place in np.flatnonzero(misshapen | invalid)}
+    kept = {int(place): _line(rows[place], dialect) for place in np.flatnonzero(misshapen | invalid)}
+    sizes = [len(row) for row in rows] if originals and misshapen.any() else []
     for place in np.flatnonzero(invalid):
         rows[place] = [_shown(field) for field in rows[place]]
     columns = {}
+    places = {name: place for place, name in enumerate(names)}
     for name in chosen:
         place = places[name]
         if misshapen.any():
@@ -207,9 +306,44 @@ def parse_records(
         else:
             values = [row[place] or None for row in rows]
         columns[name] = arrow.texts(values)
-    if wanted is None:
-        columns |= _originals(misshapen.tolist(), invalid.tolist(), lines)
-    return Source(columns, misshapen, count, invalid)
+    if originals:
+        columns |= _originals(misshapen.tolist(), invalid.tolist(), kept)
+        if sizes:
+            marks = misshapen.tolist()
+            columns[FIELDS] = arrow.texts(
+                [
+                    f"{size}, the header {width}" if bad else None
+                    for size, bad in zip(sizes, marks, strict=True)
+                ]
+            )
+    return Source(columns, misshapen, count, invalid, left_out=read - count)
+
+
+def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect) -> list[list[str]]:
+    """Return rows without comments and without headers between them.
+
+    Raises:
+        OtherTable: a header with other columns stands between the rows.
+    """
+    mark = dialect.comment
+    if dialect.names or len(names) < 2:
+        return [row for row in rows if not (mark and row[0].startswith(mark))]
+    header = [dialect.first, *names[1:]] if dialect.first is not None else list(names)
+    found: list[list[str]] = []
+    annotated, units = False, 0
+    for row in rows:
+        bare = [row[0].removeprefix(mark).strip(), *row[1:]] if mark and row[0].startswith(mark) else row
+        if bare[: len(names)] == header or dialect.first is not None and row == header[1:]:
+            annotated, units = False, dialect.below
+        elif bare is not row:
+            annotated |= row[0] in _ANNOTATIONS
+        elif units:
+            units -= 1
+        elif annotated:
+            raise OtherTable(dialect.separator.join(row))
+        else:
+            found.append(row)
+    return found
 
 
 def _originals(misshapen: list[bool], invalid: list[bool], lines: dict[int, str]) -> dict[str, pa.Array]:
@@ -227,9 +361,9 @@ def _originals(misshapen: list[bool], invalid: list[bool], lines: dict[int, str]
     return kept
 
 
-def _by_arrow(data: bytes, width: int, separator: str) -> pa.Table | None:
+def _by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
     """Parse records that Arrow's reader and Python's read alike; None for any others."""
-    quotes = _quotes(data, separator)
+    quotes = _quotes(data, dialect)
     if quotes is None or len(quotes) % 2 or data.count(b"\r") != data.count(b"\r\n") or data.startswith(BOM):
         return None
     names = [str(place) for place in range(width)]
@@ -240,7 +374,9 @@ def _by_arrow(data: bytes, width: int, separator: str) -> pa.Table | None:
             read_options=arrow_csv.ReadOptions(
                 use_threads=False, block_size=max(len(data), 1), column_names=names
             ),
-            parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=len(quotes) > 0),
+            parse_options=arrow_csv.ParseOptions(
+                delimiter=dialect.separator, quote_char=dialect.quote, newlines_in_values=len(quotes) > 0
+            ),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=kinds, null_values=[""], strings_can_be_null=True
             ),
@@ -266,7 +402,20 @@ def _shown(text: str) -> str:
     return _encoded(text).decode("utf-8", "backslashreplace")
 
 
-def _line(fields: Sequence[str], separator: str) -> str:
+def _line(fields: Sequence[str], dialect: Dialect) -> str:
     line = io.StringIO()
-    csv.writer(line, delimiter=separator, lineterminator="").writerow(fields)
+    writer = csv.writer(line, delimiter=dialect.separator, quotechar=dialect.quote, lineterminator="")
+    writer.writerow(fields)
     return line.getvalue()
+
+
+def _blanks_single(data: bytes, dialect: Dialect) -> bytes:
+    """Return records with one blank for each run of them outside of quotes, and none around a line."""
+    mark = dialect.quote.encode()
+    if mark not in data:
+        return _AROUND.sub(b"", _RUN.sub(b" ", data))
+    outside, *rest = data.split(mark)
+    found = [_RUN.sub(b" ", outside)]
+    for place, text in enumerate(rest):
+        found.append(_RUN.sub(b" ", text) if place % 2 else text)
+    return _AROUND.sub(b"", mark.join(found))

@@ -1,159 +1,273 @@
-"""Find how a CSV file is written: what separates its fields, and if its first line is a header."""
+"""Find how a CSV file is written: encoding, separator, quotes, header and what stands around it."""
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.landing.csv_records import BOM, COMMA
-from jobs.specs.files import SEPARATORS, Files
+from jobs.core.report import plural
+from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
+from jobs.landing.header_lines import (
+    NUMBER_OR_TIME,
+    HeaderPlace,
+    Record,
+    find_header,
+    has_no_header,
+    read_records,
+    record_with,
+    units_below,
+)
+from jobs.specs.files import BLANKS, SEPARATORS, Files
 
 ANY = Files()
 """What a spec says that names no dialect."""
 
 BEGINNING = 1 << 16
 """Bytes at a file's beginning by which its dialect is found."""
-_RECORDS = 50
-_NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
-NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)"}
+COMMENT = "#"
+ROW_NAMES = "row_names"
+"""Name of a first column that the header does not name, as R and pandas write it."""
+_SEP = re.compile(r"\s*\"?sep=(.)\"?\s*", re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_SINGLE_QUOTED = re.compile(r"(?:^|[,;\t| ])'[^'\n]*'(?=[,;\t| \r]|$)", re.MULTILINE)
+NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)", BLANK: "blanks"}
 """The separators in words."""
 
 
-class Dialect(NamedTuple):
-    """What separates the fields, and the names of the columns if the file has no header."""
+class _Cut(NamedTuple):
+    """Records as a separator cuts them, and where their header is."""
 
-    separator: str = COMMA
-    names: tuple[str, ...] = ()
+    separator: str
+    records: list[Record]
+    place: HeaderPlace
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Return the rows that have the usual number of fields."""
+        return [one.fields for one in self.records[self.place.first :] if len(one.fields) == self.place.width]
 
 
 def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file.
 
-    With columns it is the separator with which the header has them. If the spec names the columns of files without a
-    header, it is one with which the records have as many fields. Else it is the separator that cuts the first records
-    best (`_best`); a comma where none does.
+    With columns it is the separator and the first line with which a header has them. If the spec names the columns of
+    files without a header, it is one with which the records have as many fields. Else it is the separator that cuts
+    the records best (`_merit`); a comma where none does.
 
     Args:
         beginning: bytes of the file.
         columns: that the file must have, as far as they are known.
         named: what the spec says.
     """
-    possible = SEPARATORS if named.separator is None else (named.separator,)
-    records = {separator: _records(beginning, separator) for separator in possible}
-    first = {separator: rows[0] if rows else [] for separator, rows in records.items()}
+    plain, text = _text_of(beginning, named)
+    given = BLANK if named.separator == BLANKS else named.separator
+    skip = named.skip_lines or 0
+    said = _SEP.fullmatch(text.split("\n", 1)[0]) if text else None
+    if said is not None and named.skip_lines is None:
+        skip, given = 1, given or (said[1] if said[1] in NAMES else None)
+    text = text.split("\n", skip)[-1] if skip and text.count("\n") >= skip else text
+    is_cut = len(beginning) == BEGINNING
+    plain = plain._replace(skip=skip, quote=_quote_of(text))
+    possible = (*SEPARATORS, BLANK) if given is None else (given,)
+    cuts = [_cut(text, one, plain.quote, is_cut, named) for one in possible]
     if columns:
-        for separator in possible:
-            if set(columns) <= set(first[separator]):
-                return Dialect(separator)
+        mark = named.comment or COMMENT
+        most = None if named.skip_lines is None else 1
+        places = [(record_with(cut.records[:most], columns, mark), order) for order, cut in enumerate(cuts)]
+        if sure := [(place, order) for place, order in places if place is not None]:
+            place, order = min(sure)
+            return _with_header(plain, cuts[order], place, columns, named)
+    fields = len(named.columns) or None
+    best = max(cuts[: len(SEPARATORS)], key=lambda cut: _merit(cut, fields))
+    if len(cuts) > len(SEPARATORS) and _merit(best, fields)[0] < 1.0:
+        best = max((best, cuts[-1]), key=lambda cut: _merit(cut, fields))
     if named.columns:
-        return Dialect(_best(records, len(named.columns)), tuple(named.columns))
-    return Dialect(_best(records))
+        return plain._replace(
+            separator=best.separator, names=tuple(named.columns), comment=named.comment or ""
+        )
+    if not any(_merit(best)):
+        return plain._replace(
+            separator=best.separator, below=named.units_rows or 0, comment=named.comment or ""
+        )
+    return _with_header(plain, best, best.place.record, columns, named)
+
+
+def _text_of(beginning: bytes, named: Files) -> tuple[Dialect, str]:
+    """Return a dialect with the encoding and the line ends, and the text of a file's beginning."""
+    encoding = "utf-8" if named.encoding is None else named.encoding
+    if named.encoding is None:
+        encoding = _wide_encoding(beginning) or encoding
+    data = beginning if encoding != "utf-8" else beginning.removeprefix(BOM)
+    text = data.decode(encoding, "backslashreplace").removeprefix("\ufeff")
+    by_cr = "\r" in text and "\n" not in text
+    return Dialect(encoding=encoding, by_cr=by_cr), text.replace("\r", "\n") if by_cr else text
+
+
+def _wide_encoding(beginning: bytes) -> str | None:
+    """Return UTF-16 where a file begins so, or has a NUL in every other byte; None else."""
+    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    some = beginning[:2000]
+    if len(some) < 8 or some.count(0) < len(some) // 3:
+        return None
+    if some[::2].count(0) < len(some) // 20:
+        return "utf-16-le"
+    return "utf-16-be" if some[1::2].count(0) < len(some) // 20 else None
+
+
+def _quote_of(text: str) -> str:
+    """Return what stands around fields: an apostrophe, if it does so in the header or in most lines."""
+    if '"' in text or "'" not in text:
+        return '"'
+    header, lines = text.lstrip("\n").split("\n", 1)[0], text.count("\n") or 1
+    is_quoted = len(_SINGLE_QUOTED.findall(header)) > 1 or len(_SINGLE_QUOTED.findall(text)) >= 0.8 * lines
+    return "'" if is_quoted else '"'
+
+
+def _cut(text: str, separator: str, quote: str, is_cut: bool, named: Files) -> _Cut:
+    records = read_records(text, separator, quote, is_cut)
+    if named.skip_lines is not None:
+        width = len(records[0].fields) if records else 0
+        below = units_below(records, 0)
+        return _Cut(separator, records, HeaderPlace(0, 1 + below, width, below))
+    return _Cut(separator, records, find_header(records, named.comment or COMMENT))
+
+
+def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
+    """Return the dialect of a file whose header is a record that is known; -1: it has none."""
+    records, mark = cut.records, named.comment or COMMENT
+    if not records:
+        return plain._replace(separator=cut.separator)
+    first = records[max(place, 0)].fields[0]
+    above = [one.fields[0].startswith(mark) for one in records[: max(place, 0)]]
+    commented = any(above) or place >= 0 and first.startswith(mark) and first not in columns
+    comment = named.comment or (mark if commented else "")
+    if place < 0:
+        return plain._replace(
+            separator=cut.separator, skip=plain.skip + records[cut.place.first].line, comment=comment
+        )
+    below = cut.place.below if place == cut.place.record else units_below(records, place)
+    header = records[place].fields
+    rows = [
+        one.fields
+        for one in records[place + 1 + below :]
+        if not (comment and one.fields[0].startswith(comment))
+    ]
+    extra, unnamed = _fields_without_name(header, rows)
+    return plain._replace(
+        separator=cut.separator,
+        skip=plain.skip + records[place].line,
+        below=below if named.units_rows is None else named.units_rows,
+        comment=comment,
+        extra=extra,
+        first=ROW_NAMES if unnamed else None,
+    )
+
+
+def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
+    """Return how many empty fields at the end of rows have no name, and whether the first field has none."""
+    if not rows:
+        return 0, False
+    named = len(header)
+    while named > 1 and not header[named - 1].strip():
+        named -= 1
+    width = max(map(len, rows))
+    if width > named and all(not any(row[named:]) for row in rows):
+        return width - named if width >= len(header) else len(header) - named, False
+    if width != len(header) + 1 or not all(len(row) == width for row in rows) or named < len(header):
+        return 0, False
+    numbered = [row[0] for row in rows] == [str(place) for place in range(1, len(rows) + 1)]
+    # `20,5` below `at,value` may be a fraction: the first field is then what the header says.
+    is_fraction = all(_WHOLE.fullmatch(row[-1]) and _WHOLE.fullmatch(row[-2]) for row in rows)
+    return 0, numbered or len(rows) > 1 and len({row[0] for row in rows}) == len(rows) and not is_fraction
+
+
+def header_words(dialect: Dialect) -> list[str]:
+    """Return in words what stands around the header and the fields of a file, where it is not as in most files."""
+    words = []
+    if dialect.encoding != "utf-8":
+        words.append(f"text in {dialect.encoding}")
+    if dialect.skip:
+        lines = "the line" if dialect.skip == 1 else f"the {dialect.skip:,} lines"
+        verb = "is" if dialect.skip == 1 else "are"
+        what = "the first row" if dialect.names else "the header"
+        words.append(f"{what} is line {dialect.skip + 1:,}, and {lines} above it {verb} left out")
+    if dialect.below:
+        words.append(f"{plural(dialect.below, 'row')} of units below the header left out")
+    if dialect.comment:
+        words.append(f"lines that begin with {dialect.comment} left out")
+    if dialect.first is not None:
+        words.append(f"the header has no name for the first column, which is called {dialect.first}")
+    if dialect.quote != '"':
+        words.append("texts within apostrophes")
+    return words
 
 
 def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     """Return the likely reason why a file's header lacks columns, with the setting; empty if it is not its dialect."""
     found = find_dialect(beginning, columns, named)
-    rows = _records(beginning, found.separator)
+    _, text = _text_of(beginning, named)
+    below = text.split("\n", found.skip)[-1]
+    rows = [
+        one.fields for one in read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
+    ]
     if found.names or not rows:
         return ""
-    if remedy := comments_above(beginning):
-        return remedy
     if not set(columns) & set(rows[0]) and has_no_header(rows):
         names = ", ".join(columns) if len(columns) == len(rows[0]) else f"{', '.join(columns)}, ..."
         return (
             f"its first line looks like a row ({_shown(found.separator.join(rows[0]))}): if it has no header, name its "
             f"{len(rows[0])} columns in order in the spec, files: {{columns: [{names}]}}"
         )
-    if len(rows[0]) == 1:
-        by_blanks = re.split(r"\s{1,}", rows[0][0].strip())
-        if set(columns) <= set(by_blanks):
-            return (
-                "its columns are separated by blanks: write it with commas, semicolons or tabs, or rename it to .txt "
-                "and add line_pattern to the spec"
-            )
-        if named.separator is not None:
-            return f"with {NAMES[named.separator]} as files.separator its header is one field ({_shown(rows[0][0])})"
+    if found.skip:
+        return (
+            f"the header seems to be line {found.skip + 1} ({_shown(found.separator.join(rows[0]))}); if another line "
+            "is, name the number of lines above it in the spec, such as files: {skip_lines: 1}"
+        )
+    if len(rows[0]) == 1 and named.separator is not None:
+        return (
+            f"with {NAMES[found.separator]} as files.separator its header is one field ({_shown(rows[0][0])})"
+        )
     return ""
-
-
-def comments_above(beginning: bytes) -> str:
-    """Return that lines of comments stand above a file's header, and how to take them away; empty if none do."""
-    lines = beginning.removeprefix(BOM).split(b"\n")
-    count = next((place for place, line in enumerate(lines) if not line.startswith(b"#")), 0)
-    fields = [
-        [line.count(separator.encode()) for separator in SEPARATORS] for line in lines[count - 1 : count + 1]
-    ]
-    if not count or any(above == below > 0 for above, below in zip(*fields, strict=True)):
-        return ""  # `#time,value` is a header
-    stand = "1 line of comments stands" if count == 1 else f"{count} lines of comments stand"
-    return f"{stand} above its header, which must be its first line: take them away (tail -n +{count + 1} FILE > NEW)"
 
 
 def without_header(beginning: bytes) -> Dialect | None:
     """Return the dialect of a file without a header, with names made up for its columns; None if it has a header."""
     found = find_dialect(beginning)
-    rows = _records(beginning, found.separator)
-    if not has_no_header(rows):
+    _, text = _text_of(beginning, ANY)
+    text = text.split("\n", found.skip)[-1]
+    rows = [
+        one.fields
+        for one in read_records(text, found.separator, found.quote, len(beginning) == BEGINNING)
+        if not (found.comment and one.fields[0].startswith(found.comment))
+    ]
+    if found.first is not None or not has_no_header(rows):
         return None
-    return Dialect(found.separator, tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
+    return found._replace(names=tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
 
 
-def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if the first of some records is a row.
-
-    It is, if it has a number or a time in each field in which the second has one, and in one at least, and every
-    text in it is in its column again: the name of a column is not.
-    """
-    if len(rows) < 2 or len(rows[0]) != len(rows[1]):
-        return False
-    values = [[_NUMBER_OR_TIME.fullmatch(text) is not None for text in row] for row in rows[:2]]
-    named = any(below and not above for above, below in zip(*values, strict=True))
-    if named or not any(values[0]):
-        return False
-    texts = [place for place, is_value in enumerate(values[0]) if not is_value and rows[0][place]]
-    return all(any(row[place : place + 1] == [rows[0][place]] for row in rows[1:]) for place in texts)
-
-
-def _best(records: dict[str, list[list[str]]], fields: int | None = None) -> str:
-    """Return the separator that cuts records best, the first of several.
+def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
+    """Return how well a separator cuts records; below 1 it does not cut all alike.
 
     It cuts them into as many fields each (`fields` of them, if that is known), of which most are numbers or times; then
     into most fields. A comma before fractions cuts as evenly as a semicolon between fields, but not into numbers.
     """
-
-    def merit(separator: str) -> tuple[float, int]:
-        rows = records[separator]
-        width = len(rows[0]) if rows else 0
-        even = [row for row in rows if len(row) == width]
-        if width < 2 or len(even) < 0.9 * len(rows) or fields not in (None, width):
-            return 0.0, 0
-        cells = [text for row in even for text in row if text]
-        values = sum(_NUMBER_OR_TIME.fullmatch(text) is not None for text in cells)
-        return 1.0 + values / max(len(cells), 1), width
-
-    return max(records, key=merit)
-
-
-def _records(beginning: bytes, separator: str) -> list[list[str]]:
-    """Return the first records, without the last one, which may be cut off; of a single one that one."""
-    text = beginning.removeprefix(BOM).decode("utf-8", "backslashreplace")
-    found: list[list[str]] = []
-    for row in _rows(text, separator):
-        found.append(row)
-        if len(found) > _RECORDS:
-            break
-    whole = len(found) > _RECORDS or len(beginning) == BEGINNING
-    return found[:-1] if whole and len(found) > 1 else found
-
-
-def _rows(text: str, separator: str) -> Iterator[list[str]]:
-    try:
-        yield from (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if row)
-    except csv.Error:
-        return
+    width = cut.place.width
+    rows = [one.fields for one in cut.records[max(cut.place.record, 0) :]]
+    even = [row for row in rows if len(row) == width]
+    if (
+        width < 2
+        or len(even) < 0.5 * len(rows)
+        or fields not in (None, width)
+        or len(rows[0]) < max(width - 1, 2)
+    ):
+        return 0.0, 0
+    if len(even) < 0.9 * len(rows) - 1 or len(rows[0]) < width:
+        return len(even) / len(rows) - 0.1, width
+    cells = [text for row in even for text in row if text]
+    values = sum(NUMBER_OR_TIME.fullmatch(text) is not None for text in cells)
+    return 1.0 + values / max(len(cells), 1), width
 
 
 def _shown(text: str, most: int = 60) -> str:

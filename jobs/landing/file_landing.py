@@ -23,7 +23,7 @@ from jobs.landing.appended import can_be_appended_to, end_of
 from jobs.landing.checking import refuse_types
 from jobs.landing.csv_parquet import FORMATS, check_columns, read_schema
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import is_array, is_json, json_schema
+from jobs.landing.json_rows import is_json, json_schema, spans_lines
 from jobs.landing.key_from_name import salt_of, schema_with_key
 from jobs.landing.landed_files import Known, LandedFiles, Numbers, transaction
 from jobs.landing.line_parts import expands_beyond
@@ -334,6 +334,6 @@ def _is_small(path: Path, size: int) -> bool:
     """Tell if a file is read in the driver: what it holds is small, or it is one JSON array, which nothing can cut."""
     if not path.is_file():
         return False
-    if is_json(path) and is_array(path):
+    if is_json(path) and spans_lines(path):
         return True
     return size <= IN_DRIVER_BYTES and not expands_beyond(path, SMALL_BYTES)

@@ -23,7 +23,9 @@ from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
-from jobs.landing.csv_records import BOM
+from jobs.landing.csv_records import BOM, PIECE_BYTES
+from jobs.landing.json_values import BEGINNING, described, row_texts
+from jobs.landing.json_values import spans_lines as values_span_lines
 from jobs.landing.key_from_name import document_with_key, with_key
 from jobs.landing.line_parts import line_parts, lines_of, open_lines, readable
 from jobs.landing.raw_rows import Source
@@ -40,8 +42,6 @@ _BLANK = b" \t\r\n"
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
-LONGEST_ARRAY = 256 << 20
-"""Bytes of a JSON array, which is read at once."""
 FEW = 32
 """A block of so many documents is not halved any more."""
 # One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs, and
@@ -130,6 +130,8 @@ def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     rows = [object_of(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
+        if "." in name and not any(name in row for row in rows):
+            return None  # a member of a member
         value = next((row[name] for row in rows if row.get(name) is not None), None)
         number, exact = isinstance(value, _Number), name in wanted.exact
         if (number or value is None) and not exact:
@@ -188,7 +190,8 @@ def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
         problems[place] = problem or _key_problem(row, wanted.keys)
         rows.append(row)
     return JsonRows(
-        {name: arrow.texts([_text(row.get(name)) for row in rows]) for name in wanted.columns}, problems
+        {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns},
+        problems,
     )
 
 
@@ -207,6 +210,16 @@ def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
 
 
+def member_of(row: Mapping[str, Any], name: str) -> Any:
+    """Return a member of an object; of a name with dots that it lacks, the member of its member, as in `main.temp`."""
+    if name in row or "." not in name:
+        return row.get(name)
+    value: Any = row
+    for one in name.split("."):
+        value = value.get(one) if isinstance(value, dict) else None
+    return value
+
+
 def is_whole(value: Any) -> bool:
     """Tell if a member returned by `object_of` is a whole number."""
     return isinstance(value, _Number) and value.lstrip("-").isdigit()
@@ -214,7 +227,7 @@ def is_whole(value: Any) -> bool:
 
 def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     for name in keys:
-        value = row.get(name)
+        value = member_of(row, name)
         fraction = isinstance(value, _Number) and not value.lstrip("-").isdigit()
         if fraction or isinstance(value, dict | list):
             return f"key {name}: not text or a whole number"
@@ -232,38 +245,29 @@ def is_json(path: str | Path) -> bool:
     return str(path).lower().endswith(FORMATS)
 
 
-def is_array(path: Path) -> bool:
-    """Tell if a file is one JSON array, which cannot be split into lines."""
+def spans_lines(path: Path) -> bool:
+    """Tell if a file is not one object a line, so that it cannot be cut where lines end."""
     with open_lines(path) as file:
-        while block := file.read(1 << 16):
-            if begun := block.lstrip(_BLANK + BOM):
-                return begun.startswith(b"[")
-    return False
+        beginning = file.read(BEGINNING)
+        while not beginning.strip(_BLANK + BOM) and (block := file.read(BEGINNING)):
+            beginning = block
+    return values_span_lines(beginning)
 
 
-def documents(path: Path, most: int | None = None) -> list[bytes]:
+def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) -> list[bytes]:
     """Return the documents of a file, or the first `most` of them.
 
+    columns: as of `read_part`.
+
     Raises:
-        UserError: the file cannot be read, or is an array of invalid JSON.
+        UserError: the file cannot be read, or is not JSON.
     """
-    with _readable(path):
-        if is_array(path):
-            with open_lines(path) as file:
-                data = file.read(LONGEST_ARRAY + 1)
-            if len(data) > LONGEST_ARRAY:
-                raise UserError(
-                    f"{path}: is one JSON array of more than {LONGEST_ARRAY:,} bytes, which is read at once; write one "
-                    "object on each line"
-                )
-            items = json.loads(data.decode("utf-8-sig"))
-            return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
-        found: list[bytes] = []
-        for lines in lines_of(Part(str(path), 0, None)):
-            found += [document for line in lines if (document := line.strip(_BLANK))]
-            if most is not None and len(found) >= most:
-                return found[:most]
-        return found
+    found: list[bytes] = []
+    for some in read_part(Part(str(path), 0, None), columns):
+        found += some.to_pylist()
+        if most is not None and len(found) >= most:
+            return found[:most]
+    return found
 
 
 def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
@@ -273,22 +277,33 @@ def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
         UserError: the file cannot be read.
     """
     with _readable(path):
-        return [Part(str(path), 0, None)] if is_array(path) else line_parts(path, start, stop)
+        return [Part(str(path), 0, None)] if spans_lines(path) else line_parts(path, start, stop)
 
 
-def read_part(part: Part) -> Iterator[pa.Array]:
+def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
     """Return the documents (binary) of a part of a file, in some batches.
 
+    columns: that a row has, by which one object is a row or holds the rows.
+
     Raises:
-        UserError: the file cannot be read, or is an array of invalid JSON.
+        UserError: the file cannot be read, or is not JSON.
     """
     path = Path(part.path)
     with _readable(path):
-        if is_array(path):
-            yield pa.array(documents(path), pa.binary())
+        if not spans_lines(path):
+            for lines in lines_of(part):
+                yield _documents_in(lines)
             return
-        for lines in lines_of(part):
-            yield _documents_in(lines)
+        with open_lines(path) as file:
+            some: list[bytes] = []
+            size = 0
+            for text in row_texts(file, path, columns):
+                some.append(text.encode("utf-8", "surrogatepass"))
+                size += len(text)
+                if size > PIECE_BYTES:
+                    yield _documents_in(some)
+                    some, size = [], 0
+            yield _documents_in(some)
 
 
 def _documents_in(lines: Iterable[bytes]) -> pa.Array:
@@ -315,15 +330,23 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     Raises:
         UserError: the file cannot be read, is empty, or a column is in none of the first documents.
     """
-    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
+    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS, spec.file_columns)]
     if not rows:
         raise UserError(f"{path}: is empty; give a file with an object on each line")
     have = {name: None for row in rows for name in row}
+    have |= {
+        name: None for name in spec.file_columns if any(member_of(row, name) is not None for row in rows)
+    }
+    if len(rows) == 1 and not set(spec.file_columns) & set(have) and spans_lines(path):
+        raise UserError(
+            f"{path}: is one object with the members {described(rows[0])}, in which no rows were found: write one "
+            "object on each line, or one array of them"
+        )
     check_columns(path, list(have), spec.file_columns)
     kinds = {}
     exact = spec.file_names([*spec.naming_columns, spec.time])
     for name in (one for one in spec.file_columns if one in have):
-        values = [row[name] for row in rows if row.get(name) is not None]
+        values = [value for row in rows if (value := member_of(row, name)) is not None]
         whole = bool(values) and all(map(is_whole, values))
         number = whole and name in exact
         kinds[name] = pa.int64() if number else pa.string()

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import Part, damaged
@@ -17,9 +18,9 @@ _MANY_BLANK = re.compile(rb"\n\n{2,}")
 """Line breaks after which no line follows for a while: empty lines are no rows."""
 
 
-def open_lines(path: Path) -> gzip.GzipFile:
+def open_lines(path: Path) -> IO[bytes]:
     """Open a file for reading bytes, uncompressed."""
-    return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def expands_beyond(path: Path, size: int) -> bool:

@@ -106,11 +106,17 @@ class Writing(NamedTuple):
     words: dict[str, dict[str, float]]
     verbal: frozenset[str]
 
-    def of(self, names: Collection[str]) -> Files:
-        """Return what a spec has to say if it names these columns alone."""
-        units = {name: unit for name, unit in self.files.units.items() if name in names}
-        words = {word: number for name in names for word, number in self.words.get(name, {}).items()}
-        return self.files.model_copy(update={"units": units, "words": words})
+    def added_to(self, written: Files, names: Collection[str] | None = None) -> Files:
+        """Return what a spec has to say of files: how they are `written` beside their numbers, and of these columns."""
+        said = {
+            name: getattr(self.files, name) for name in ("decimal", "thousands", "negative", "units", "words")
+        }
+        if names is not None:
+            said["units"] = {name: unit for name, unit in self.files.units.items() if name in names}
+            said["words"] = {
+                word: number for name in names for word, number in self.words.get(name, {}).items()
+            }
+        return written.model_copy(update=said)
 
 
 class NumberReader:

@@ -13,6 +13,8 @@ from jobs.encoding import arrow
 
 CORRUPT = "_corrupt"
 """The column with the text of a row that has not as many fields as the header."""
+FIELDS = "_fields"
+"""The column with the number of fields of such a row, and that of the header."""
 BYTES = "_bytes"
 """The column with the bytes, in base64, of a row that is not UTF-8 text."""
 LINE = "_line"
@@ -24,7 +26,8 @@ class Source(NamedTuple):
 
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
     where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
-    another format. `decimal`: what precedes the fraction of a number that is text.
+    another format. `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated
+    headers that stood between the rows.
     """
 
     columns: dict[str, pa.Array]
@@ -33,6 +36,7 @@ class Source(NamedTuple):
     not_utf8: NDArray[np.bool_] | None = None
     unmatched: NDArray[np.bool_] | None = None
     decimal: str = "."
+    left_out: int = 0
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
@@ -80,6 +84,7 @@ def joined(parts: list[Source], names: list[str]) -> Source:
         _joined_marks(parts, [part.not_utf8 for part in parts]),
         _joined_marks(parts, [part.unmatched for part in parts]),
         parts[0].decimal if parts else ".",
+        sum(part.left_out for part in parts),
     )
 
 

@@ -140,7 +140,9 @@ def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = Non
 def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
     """Read and check a part of a file."""
     if is_json(rows.part.path):
-        found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
+        found = (
+            check_documents(spec, some, key_types, file) for some in read_json(rows.part, spec.file_columns)
+        )
     else:
         of_text = is_text(rows.part.path)
         sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)

@@ -14,6 +14,7 @@ from jobs.core.times import DIRECTIVES, TimeParser
 from jobs.landing.keys import NOT_WHOLE
 from jobs.landing.number_writing import setting_of, setting_text
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
+from jobs.landing.row_shapes import shape_cause
 from jobs.landing.time_readings import EARLY_US, EPOCHS, forms_of, named, readings_of
 from jobs.specs.model_spec import ModelSpec
 
@@ -86,12 +87,12 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
     if problem == "missing":
         return "the field is empty; fill it in"
     if problem == "not as many fields as the header":
-        return (
-            'a separator within a text needs quotation marks around the text, and a quotation mark (") within one is '
-            "written twice"
-        )
+        return shape_cause(row)
     if problem == "not UTF-8 text":
-        return "it is probably Windows-1252 or Latin-1; convert it with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+        return (
+            "it is probably Windows-1252 or Latin-1; set files: {encoding: windows-1252} in the spec, or convert it "
+            "with `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`"
+        )
     if problem == "does not match line_pattern":
         return "line_pattern must match the whole line; mend it, then replay the rows from quarantine"
     if problem == "not a JSON object":

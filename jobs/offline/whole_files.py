@@ -11,7 +11,7 @@ from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
 from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
 from jobs.landing.csv_records import COMMA
-from jobs.landing.dialects import ANY, NAMES
+from jobs.landing.dialects import ANY, NAMES, header_words
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.specs.files import Files
@@ -71,6 +71,7 @@ def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
         if path.name.lower().endswith((".csv", ".csv.gz")):
             dialect = found_dialect(path, spec.file_columns, spec.files)
             words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
+            words += header_words(dialect)
             words += [f"no header, columns {', '.join(dialect.names)}"] if dialect.names else []
             words += ["a comma before fractions"] if spec.files.decimal == "," else []
             if words:

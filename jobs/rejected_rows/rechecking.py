@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from jobs.encoding import arrow
 from jobs.landing.checking import check_rows
+from jobs.landing.json_rows import member_of
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source
 from jobs.landing.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
@@ -79,7 +80,7 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
     numbers = {*spec.file_names([*spec.measurement, *spec.control])} if decimal == "," else set()
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     columns = {
-        name: arrow.texts([_text(row.get(name), name in names, name in numbers) for row in rows])
+        name: arrow.texts([_text(member_of(row, name), name in names, name in numbers) for row in rows])
         for name in (*spec.file_columns, *named)
     }
     misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from typing import Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
 
@@ -12,16 +13,45 @@ from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section
 
 SEPARATORS = (",", ";", "\t", "|")
-"""The separators that are looked for, in this order."""
+"""The separators that are looked for, in this order; then runs of blanks."""
+BLANKS = "blanks"
+
+
+class Wide(Section):
+    """Files with a column for each series: each filled cell of these columns becomes a row; an empty cell is no row."""
+
+    key: str | None = Field(
+        default=None, description="the key column that takes the names of the columns, such as station"
+    )
+    time: str | None = Field(
+        default=None, description="instead of a key: the time column that takes the names, such as year"
+    )
+    measurement: str = Field(description="the measurement that takes the values of the cells")
+    columns: list[str] = Field(
+        default=[],
+        description="the columns that become rows; empty: with a key all that the spec does not name, with a time all "
+        "whose names begin with a digit",
+    )
+
+    @property
+    def names(self) -> str:
+        """Return the column that takes the names of the columns."""
+        return self.key or self.time or ""
+
+    @model_validator(mode="after")
+    def _key_or_time(self) -> Self:
+        if (self.key is None) == (self.time is None):
+            raise invalid("takes the names of columns as key or as time", "give one of the two, key or time")
+        return self
 
 
 class Files(Section):
     """How CSV files and lines of text are written; may change at any time, for files that are landed from then on."""
 
-    separator: Literal[",", ";", "\t", "|"] | None = Field(
+    separator: Literal[",", ";", "\t", "|", "blanks"] | None = Field(
         default=None,
-        description='what separates the fields of a CSV file: a comma, ; | or a tab, written "\\t"; null: the one with '
-        "which a file's header has the columns of the spec",
+        description='what separates the fields of a CSV file: a comma, ; | or a tab, written "\\t", or blanks (one or '
+        "more); null: the one with which a file's header has the columns of the spec",
     )
     decimal: Literal[".", ","] = Field(
         default=".",
@@ -51,6 +81,29 @@ class Files(Section):
         description="names of the columns of CSV files without a header, in order, such as [at, volume, river]; a file "
         "whose first line has the spec's columns is read by that header all the same",
     )
+    skip_lines: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        default=None,
+        description="lines above the header of a CSV file, which are left out; null: the header is the first line that "
+        "has the columns of the spec",
+    )
+    units_rows: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None,
+        description="rows of units or kinds below the header of a CSV file, which are left out; null: they are found",
+    )
+    comment: Annotated[str, Field(min_length=1, max_length=8)] | None = Field(
+        default=None,
+        description="what a line of comment begins with, such as #; such lines of a CSV file are left out; null: # "
+        "where such lines stand above the header",
+    )
+    encoding: str | None = Field(
+        default=None,
+        description="the encoding of CSV files, such as windows-1252, latin-1 or utf-16; null: UTF-8, or UTF-16 where "
+        "a file begins so",
+    )
+    wide: Wide | None = Field(
+        default=None,
+        description="files with a column for each series, such as {key: station, measurement: level}",
+    )
 
     names: dict[str, FileColumns] = Field(
         default={},
@@ -75,6 +128,17 @@ class Files(Section):
             if columns.count(name) > 1:
                 raise invalid(f"'{name}' appears twice", "give each column a name of its own")
         return columns
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str | None) -> str | None:
+        try:
+            is_text = encoding is None or isinstance("".encode(encoding), bytes)
+        except (LookupError, UnicodeError, ValueError):
+            is_text = False
+        if not is_text:
+            raise invalid(f"'{encoding}' is no encoding of text", "name one, such as windows-1252 or latin-1")
+        return None if encoding is None else codecs.lookup(encoding).name
 
     @field_validator("units")
     @classmethod

@@ -18,6 +18,7 @@ from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, csv_records
 from jobs.landing.csv_parquet import begins_record, parts, read, read_part, read_schema
 from jobs.landing.raw_rows import BYTES, CORRUPT
+from jobs.specs.files import Files
 
 NAMES = ["x", "y", "z"]
 Row = tuple[list[str | None], bool, bool]
@@ -85,10 +86,11 @@ def test_a_file_gives_the_same_rows_whole_and_in_parts(
     path.write_bytes(gzip.compress(content, 1) if packed else content)
     names = ["x", 'y\n"', "z"]
     assert read_schema(path, names).names == names
+    as_written = Files(separator=",", skip_lines=0, units_rows=0)
     with pytest.MonkeyPatch.context() as patch:
-        whole = read(path)
+        whole = read(path, named=as_written)
         patch.setattr(csv_parquet, "PIECE_BYTES", size)
-        some = [source for part in parts(path) for source in read_part(part)]
+        some = [source for part in parts(path, named=as_written) for source in read_part(part)]
     for name in [*names, CORRUPT, BYTES]:
         nothing = [None] * whole.rows
         found = [

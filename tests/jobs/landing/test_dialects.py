@@ -56,11 +56,17 @@ def test_files_of_other_packages_are_read_as_pandas_reads_them_or_refused_in_a_s
             assert "appears twice" in error.message  # a matrix without a header, or columns without names
             continue
         dialect = found_dialect(path, ())
+        if dialect.first is not None or dialect.by_cr:
+            continue  # names of rows, which pandas reads as an index
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
                 theirs = pd.read_csv(
-                    path, sep=dialect.separator, dtype=str, keep_default_na=False, index_col=False
+                    path,
+                    sep=r"\s+" if dialect.separator == " " else dialect.separator,
+                    dtype=str,
+                    keep_default_na=False,
+                    index_col=False,
                 )
             except pd.errors.ParserError:
                 continue  # lines of comment before the header
@@ -68,6 +74,9 @@ def test_files_of_other_packages_are_read_as_pandas_reads_them_or_refused_in_a_s
             continue
         compared += 1
         for place, name in enumerate(theirs.columns):
+            if place >= len(found.columns):  # columns without a name, all empty
+                assert set(theirs[name]) <= {""}
+                continue
             ours = ["" if one is None else one for one in list(found.columns.values())[place].to_pylist()]
             assert ours == theirs[name].tolist(), (path, name)
     assert compared > 100
@@ -167,24 +176,6 @@ def test_init_reads_months_by_name(tmp_path: Path) -> None:
     assert (done.data["rows"], done.data["rejected"]) == (120, 0)
 
 
-def test_a_comment_above_the_header_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "prices.csv"
-    path.write_text("# Source: somebody, 2024\n# and more\nDate,price\n2024-01-01,1.5\n2024-02-01,2.5\n")
-    settings = Settings.load(warehouse=str(tmp_path / "warehouse"), models=tmp_path, quiet=True)
-    for attempt in (
-        lambda: init.run(settings, str(path), quick=True, no_picture=True),
-        lambda: read_schema(path, ["Date", "price"]),
-        lambda: read(path, ["Date", "price"]),
-    ):
-        with pytest.raises(UserError, match="2 lines of comments stand above its header") as error:
-            attempt()
-        assert "tail -n +3" in error.value.message
-    path.write_text("#Date,price\n2024-01-01,1.5\n")
-    assert read_schema(path, ["#Date", "price"]).names == ["#Date", "price"]
-    with pytest.raises(UserError, match="rename it"):
-        init.run(settings, str(path), quick=True, no_picture=True)
-
-
 def test_what_a_comma_that_may_separate_thousands_was_taken_for_is_said(tmp_path: Path) -> None:
     path = tmp_path / "sales.csv"
     rows = "".join(f'2024-01-{day:02};"1,{day:03}";{day * day % 7}\n' for day in range(1, 29))
@@ -205,7 +196,10 @@ def test_what_a_comma_that_may_separate_thousands_was_taken_for_is_said(tmp_path
             "1871-07-01,1120,nile\n1872-07-01,1160,nile\n",
             "name its 3 columns in order in the spec, files: {columns:",
         ),
-        ("at volume river\n1871-07-01 1120 nile\n", "its columns are separated by blanks"),
+        (
+            "Nile at Aswan\n\nat,volum,river\n1871-07-01,1120,nile\n",
+            "the header seems to be line 3 ('at,volum,river')",
+        ),
         ("at,volum,river\n1871-07-01,1120,nile\n", "did you mean 'volum'"),
     ],
 )

@@ -1,0 +1,222 @@
+"""Cut a JSON file whose rows are not one object a line: arrays, objects over several lines, and rows in an envelope.
+
+Values are taken from the file one after another, so that only the longest of them and a block are in memory. An
+envelope, which is one object around the rows, is read at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from jobs.core.errors import UserError
+from jobs.landing.csv_records import BOM
+
+BEGINNING = 1 << 16
+"""Bytes at a file's beginning that show if its rows are lines."""
+BLOCK = 1 << 20
+LONGEST_VALUE = 64 << 20
+"""Characters of the longest row or envelope."""
+_BLANK = re.compile(r"[ \t\r\n]*")
+_DECODER = json.JSONDecoder()
+_NAMES, _CELLS = ("columns", "fields", "header"), ("data", "values", "rows", "index")
+
+
+def spans_lines(beginning: bytes) -> bool:
+    """Tell by its beginning if a file is not one object a line: an array, objects over lines or glued, an envelope."""
+    text = beginning.removeprefix(BOM).decode("utf-8", "replace").lstrip(" \t\r\n")
+    if not text.startswith("{"):
+        return text.startswith("[")
+    line, _, rest = text.partition("\n")
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except json.JSONDecodeError as error:
+        return error.pos > len(line) or not rest and len(beginning) >= BEGINNING
+    except RecursionError:
+        return False
+    if end > len(line) or line[end:].strip(" \t\r").startswith("{"):
+        return True
+    return (
+        not rest.strip()
+        and len(beginning) < BEGINNING
+        and any(isinstance(one, dict | list) for one in value.values())
+    )
+
+
+def row_texts(file: IO[bytes], path: Path, columns: Sequence[str]) -> Iterator[str]:
+    """Return the rows of a file that `spans_lines`, each as the text of a JSON value.
+
+    Args:
+        file: opened at its beginning, uncompressed.
+        path: for messages.
+        columns: that a row has, as far as they are known.
+
+    Raises:
+        UserError: a value is too long, or the rows have no names.
+        ValueError: the file is not JSON.
+    """
+    values = _Values(file, path)
+    first = values.following()
+    if first is None:
+        return
+    second = values.following()
+    found = json.loads(first)
+    if isinstance(found, list):
+        if not all(isinstance(name, str) for name in found):
+            raise UserError(f"{path}: its rows are arrays without names; write one object on each line")
+        while second is not None:
+            yield json.dumps(_named(found, json.loads(second)), ensure_ascii=False)
+            second = values.following()
+        return
+    if second is None and not values.is_array and isinstance(found, dict):
+        rows = rows_within(found, columns)
+        yield from [first] if rows is None else (json.dumps(row, ensure_ascii=False) for row in rows)
+        return
+    yield first
+    while second is not None:
+        yield second
+        second = values.following()
+
+
+def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
+    """Return the rows of an object that is not a row itself; None if it is one, or its rows are not told.
+
+    They are the only array of objects in it; arrays below an array of the columns' names; or one object of arrays of
+    equal length, each a column.
+    """
+    if columns and not any(isinstance(envelope.get(name, []), dict | list) for name in columns):
+        return None
+    objects = list(_objects(envelope))
+    for one in objects:
+        names = next((one[name] for name in _NAMES if _is_names(one.get(name))), None)
+        cells = next((one[name] for name in _CELLS if _is_table(one.get(name))), None)
+        if names and cells:
+            return [_named(names, row) for row in cells]
+    found = [value for one in objects for value in one.values() if _is_rows(value)]
+    if len(found) == 1:
+        within = rows_within(found[0][0]) if len(found[0]) == 1 and not _has_scalars(found[0][0]) else None
+        return found[0] if within is None else within
+    tables = [table for one in objects if (table := _parallel(one))]
+    if not found and len(tables) == 1:
+        names = list(tables[0])
+        return [dict(zip(names, row, strict=True)) for row in zip(*tables[0].values(), strict=True)]
+    return None
+
+
+def described(value: dict[str, Any]) -> str:
+    """Return in words the members of an object that holds no rows."""
+    words = []
+    for name, member in list(value.items())[:8]:
+        kind = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}.get(
+            type(member), "a number"
+        )
+        words.append(f"{name[:40]} ({kind})")
+    return ", ".join(words) + (", ..." if len(value) > 8 else "")
+
+
+class _Values:
+    """The values of a file one after another, those of its array or those at its top."""
+
+    def __init__(self, file: IO[bytes], path: Path) -> None:
+        self.file, self.path = file, path
+        self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.text, self.place, self.ended = "", 0, False
+        self.is_array = self._mark() == "["
+        self.place += self.is_array
+        self.is_first = self.is_open = True
+
+    def following(self) -> str | None:
+        """Return the text of the next value; None after the last one."""
+        mark = self._mark()
+        if self.is_array and mark == "]" and self.is_open:
+            self.place += 1
+            self.is_open = False
+            if mark := self._mark():
+                raise ValueError("there is more after the end of the array")
+        if not mark:
+            if self.is_array and self.is_open:
+                raise ValueError("the array does not end")
+            return None
+        if mark == "," and not self.is_first:
+            self.place += 1
+            self._mark()
+        elif self.is_array and not self.is_first:
+            raise ValueError("a comma is missing between two values")
+        self.is_first = False
+        return self._value()
+
+    def _value(self) -> str:
+        size = BLOCK
+        while True:
+            try:
+                _, end = _DECODER.raw_decode(self.text, self.place)
+                if end < len(self.text) or self.ended:
+                    text, self.place = self.text[self.place : end], end
+                    return text
+            except json.JSONDecodeError:
+                if self.ended:
+                    raise
+            if len(self.text) - self.place > LONGEST_VALUE:
+                raise UserError(
+                    f"{self.path}: has a value of more than {LONGEST_VALUE:,} characters, which is read at once; write "
+                    "one object on each line"
+                )
+            self._more(size)
+            size *= 2
+
+    def _mark(self) -> str:
+        """Return the next character that is no blank; empty at the end."""
+        while True:
+            self.place = _BLANK.match(self.text, self.place).end()  # type: ignore[union-attr]
+            if self.place < len(self.text) or self.ended:
+                return self.text[self.place : self.place + 1]
+            self._more(BLOCK)
+
+    def _more(self, size: int) -> None:
+        block = self.file.read(size)
+        self.ended = not block
+        self.text = self.text[self.place :] + self.decoder.decode(block, self.ended)
+        self.place = 0
+
+
+def _objects(value: dict[str, Any], depth: int = 3) -> Iterator[dict[str, Any]]:
+    yield value
+    for member in value.values() if depth else ():
+        if isinstance(member, dict):
+            yield from _objects(member, depth - 1)
+        elif isinstance(member, list) and len(member) == 1 and isinstance(member[0], dict):
+            yield from _objects(member[0], depth - 1)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, list) for one in value)
+
+
+def _has_scalars(value: dict[str, Any]) -> bool:
+    return sum(not isinstance(one, dict | list) for one in value.values()) > 1
+
+
+def _parallel(value: dict[str, Any]) -> dict[str, list[Any]] | None:
+    """Return the members of an object that are arrays of equal length, two at least; None if there are none."""
+    arrays = {name: one for name, one in value.items() if isinstance(one, list) and one}
+    flat = all(not isinstance(cell, dict | list) for one in arrays.values() for cell in one)
+    return arrays if len(arrays) > 1 and flat and len({len(one) for one in arrays.values()}) == 1 else None
+
+
+def _named(names: list[str], row: list[Any]) -> dict[str, Any]:
+    """Return the cells of a row by the names of their columns."""
+    if not isinstance(row, list) or len(row) != len(names):
+        raise ValueError(f"a row is no array of {len(names):,} values, as many as there are columns")
+    return dict(zip(names, row, strict=True))

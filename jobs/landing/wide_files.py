@@ -1,0 +1,110 @@
+"""Turn the rows of a wide file, which has a column for each series, into rows of one measurement each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
+from jobs.specs.files import Files
+
+
+class WideColumns(NamedTuple):
+    """Which columns of a file become rows.
+
+    names, values  the columns that take their names and the values of their cells
+    kept           the other columns that are wanted
+    listed         the columns that become rows; empty: all that are not kept, or those named by digits
+    by_digits      the columns that become rows have names that begin with a digit
+    """
+
+    names: str
+    values: str
+    kept: tuple[str, ...]
+    listed: tuple[str, ...]
+    by_digits: bool
+
+    def of(self, columns: Sequence[str]) -> list[str]:
+        """Return those of a file's columns that become rows."""
+        if self.listed:
+            return list(self.listed)
+        others = [name for name in columns if name not in (*self.kept, CORRUPT, FIELDS, BYTES)]
+        return [name for name in others if name[:1].isdigit()] if self.by_digits else others
+
+
+def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
+    """Return which columns of files become rows, where a spec says that some do.
+
+    columns: that the rows have.
+    """
+    wide = named.wide
+    if wide is None:
+        return None
+    kept = tuple(name for name in columns if name not in (wide.names, wide.measurement))
+    return WideColumns(wide.names, wide.measurement, kept, tuple(wide.columns), wide.time is not None)
+
+
+def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
+    """Return the names and types of the rows of a wide file.
+
+    Raises:
+        UserError: the file lacks a column that becomes rows, or these have several types, or it is not wide.
+    """
+    series = wide.of(schema.names)
+    lacking = [name for name in series if name not in schema.names]
+    if lacking or not series:
+        what = f"there is no column '{lacking[0]}'" if lacking else "no column is left that could become rows"
+        raise UserError(
+            f"{path}: {what}; mend files.wide in the spec: columns are {', '.join(schema.names[:20])}"
+        )
+    kinds = {schema.field(name).type for name in series if not pa.types.is_null(schema.field(name).type)}
+    if len(kinds) > 1 and not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in kinds):
+        held = ", ".join(sorted(map(str, kinds)))
+        raise UserError(
+            f"{path}: columns that files.wide makes rows hold {held}; list those of numbers in its columns"
+        )
+    kind = kinds.pop() if len(kinds) == 1 else pa.float64() if kinds else pa.null()
+    kept = [schema.field(name) for name in schema.names if name in wide.kept]
+    return pa.schema([*kept, pa.field(wide.names, pa.string()), pa.field(wide.values, kind)])
+
+
+def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) -> Source:
+    """Return a row for each filled cell of the columns that become rows, by row, then by column.
+
+    A row that is misshapen or not UTF-8 stays one row. An empty cell is no row.
+
+    columns: that are wanted; None: all.
+    """
+    series = wide.of(list(source.columns))
+    kinds = {source.columns[name].type for name in series}
+    kind = kinds.pop() if len(kinds) == 1 else pa.float64()
+    cells = pa.concat_arrays([source.columns[name].cast(kind) for name in series])
+    count, rows = len(series), source.rows
+    order = np.arange(rows * count).reshape(count, rows).T.ravel()  # by row, then by column
+    filled = arrow.to_numpy(cells.is_valid())[order]
+    broken = source.misshapen if source.not_utf8 is None else source.misshapen | source.not_utf8
+    first = np.tile(np.arange(count) == 0, rows)
+    wanted = np.where(np.repeat(broken, count), first, filled)
+    place = np.flatnonzero(wanted)
+    row, column = place // count, place % count
+    names = arrow.texts(series).take(arrow.integers(column))
+    found = {
+        name: values.take(arrow.integers(row))
+        for name, values in source.columns.items()
+        if name not in series
+        and (
+            columns is None
+            and name in (*wide.kept, CORRUPT, FIELDS, BYTES)
+            or columns is not None
+            and name in columns
+        )
+    }
+    found |= {wide.names: names, wide.values: cells.take(arrow.integers(order[place]))}
+    marks = None if source.not_utf8 is None else source.not_utf8[row]
+    return source._replace(columns=found, misshapen=source.misshapen[row], rows=len(place), not_utf8=marks)

@@ -1,0 +1,195 @@
+"""JSON files whose rows are not one object a line give the rows that a person reads, or say what was seen. No Spark."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.core.errors import UserError
+from jobs.landing import json_values
+from jobs.landing.json_rows import check_documents, documents, json_schema, parts, read_part, spans_lines
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.quarantine import REASON
+from tests.jobs.support.pipeline import random_walk_spec
+
+ROWS: list[dict[str, Any]] = [
+    {"id": "a", "at": f"2024-01-0{n}T00:00:00Z", "a": n + 0.5, "b": n} for n in range(1, 4)
+]
+NAMES = list(ROWS[0])
+CELLS = [list(row.values()) for row in ROWS]
+COLUMNS = {name: [row[name] for row in ROWS] for name in NAMES}
+DEEP = [{"id": row["id"], "at": row["at"], "main": {"a": row["a"]}, "b": row["b"]} for row in ROWS]
+
+
+def text(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent)
+
+
+# name: content, and whether it can be cut where lines end
+SHAPES = {
+    "lines": ("\n".join(map(text, ROWS)), False),
+    "lines with blanks": ("\r\n\n".join(map(text, ROWS)) + "\n\n", False),
+    "pretty objects": ("\n".join(text(row, 2) for row in ROWS), True),
+    "pretty objects with a mark": ("\ufeff" + "\n\n".join(text(row, 2) for row in ROWS), True),
+    "glued": ("".join(map(text, ROWS)), True),
+    "glued with blanks": (" ".join(map(text, ROWS)), True),
+    "glued pretty": ("".join(text(row, 1) for row in ROWS), True),
+    "with commas": (",\n".join(text(row, 1) for row in ROWS), True),
+    "an array": (text(ROWS), True),
+    "a pretty array": (text(ROWS, 4) + "\n", True),
+    "an array a row a line": ("[\n" + ",\n".join(map(text, ROWS)) + "\n]\n", True),
+    "an envelope": (text({"data": ROWS}), True),
+    "a pretty envelope": (text({"status": "ok", "count": 3, "results": ROWS}, 2), True),
+    "an envelope in another": (
+        text({"meta": {"code": 200, "tags": ["x"]}, "body": {"items": ROWS}}, 2),
+        True,
+    ),
+    "split of pandas": (text({"columns": NAMES, "index": [0, 1, 2], "data": CELLS}), True),
+    "series of InfluxDB": (
+        text(
+            {"results": [{"statement_id": 0, "series": [{"name": "m", "columns": NAMES, "values": CELLS}]}]}
+        ),
+        True,
+    ),
+    "arrays below their names": (text([NAMES, *CELLS], 1), True),
+    "parallel arrays": (text(COLUMNS), True),
+    "parallel arrays of Open-Meteo": (
+        text({"latitude": 48.2, "hourly_units": {"at": "iso8601", "a": "C"}, "hourly": COLUMNS}, 2),
+        True,
+    ),
+}
+
+
+def spec(**changes: Any) -> ModelSpec:
+    return ModelSpec.model_validate(random_walk_spec(**changes))
+
+
+def written(path: Path, content: str) -> Path:
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return path
+
+
+def rows_of(path: Path, wanted: ModelSpec) -> list[tuple[Any, ...]]:
+    """Return key, time and numbers as `ingest` reads them."""
+    found: list[tuple[Any, ...]] = []
+    for part in parts(path):
+        for some in read_part(part, wanted.file_columns):
+            batch = check_documents(wanted, some, {"id": "string"}, str(path))
+            assert batch.column(REASON).null_count == batch.num_rows
+            found += zip(*(batch.column(name).to_pylist() for name in ("id", "a", "b")), strict=True)
+    return found
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_file_of_any_shape_gives_its_rows(tmp_path: Path, name: str, ending: str) -> None:
+    content, spans = SHAPES[name]
+    path = written(tmp_path / f"rows.{ending}", content)
+    assert spans_lines(path) is spans
+    expected = [(row["id"], row["a"], row["b"]) for row in ROWS]
+    assert rows_of(path, spec()) == expected
+    assert set(spec().columns) <= set(json_schema(path, spec()).names)
+    assert [json.loads(one) for one in documents(path)] == ROWS
+    assert [json.loads(one) for one in documents(path, 2)] == ROWS[:2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"id": st.text(max_size=6), "a": st.floats(allow_nan=False), "t": st.lists(st.none())}
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    st.sampled_from([None, 1, 4]),
+    st.sampled_from(["", "\n", " ", "\r\n\r\n"]),
+    st.sampled_from(["{}", "[{}]"]),
+    st.integers(1, 50),
+)
+def test_values_over_blocks_of_any_size_are_those_of_the_file(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[Any],
+    indent: int | None,
+    between: str,
+    form: str,
+    size: int,
+) -> None:
+    joint = between if form == "{}" else f",{between}"
+    content = form.replace(
+        "{}", joint.join(json.dumps(row, indent=indent, ensure_ascii=False) for row in rows)
+    )
+    path = written(tmp_path_factory.mktemp("json") / "rows.json", content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "BLOCK", size)
+        assert [json.loads(one) for one in documents(path)] == rows
+
+
+def test_numbers_keep_their_spelling(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.json", '[{"id": 1.10, "a": 9007199254740993}, {"id": 2, "a": 1e2}]')
+    assert documents(path) == [b'{"id": 1.10, "a": 9007199254740993}', b'{"id": 2, "a": 1e2}']
+
+
+@pytest.mark.parametrize("names", [("main.a", "b"), ("main.a", "main.c")])
+def test_a_member_of_a_member_is_named_with_a_dot(tmp_path: Path, names: tuple[str, str]) -> None:
+    rows = [{**row, "main": {**row["main"], "c": row["b"]}} for row in DEEP]
+    path = written(tmp_path / "rows.jsonl", "\n".join(map(text, rows)))
+    wanted = spec().model_copy(update={"measurement": list(names)})
+    assert set(names) <= set(json_schema(path, wanted).names)
+    for part in parts(path):
+        for some in read_part(part):
+            batch = check_documents(wanted, some, {"id": "string"}, str(path))
+            assert batch.column(names[0]).to_pylist() == [row["a"] for row in ROWS]
+            assert batch.column(names[1]).to_pylist() == [row["b"] for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"status": "error", "message": "no such station", "code": 404, "x": []}, "no rows were found"),
+        (
+            {"first": ROWS, "second": ROWS},
+            "is one object with the members first .an array., second .an array.",
+        ),
+        ({"a1": {"0": 1.0, "1": 2.0}, "b1": {"0": 1, "1": 2}}, "a1 .an object., b1 .an object."),
+        ([[1, 2], [3, 4]], "its rows are arrays without names"),
+        ([NAMES, CELLS[0], [1]], "a row is no array of 4 values"),
+    ],
+)
+def test_rows_that_are_not_found_are_refused_by_what_was_seen(
+    tmp_path: Path, content: Any, said: str
+) -> None:
+    path = written(tmp_path / "rows.json", text(content, 1))
+    with pytest.raises(UserError, match=said):
+        json_schema(path, spec())
+
+
+@pytest.mark.parametrize(
+    "content", ["[{}", '[{"a":1} {"a":2}]', '[{"a":1}]x', '{\n"a":1}\n}', '{"a":1}{"a"', "[1,]"]
+)
+def test_a_file_that_is_not_json_says_so(tmp_path: Path, content: str) -> None:
+    with pytest.raises(UserError, match="is not JSON"):
+        documents(written(tmp_path / "rows.json", content))
+
+
+def test_a_damaged_line_stays_one_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "rows.jsonl", "{oops\n" + "\n".join(map(text, ROWS)))
+    assert not spans_lines(path) and len(documents(path)) == 4
+
+
+def test_a_value_that_does_not_end_is_told_before_all_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_values, "LONGEST_VALUE", 10_000)
+    monkeypatch.setattr(json_values, "BLOCK", 1_000)
+    path = written(tmp_path / "rows.json.gz", '[{"a": "' + "x" * 20_000_000)
+    with pytest.raises(UserError, match="has a value of more than 10,000 characters"):
+        documents(path)
+    with pytest.raises(UserError, match="nested too deeply"):
+        documents(written(tmp_path / "deep.json", "[" * 100_000))
