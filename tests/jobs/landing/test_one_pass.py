@@ -223,7 +223,8 @@ def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
     reason = np.full(len(texts), None, object)
     (found,) = numbers_of(["v"], "measurement", source, MISSING, "rows", reason)
     return [
-        (None if why or np.isnan(value) else value, why) for value, why in zip(found.tolist(), reason, strict=True)
+        (None if why or np.isnan(value) else value, why)
+        for value, why in zip(found.tolist(), reason, strict=True)
     ]
 
 
