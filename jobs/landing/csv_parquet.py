@@ -38,8 +38,14 @@ from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
+HEADER_BYTES = 1 << 16
+"""Bytes that are read at once where only the header is wanted."""
 ROWS_A_BATCH = 250_000
 """Rows of a Parquet file that are in memory at once."""
+
+_FOUND: dict[tuple[object, ...], Dialect] = {}
+"""The dialects of the files that were looked at, each found once."""
+_MOST_FOUND = 1 << 15
 
 
 class Part(NamedTuple):
@@ -240,8 +246,14 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
 
 def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
-    wide = wide_columns(named, columns)
-    return find_dialect(_beginning(path), columns if wide is None else wide.kept, named)
+    there = path.stat()
+    known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
+    if known not in _FOUND:
+        if len(_FOUND) == _MOST_FOUND:
+            _FOUND.clear()
+        wide = wide_columns(named, columns)
+        _FOUND[known] = find_dialect(_beginning(path), columns if wide is None else wide.kept, named)
+    return _FOUND[known]
 
 
 def without_header(path: Path) -> Dialect | None:
@@ -342,7 +354,7 @@ def _bytes(path: Path, dialect: Dialect = PLAIN) -> Iterator[io.BufferedIOBase]:
 
 def _header(path: Path, dialect: Dialect) -> Header:
     with _bytes(path, dialect) as stream:
-        found = read_header(stream, PIECE_BYTES, dialect)
+        found = read_header(stream, HEADER_BYTES, dialect)
     if found is None:
         raise UserError(f"{path}: is empty; give a file with a header and rows")
     return found[0]

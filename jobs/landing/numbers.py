@@ -125,7 +125,10 @@ def _read_texts(
     thousands = None if files.thousands == decimal else files.thousands
     if (decimal, thousands) != (files.decimal, files.thousands):
         files = files.model_copy(update={"decimal": decimal, "thousands": thousands})
-    reader = NumberReader(files, files.units.get(name))
+    unit = files.units.get(name)
+    if (decimal, thousands, unit) == (".", None, None) and (plain := _read_plain(column)) is not None:
+        return _without(plain, rules.numbers), np.full(len(column), _OK)
+    reader = NumberReader(files, unit)
     read, usual = reader.read_usual(column)
     values, codes = arrow.to_numpy(read, math.nan).copy(), np.full(len(column), _OK)
     places = np.flatnonzero(~arrow.to_numpy(usual, False))
@@ -137,6 +140,18 @@ def _read_texts(
     values = _without(values, rules.numbers)
     codes[np.isinf(values)] = _NOT_FINITE
     return values, codes
+
+
+def _read_plain(column: pa.Array) -> Floats | None:
+    """Return the numbers (N,) of texts, NaN where null, if each is a finite number to Arrow; else None.
+
+    Whatever is a finite number to Arrow is one, and the same, to `NumberReader`, which reads others besides.
+    """
+    try:
+        values = arrow.to_numpy(column.cast(pa.float64()), math.nan)
+    except pa.ArrowInvalid:
+        return None
+    return values if np.isfinite(values).sum() == len(column) - column.null_count else None
 
 
 def _read_text(
