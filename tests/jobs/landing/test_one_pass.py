@@ -215,7 +215,7 @@ NUMBERS = {
     "1_000": "not a number", "nan(1)": "not a number", "inf": "not finite", "-Infinity": "not finite",
     "1e999": "not finite", "\t1": "not a number", "1\n": "not a number", "\u0661": "not a number",
 }  # fmt: skip
-MISSING = {"na", "", "-999", "nan"}
+MISSING = rules_of(["na", "", "-999", "nan"], Files())
 
 
 def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
