@@ -12,7 +12,8 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
-from jobs.landing import folder_watch, landing
+from jobs.landing import file_landing as landing
+from jobs.landing import folder_watch
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.landing.landed_files import LandedFiles, path_number
 from jobs.spark.warehouse import Warehouse

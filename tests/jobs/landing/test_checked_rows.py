@@ -15,7 +15,8 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.landing import csv_parquet, landing, line_parts
+from jobs.landing import csv_parquet, line_parts
+from jobs.landing import file_landing as landing
 from jobs.landing.checking import check_rows, key_types_of
 from jobs.landing.csv_parquet import read
 from jobs.landing.raw_rows import Source

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.report import Report
-from jobs.landing import landing
+from jobs.landing import file_landing as landing
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 

@@ -15,7 +15,8 @@ from jobs import filter as offline
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing import landing, line_parts
+from jobs.landing import file_landing as landing
+from jobs.landing import line_parts
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
