@@ -33,8 +33,8 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="Rows to filter: a .csv, .parquet or .orc file, or with line_pattern a .txt or .log file; a folder of "
-            "them, or a glob.",
+            help="Rows to filter: a .csv, .json, .jsonl, .parquet or .orc file, or with line_pattern a .txt or .log "
+            "file; a folder of them, or a glob.",
             show_default=False,
         ),
     ],
@@ -57,13 +57,12 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     from jobs.encoding import arrow
+    from jobs.landing.file_rows import dialects, endings_of, files_of, read_rows
     from jobs.landing.parsing import parse
     from jobs.offline.filtering import filter_rows, write
-    from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
-    from jobs.offline.whole_files import dialects, files_of
     from jobs.snapshots.learned import learned_parameters
     from jobs.state.kernel import load_checked_spec
 
@@ -74,16 +73,14 @@ def run(
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
-    told = [*dialects(spec, files_of(input, spec)), *_told(spec, source, rows)]
+    files = files_of(input, endings_of(spec))
+    told = [*dialects(spec, files), *_told(spec, source, rows)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and files_of(input, spec)[0].suffix.lower() not in (
-        ".parquet",
-        ".orc",
-    ):
-        # A CSV file, or text, has times as text only; Parquet has a type for them.
+    if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
+        # A CSV file, JSON or text, has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
     told += _faults(spec, source, rows, estimates)

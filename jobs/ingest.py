@@ -69,16 +69,10 @@ def run(
     from jobs.core.input_files import find_files
     from jobs.landing import folder_watch
     from jobs.landing.checking import key_types_of
-    from jobs.landing.file_landing import (
-        SMALL_BYTES,
-        FileLanding,
-        endings_of,
-        file_schema,
-        file_size,
-    )
+    from jobs.landing.file_landing import SMALL_BYTES, FileLanding, file_schema, file_size
+    from jobs.landing.file_rows import dialects, endings_of
     from jobs.landing.small_files import land_all
     from jobs.landing.target_table import prepare
-    from jobs.offline.whole_files import dialects
     from jobs.sources.choice import land_source
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import spark_session

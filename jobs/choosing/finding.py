@@ -30,12 +30,12 @@ from jobs.core.report import plural
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
+from jobs.landing.file_rows import files_of
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
-from jobs.offline.whole_files import files_of
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 
 Floats = NDArray[np.float64]

@@ -21,10 +21,10 @@ from pyspark.sql import functions as F
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.landing.appended import can_be_appended_to, end_of
 from jobs.landing.checking import refuse_types
-from jobs.landing.csv_parquet import FORMATS, check_columns, read_schema
-from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import is_array, is_json, json_schema
-from jobs.landing.key_from_name import salt_of, schema_with_key
+from jobs.landing.csv_parquet import check_columns
+from jobs.landing.file_rows import parts_of, schema_of
+from jobs.landing.json_rows import is_array, is_json
+from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers, transaction
 from jobs.landing.line_parts import expands_beyond
 from jobs.landing.reading import (
@@ -36,10 +36,7 @@ from jobs.landing.reading import (
     checked_in_driver,
     checked_in_workers,
     checked_tables,
-    parts_of,
 )
-from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
-from jobs.landing.text_lines import is_text, text_schema
 from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -56,15 +53,6 @@ SMALL_BYTES = 64 << 20
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 """What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
 land all its rows, as those of another file of the same name."""
-
-
-ALWAYS_READ = (*FORMATS, *JSON_FORMATS)
-"""Endings of the files that can be landed for any model."""
-
-
-def endings_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the endings of the files that can be landed; those of text where the spec says how to read lines."""
-    return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,16 +276,8 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
-    if is_json(path):
-        schema = json_schema(Path(path), spec)
-    elif is_text(path):
-        schema = text_schema(spec, Path(path))
-    else:
-        schema = read_schema(Path(path), spec.file_columns, spec.files)
-        check_columns(
-            Path(path), schema.names, schema.names
-        )  # rejected rows are kept with all columns, by name
-    schema = schema_with_key(spec, schema, path)
+    schema = schema_of(spec, Path(path))
+    check_columns(Path(path), schema.names, schema.names)  # rejected rows are kept with all columns, by name
     refuse_types(spec, schema, path)
     return schema
 

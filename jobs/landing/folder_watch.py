@@ -32,16 +32,15 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.checking import key_types_of
 from jobs.landing.file_landing import (
-    ALWAYS_READ,
     REFUSE,
     ChangedFile,
     FileLanding,
     FileState,
     Landed,
-    endings_of,
     file_schema,
     file_state,
 )
+from jobs.landing.file_rows import ALWAYS_READ, endings_of
 from jobs.landing.key_from_name import salt_of
 from jobs.landing.rejected import advice
 from jobs.landing.small_files import land_all

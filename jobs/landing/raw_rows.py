@@ -24,7 +24,8 @@ class Source(NamedTuple):
 
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
     where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
-    another format. `decimal`: what precedes the fraction of a number that is text.
+    another format. `decimal`: what precedes the fraction of a number that is text. `problems` (N,): why a JSON document
+    is invalid, None where it is valid; None of another format.
     """
 
     columns: dict[str, pa.Array]
@@ -33,6 +34,7 @@ class Source(NamedTuple):
     not_utf8: NDArray[np.bool_] | None = None
     unmatched: NDArray[np.bool_] | None = None
     decimal: str = "."
+    problems: NDArray[np.object_] | None = None
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
@@ -80,6 +82,11 @@ def joined(parts: list[Source], names: list[str]) -> Source:
         _joined_marks(parts, [part.not_utf8 for part in parts]),
         _joined_marks(parts, [part.unmatched for part in parts]),
         parts[0].decimal if parts else ".",
+        None
+        if all(part.problems is None for part in parts)
+        else np.concatenate(
+            [np.full(part.rows, None, object) if part.problems is None else part.problems for part in parts]
+        ),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,14 +19,10 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError, raised_in_python
 from jobs.landing.checking import ROWS_A_FILE, check_rows, typed_columns
-from jobs.landing.csv_parquet import Part, parts, read_part
+from jobs.landing.csv_parquet import Part
+from jobs.landing.file_rows import rows_of_part
 from jobs.landing.json_rows import check_documents, is_json
-from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
-from jobs.landing.key_from_name import with_key
-from jobs.landing.text_lines import is_text, pattern_of
-from jobs.landing.text_lines import parts as text_parts
-from jobs.landing.text_lines import read_part as read_text
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -124,29 +119,13 @@ def _schema_of(spec: ModelSpec, key_types: KeyTypes) -> pa.Schema:
     return pa.schema([(name, types[name]) for name in (REASON, PAYLOAD, *spec.columns)])
 
 
-def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
-    """Return the parts of a file, or of a folder of files, in order; of lines or records those between two places.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if is_json(path):
-        return json_parts(path, start, stop)
-    if is_text(path):
-        return text_parts(path, start, stop)
-    return parts(path, start, stop, spec.file_columns, spec.files)
-
-
 def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
     """Read and check a part of a file."""
     if is_json(rows.part.path):
         found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
     else:
-        of_text = is_text(rows.part.path)
-        sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)
-        written = (source._replace(decimal=spec.files.decimal) for source in sources)
-        keyed = (with_key(spec, source, file) for source in written)
-        found = (check_rows(spec, source, key_types, file) for source in keyed)
+        sources = rows_of_part(spec, rows.part, file)
+        found = (check_rows(spec, source, key_types, file) for source in sources)
     for batch in found:
         yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
 

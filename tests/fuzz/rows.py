@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.landing import reading
+from jobs.landing import file_rows, reading
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
 from tests.fuzz.judge import ANY, REJECT, Checked
@@ -110,7 +110,7 @@ def read(path: Path) -> list[Checked]:
     """Return all rows of a file as `ingest` reads and checks them, in order."""
     types = {"id": "string"}
     found: list[Checked] = []
-    for part in reading.parts_of(SPEC, path):
+    for part in file_rows.parts_of(SPEC, path):
         for batch in reading._checked(SPEC, reading.Rows(part, True), types, str(path)):
             found += rows_of(batch)
     return found
