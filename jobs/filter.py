@@ -57,8 +57,9 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     from jobs.encoding import arrow
-    from jobs.landing.file_rows import dialects, endings_of, files_of, read_rows
+    from jobs.landing.file_rows import dialects, files_of, read_rows
     from jobs.landing.parsing import parse
+    from jobs.landing.reading import endings_of
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of

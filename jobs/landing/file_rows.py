@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,27 +11,17 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
-from jobs.landing import csv_parquet, json_rows, text_lines
-from jobs.landing.csv_parquet import Part, check_columns, check_format, found_dialect
+from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES
-from jobs.landing.json_rows import document_rows, is_json, json_schema
-from jobs.landing.key_from_name import schema_with_key, with_key
+from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import Source, joined
-from jobs.landing.text_lines import is_text, pattern_of, text_schema
+from jobs.landing.reading import endings_of, reader_of, schema_of
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
-ALWAYS_READ = (*csv_parquet.FORMATS, *json_rows.FORMATS)
-"""Endings of the files that can be read for any model."""
 
-
-def endings_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the endings of the files that can be read; those of text where the spec says how to read lines."""
-    return (*ALWAYS_READ, *(() if spec.line_pattern is None else text_lines.FORMATS))
-
-
-def files_of(input: str, endings: Sequence[str] = csv_parquet.FORMATS) -> list[Path]:
+def files_of(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
     """Return the files that an input names: a file, a folder or a glob. A single name is not looked for yet.
 
     Raises:
@@ -40,54 +30,6 @@ def files_of(input: str, endings: Sequence[str] = csv_parquet.FORMATS) -> list[P
     if names_several(input, endings):
         return [Path(one) for one in find_files([input], endings)]
     return [path_of(input)]
-
-
-def schema_of(spec: ModelSpec, path: Path) -> pa.Schema:
-    """Return the names and types of a file's columns, with the key from its name.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a column that the spec names.
-    """
-    if is_json(path):
-        schema = json_schema(path, spec)
-    elif is_text(path):
-        schema = text_schema(spec, path)
-    else:
-        schema = csv_parquet.read_schema(path, spec.file_columns, spec.files)
-    return schema_with_key(spec, schema, path)
-
-
-def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
-    """Return the parts of a file, or of a folder of files, in order; of lines or records those between two places.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if is_json(path):
-        return json_rows.parts(path, start, stop)
-    if is_text(path):
-        return text_lines.parts(path, start, stop)
-    return csv_parquet.parts(path, start, stop, spec.file_columns, spec.files)
-
-
-def rows_of_part(
-    spec: ModelSpec, part: Part, file: str | Path, columns: Sequence[str] | None = None
-) -> Iterator[Source]:
-    """Read the named columns, or all, of a part of a file, in some batches of unchecked rows.
-
-    Of JSON objects the spec's columns are read. Rows have the key from the name of `file`, where the spec has one.
-
-    Raises:
-        UserError: the file cannot be read, or lacks a column.
-    """
-    if is_json(part.path):
-        found = (document_rows(spec, some) for some in json_rows.read_part(part))
-    elif is_text(part.path):
-        found = text_lines.read_part(pattern_of(spec, file), part, columns)
-    else:
-        found = csv_parquet.read_part(part, columns)
-    for source in found:
-        yield with_key(spec, source._replace(decimal=spec.files.decimal), file)
 
 
 def read_rows(spec: ModelSpec, input: str) -> Source:
@@ -109,11 +51,9 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
 
 def _all_rows(spec: ModelSpec, path: Path) -> Source:
     """Return the columns that a spec names of all rows of a file."""
-    if not (is_json(path) or is_text(path)):
-        check_format(path)
-    schema_of(spec, path)
-    parts = parts_of(spec, path)
-    found = [source for part in parts for source in rows_of_part(spec, part, path, spec.file_columns)]
+    schema_of(spec, str(path))
+    reader = reader_of(spec, str(path))
+    found = [source for part in reader.pieces() for source in reader.sources(part, spec.file_columns)]
     if is_json(path):
         found = _written_alike(found, [True] * len(found))
     return found[0] if len(found) == 1 else joined(found, spec.columns)
@@ -146,7 +86,7 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> S
     """
     sources: list[Source] = []
     for path in files_of(input):
-        source = csv_parquet.read(path, columns, named)
+        source = read(path, columns, named)
         sources.append(source._replace(decimal=named.decimal))
         if columns is None:
             check_columns(path, list(source.columns), list(sources[0].columns))

@@ -268,7 +268,12 @@ def numbers_of(
     for row, name in enumerate(names):
         column = source.columns[name]
         kind = column.type
-        if pa.types.is_string(kind):
+        if (
+            pa.types.is_string(kind)
+            and (plain := _plain_numbers(column, missing, source.decimal)) is not None
+        ):
+            values = plain
+        elif pa.types.is_string(kind):
             texts, places = _distinct(column)
             parsed = [_number(text, missing, source.decimal) for text in texts]
             values = np.array([value for value, _ in parsed] + [math.nan])[places]
@@ -284,6 +289,26 @@ def numbers_of(
             raise UserError(f"{file}: {what} column '{name}' holds {kind}; it must hold numbers")
         result[row] = values
     return result
+
+
+def _plain_numbers(column: pa.Array, missing: set[str], decimal: str) -> Floats | None:
+    """Return the numbers (N,) of texts, NaN where null, if each is a finite number by Arrow, and none means missing.
+
+    Of texts that are finite numbers to Arrow, `_number` reads each, and as the same number; of others it reads some.
+    """
+    if decimal != ".":
+        return None
+    try:
+        values = arrow.to_numpy(column.cast(pa.float64()), math.nan)
+    except pa.ArrowInvalid:
+        return None
+    if np.isfinite(values).sum() < len(column) - column.null_count:
+        return None
+    for text in missing:
+        value, code = _number(text, set(), decimal)
+        if code == _OK and (values == value).any():
+            return None
+    return values
 
 
 def _number(text: str, missing: set[str], decimal: str) -> tuple[float, int]:

@@ -14,10 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from jobs.spark.written_rows import keep_rows, write_rows
-from jobs.storage.part_files import PartFile, remove
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.row_filters import Filter
-from jobs.storage.table_log import FileTable
+from jobs.storage.table_log import FileTable, commit_or_remove
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Warehouse(Tables):
         files = self._taking(frame.schema, table)
         if transaction is not None and not files.is_due(transaction):
             return None
-        return _committed(
+        return commit_or_remove(
             files,
             write_rows(frame, files, more_columns),
             lambda parts: files.commit(parts, transaction, _metadata(detail)),
@@ -124,7 +123,7 @@ class Warehouse(Tables):
             UserError: as `append` does.
         """
         files = self._taking(frame.schema, table)
-        version = _committed(
+        version = commit_or_remove(
             files,
             write_rows(frame, files, more_columns=False),
             lambda parts: files.commit_for_all(parts, transactions, _metadata(detail)),
@@ -149,7 +148,7 @@ class Warehouse(Tables):
             UserError: the table does not take such rows, or the commit failed.
         """
         files = ReplacingTable(self, table)
-        version = _committed(
+        version = commit_or_remove(
             files,
             write_rows(frame, files, more_columns=True),
             lambda parts: files.replace_rows(
@@ -197,19 +196,6 @@ def ddl_of(columns: StructType) -> str:
     names = [one.name.replace("`", "``") for one in columns.fields]
     kinds = [one.dataType.simpleString() for one in columns.fields]
     return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
-
-
-def _committed(
-    files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
-) -> int | None:
-    """Commit files that were written, and remove them if no commit can name them."""
-    version = None
-    try:
-        version = commit(parts)
-    finally:
-        if version is None and not files.tried:
-            remove(files.path, parts)
-    return version
 
 
 def _metadata(detail: str | None) -> dict[str, str]:

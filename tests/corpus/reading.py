@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.landing.checking import key_types_of
-from jobs.landing.file_landing import file_schema
-from jobs.landing.file_rows import parts_of, read_rows
+from jobs import ingest
+from jobs.core.settings import Settings
+from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
-from jobs.landing.reading import Rows, checked_tables
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.table_rows import read_table
+from jobs.storage.tables import measurements
 
 HERE = Path(__file__).parent
 EXPECTED: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text())
@@ -36,6 +37,11 @@ class ReadRows(NamedTuple):
     rows: list[ReadRow]
     names: list[str]
     rejected: int
+
+    @property
+    def ordered(self) -> ReadRows:
+        """Return them in an order that does not depend on how a table keeps them."""
+        return self._replace(rows=sorted(self.rows, key=str))
 
 
 def file_of(name: str) -> Path:
@@ -74,17 +80,17 @@ def filtered_rows(spec: ModelSpec, path: Path) -> ReadRows:
     return ReadRows(rows, list(spec.measurement), source.rows - len(good))
 
 
-def landed_rows(spec: ModelSpec, path: Path) -> ReadRows:
-    """Return the rows that `ingest` lands of a small file."""
-    key_types = key_types_of(spec.naming_columns, file_schema(spec, str(path)))
-    chosen = [Rows(part, True) for part in parts_of(spec, path)]
-    checked = checked_tables(spec, chosen, key_types, str(path))
-    found = checked.accepted.to_pylist()
-    rows = [row_of(spec, {**row, spec.time: _instant(row[spec.time])}) for row in found]
-    return ReadRows(rows, list(spec.measurement), sum(checked.counts.reasons.values()))
+def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
+    """Return the rows that `ingest` lands of a file, in order."""
+    done = ingest.run(settings, spec.name, [str(path)])
+    table = read_table(str(settings.warehouse), measurements(spec.name), spec.columns)
+    assert table is not None
+    rows = [row_of(spec, {**row, spec.time: instant_of(row[spec.time])}) for row in table.to_pylist()]
+    return ReadRows(rows, list(spec.measurement), done.data["quarantined"])
 
 
-def _instant(at: datetime) -> int:
+def instant_of(at: datetime) -> int:
+    """Return a time in microseconds since 1970."""
     return round(at.replace(microsecond=0).timestamp()) * 1_000_000 + at.microsecond
 
 

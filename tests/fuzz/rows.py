@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.landing import file_rows, reading
+from jobs.landing import reading
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
 from tests.fuzz.judge import ANY, REJECT, Checked
@@ -110,8 +110,9 @@ def read(path: Path) -> list[Checked]:
     """Return all rows of a file as `ingest` reads and checks them, in order."""
     types = {"id": "string"}
     found: list[Checked] = []
-    for part in file_rows.parts_of(SPEC, path):
-        for batch in reading._checked(SPEC, reading.Rows(part, True), types, str(path)):
+    reader = reading.reader_of(SPEC, str(path))
+    for piece in reader.pieces():
+        for batch in reader.read(piece, types):
             found += rows_of(batch)
     return found
 
