@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pyspark.sql import functions as F
 
 from jobs import ingest
 from jobs.core.settings import Settings
+from jobs.history.source import rows_of
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.quarantine import REASON
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import measurements
 
@@ -87,6 +91,16 @@ def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
     assert table is not None
     rows = [row_of(spec, {**row, spec.time: instant_of(row[spec.time])}) for row in table.to_pylist()]
     return ReadRows(rows, list(spec.measurement), done.data["quarantined"])
+
+
+def estimated_rows(warehouse: Warehouse, spec: ModelSpec, path: Path) -> ReadRows:
+    """Return the rows that `estimate --input` reads of a file."""
+    frame = rows_of(warehouse, spec, str(path), None).frame
+    at = F.unix_micros(F.col(f"`{spec.time}`")).alias(spec.time)
+    columns = [F.col(REASON), at, *(F.col(f"`{name}`") for name in (*spec.key, *spec.measurement))]
+    found = [row.asDict() for row in frame.select(*columns).collect()]
+    rows = [row_of(spec, row) for row in found if row[REASON] is None]
+    return ReadRows(rows, list(spec.measurement), len(found) - len(rows))
 
 
 def instant_of(at: datetime) -> int:

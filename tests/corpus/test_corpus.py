@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from jobs import filter, init
+from jobs import estimate, filter, init
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
+from jobs.spark.session import warehouse_of
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from tests.corpus import make
-from tests.corpus.reading import EXPECTED, differences, file_of, filtered_rows, landed_rows, right_rows
+from tests.corpus.reading import (
+    EXPECTED,
+    differences,
+    estimated_rows,
+    file_of,
+    filtered_rows,
+    landed_rows,
+    right_rows,
+)
 
 KNOWN = {
     "node_red_jsonl": "init reads no JSON",
@@ -75,33 +86,86 @@ def settings_of(folder: Path) -> Settings:
     return Settings.load(str(folder / "warehouse"), str(folder / "models"), None)
 
 
-def begun(folder: Path, name: str) -> tuple[Report, ModelSpec]:
-    """Return what `init` says of a case's file, and the spec that it writes."""
-    wishes = EXPECTED[name]["options"]
-    done = init.run(
-        settings_of(folder), str(file_of(name)), name="case", quick=True, no_picture=True, **wishes
-    )
-    return done, load_spec("case", folder / "models")
+class Begun(NamedTuple):
+    """What `init` makes of a case's file, and the settings with the folder of its spec."""
+
+    settings: Settings
+    report: Report
+
+    @property
+    def spec(self) -> ModelSpec:
+        return load_spec("case", self.settings.models)
+
+
+Begin = Callable[[str], Begun]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Return a function that lets `init` find a model for a case once."""
+
+    @cache
+    def begin(name: str) -> Begun | UserError:
+        settings = settings_of(tmp_path_factory.mktemp(name))
+        wishes = EXPECTED[name]["options"]
+        try:
+            report = init.run(
+                settings, str(file_of(name)), name="case", quick=True, no_picture=True, **wishes
+            )
+        except UserError as refusal:
+            return refusal
+        return Begun(settings, report)
+
+    def raising(name: str) -> Begun:
+        found = begin(name)
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    return raising
 
 
 @pytest.mark.parametrize("name", all_cases())
-def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
+def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
+    tmp_path: Path, begun: Begin, name: str
+) -> None:
     expected, path = EXPECTED[name], file_of(name)
     try:
-        done, spec = begun(tmp_path, name)
+        settings, report = begun(name)
     except UserError as refusal:
         pattern, said = expected["refusal"], str(refusal).replace(str(path), "")
         assert pattern is not None and re.search(pattern, said), said
         return
+    spec = begun(name).spec
     read = filtered_rows(spec, path)
-    assert read.ordered == landed_rows(settings_of(tmp_path), spec, path).ordered
-    said = "\n".join(done.lines).replace(str(path), "")
+    assert read.ordered == landed_rows(settings, spec, path).ordered
+    said = "\n".join(report.lines).replace(str(path), "")
     found = differences(right_rows(name), read, expected["free"], expected["within"])
     note = expected["note"]
     assert not found or (note is not None and re.search(note, said)), (found[:3], said)
-    out = tmp_path / "out.parquet"
-    data = filter.run(settings_of(tmp_path), "case", str(path), str(out)).data
+    data = filter.run(settings, "case", str(path), str(tmp_path / "out.parquet")).data
     assert (data["rows"], data["rejected"]) == (len(read.rows) + read.rejected, read.rejected)
+
+
+@pytest.mark.spark
+@pytest.mark.core
+def test_estimate_reads_the_rows_that_filter_reads(begun: Begin) -> None:
+    wrong, names = [], []
+    for name in EXPECTED:
+        try:
+            settings, spec = begun(name).settings, begun(name).spec
+        except UserError:
+            continue
+        names.append(name)
+        estimated = estimated_rows(warehouse_of(settings, "corpus"), spec, file_of(name))
+        if estimated.ordered != filtered_rows(spec, file_of(name)).ordered:
+            wrong.append(name)
+    assert len(names) > 30 and not wrong
+    # The verb itself, over local times that the clocks repeat.
+    last = begun("vienna_clock_change_csv")
+    path = file_of("vienna_clock_change_csv")
+    data = estimate.run(last.settings, "case", input=str(path)).data
+    assert data["rows"] == len(filtered_rows(last.spec, path).rows)
 
 
 def test_the_generator_gives_the_files_that_are_kept() -> None:
