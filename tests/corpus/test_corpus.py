@@ -106,7 +106,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
 
     @cache
     def begin(name: str) -> Begun | UserError:
-        settings = settings_of(tmp_path_factory.mktemp(name))
+        settings = settings_of(tmp_path_factory.mktemp("case"))
         wishes = EXPECTED[name]["options"]
         try:
             report = init.run(
