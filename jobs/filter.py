@@ -60,6 +60,7 @@ def run(
     from jobs.landing.file_rows import dialects, files_of, read_rows
     from jobs.landing.parsing import parse
     from jobs.landing.reading import endings_of
+    from jobs.landing.remarks import remarks_on
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
@@ -75,7 +76,7 @@ def run(
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
     files = files_of(input, endings_of(spec))
-    told = [*dialects(spec, files), *_told(spec, source, rows)]
+    told = [*dialects(spec, files), *remarks_on(spec, source, rows)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
@@ -95,30 +96,6 @@ def run(
         errors = []
     lines = [*report.lines[:1], *prior.lines, *report.lines[1:], *told]
     return Report(lines, {**report.data, **prior.data}, errors=errors, error_code=INPUT_ERROR)
-
-
-def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
-    """Return what mends rejected rows, and notes about repeats and times."""
-    import numpy as np
-
-    from jobs.encoding import arrow
-    from jobs.landing.payloads import payloads
-    from jobs.landing.rejected import advice, doubtful_epoch, repeated
-
-    bad = rows.reason != None  # noqa: E711 - elementwise
-    reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
-    places = np.flatnonzero(bad)[first]
-    shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
-    counts = Counter(rows.reason[bad].tolist())
-    lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
-    good = np.flatnonzero(~bad)
-    repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
-    if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats))
-    if len(good):
-        doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
-        lines += [] if doubt is None else [f"note: {doubt}"]
-    return lines
 
 
 def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:

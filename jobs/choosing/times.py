@@ -80,7 +80,7 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
     tried = [texts[i] for i in np.unique(np.linspace(0, len(texts) - 1, TRIED).astype(int))]
     if sum(_PLAIN.fullmatch(text) is not None for text in tried) >= ENOUGH * len(tried):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
-        found = _number(table, name, zone, hinted, pa.array(values, pa.float64()))
+        found = _number(table, name, zone, hinted, arrow.numbers(np.array(values)))
         compact = [
             form for form in USUAL_FORMATS if _share(form, zone, tried) >= ENOUGH and len(tried[0]) >= 8
         ]

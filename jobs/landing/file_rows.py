@@ -49,6 +49,22 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
     return sources[0] if len(sources) == 1 else joined(sources, spec.columns)
 
 
+def first_rows(spec: ModelSpec, path: Path, most: int) -> Source:
+    """Read the columns that a spec names of the first rows of a file, about so many.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    schema_of(spec, str(path))
+    reader, found = reader_of(spec, str(path)), list[Source]()
+    for part in reader.pieces():
+        for source in reader.sources(part, spec.file_columns):
+            found.append(source)
+            if sum(one.rows for one in found) >= most:
+                return joined(_written_alike(found, [is_json(path)] * len(found)), spec.columns)
+    return joined(_written_alike(found, [is_json(path)] * len(found)), spec.columns)
+
+
 def _all_rows(spec: ModelSpec, path: Path) -> Source:
     """Return the columns that a spec names of all rows of a file."""
     schema_of(spec, str(path))
