@@ -267,7 +267,10 @@ def numbers_of(
     for row, name in enumerate(names):
         column = source.columns[name]
         kind = column.type
-        if pa.types.is_string(kind) and (plain := _plain_numbers(column, missing, source.decimal)) is not None:
+        if (
+            pa.types.is_string(kind)
+            and (plain := _plain_numbers(column, missing, source.decimal)) is not None
+        ):
             values = plain
         elif pa.types.is_string(kind):
             texts, places = _distinct(column)
