@@ -40,7 +40,7 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     Raises:
         UserError: a column has such a type; the message names it and the remedy.
     """
-    empty = {name: pa.array([], schema.field(name).type) for name in spec.columns}
+    empty = {name: pa.nulls(0, schema.field(name).type) for name in spec.columns}
     parse(spec, Source(empty, np.zeros(0, bool), 0), file)
 
 

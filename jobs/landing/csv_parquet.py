@@ -38,6 +38,10 @@ HEADER_BYTES = 1 << 16
 ROWS_A_BATCH = 250_000
 """Rows of a Parquet file that are in memory at once."""
 
+_FOUND: dict[tuple[object, ...], Dialect] = {}
+"""The dialects of the files that were looked at, each found once."""
+_MOST_FOUND = 1 << 15
+
 
 class Part(NamedTuple):
     """A part of a file that can be read by itself, by a worker of Spark as well.
@@ -219,7 +223,13 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
 
 def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
-    return find_dialect(_beginning(path), columns, named)
+    there = path.stat()
+    known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
+    if known not in _FOUND:
+        if len(_FOUND) == _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[known] = find_dialect(_beginning(path), columns, named)
+    return _FOUND[known]
 
 
 def without_header(path: Path) -> Dialect | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -110,26 +110,6 @@ class Warehouse(Tables):
             UserError: the table cannot be made or the commit failed.
         """
         self._taking(columns, table).commit([], transaction)
-
-    def append_for_all(
-        self, frame: DataFrame, table: str, transactions: Sequence[tuple[str, int]], detail: str | None = None
-    ) -> int:
-        """Append rows in one commit that ends several transactions, and return the version that it made.
-
-        Unlike `append` it skips nothing: the caller has looked, under a lock.
-
-        Raises:
-            Conflict: another command has ended one of the transactions since.
-            UserError: as `append` does.
-        """
-        files = self._taking(frame.schema, table)
-        version = commit_or_remove(
-            files,
-            write_rows(frame, files, more_columns=False),
-            lambda parts: files.commit_for_all(parts, transactions, _metadata(detail)),
-        )
-        assert version is not None
-        return version
 
     def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
         """Put rows in the place of those that a filter selects, in one commit; return the version that it made.

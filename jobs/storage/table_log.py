@@ -194,7 +194,9 @@ class FileTable:
         """
 
         def due(log: DeltaTable) -> Due:
-            ended = [name for name, _ in transactions if log.transaction_version(name) is not None]
+            # Read after the log: if a commit is in between, this one is not made. The log would be asked for each.
+            known = self._warehouse.transactions(self.name)
+            ended = [name for name, _ in transactions if name in known]
             if ended:
                 raise Conflict(
                     f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
