@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jobs import (
     compare,
+    describe,
     doctor,
     estimate,
     export,
@@ -39,6 +40,7 @@ from jobs import (
 from jobs.core.command import PROGRAM, application, leave_own_folder
 
 VERBS = {
+    "describe": describe.run,
     "init": init.run,
     "ingest": ingest.run,
     "inputs": inputs.run,

@@ -47,7 +47,7 @@ def run(
         UserError: the models have no rows or measurements in common, or one of them cannot be fitted.
     """
     from jobs.choosing.comparing import check_comparable, columns_of, compare
-    from jobs.offline.input_rows import read_rows
+    from jobs.landing.file_rows import read_rows
     from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()

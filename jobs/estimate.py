@@ -55,8 +55,8 @@ def run(
     input: Annotated[
         str | None,
         Option(
-            help="In place of the measurements: a Delta table, by its name in the warehouse or its path, or Parquet "
-            "files, with the spec's columns.",
+            help="In place of the measurements: a Delta table, by its name in the warehouse or its path; or files, as "
+            "filter and ingest read them: one, a folder or a glob.",
             show_default=False,
         ),
     ] = None,
@@ -116,12 +116,7 @@ def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
             f"without an estimate: {plural(counts.rows - result.written, 'row')} that are duplicates, or of keys that "
             f"have no valid state"
         )
-    for number, what in (
-        (counts.unfit, "without key, time or control, or with an infinite number"),
-        (counts.without_inputs, "whose keys have no inputs"),
-    ):
-        if number:
-            lines.append(f"left out: {plural(number, 'row')} {what}")
+    lines += _left_out(spec, result)
     if result.commits and not counts.rows:
         lines.append("warning: there are no rows in the interval")
     lines += [_start_line(result), f"{seconds:.1f} s"]
@@ -138,12 +133,32 @@ def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
         "rows_in_interval": counts.rows,
         "rows_before": counts.before,
         "unfit": counts.unfit,
+        "rejected_by_reason": {reason: one.rows for reason, one in result.rejected.items()},
         "without_inputs": counts.without_inputs,
         "snapshot": None if start.manifest is None else start.manifest.snapshot_id,
         "began_from_states": start.before is not None,
         "seconds": seconds,
     }
     return Report(lines, data)
+
+
+def _left_out(spec: ModelSpec, result: Result) -> list[str]:
+    """Return which rows have no estimate, and what mends it."""
+    from jobs.landing.rejected import advice
+
+    counts, rejected = result.counts, result.rejected
+    lines = []
+    if counts.unfit:
+        reasons = "; ".join(f"{one.rows:,} {reason}" for reason, one in sorted(rejected.items()))
+        lines.append(f"left out: {plural(counts.unfit, 'row')} that ingest would quarantine: {reasons}")
+        examples = {reason: one.example for reason, one in rejected.items()}
+        lines += [
+            f"  {line}"
+            for line in advice(spec, {reason: one.rows for reason, one in rejected.items()}, examples)
+        ]
+    if counts.without_inputs:
+        lines.append(f"left out: {plural(counts.without_inputs, 'row')} whose keys have no inputs")
+    return lines
 
 
 def _start_line(result: Result) -> str:

@@ -33,8 +33,8 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="Rows to filter: a .csv, .parquet or .orc file, or with line_pattern a .txt or .log file; a folder of "
-            "them, or a glob.",
+            help="Rows to filter: a .csv, .json, .jsonl, .parquet or .orc file, or with line_pattern a .txt or .log "
+            "file; a folder of them, or a glob.",
             show_default=False,
         ),
     ],
@@ -57,13 +57,14 @@ def run(
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
     from jobs.encoding import arrow
+    from jobs.landing.file_rows import dialects, files_of, read_rows
     from jobs.landing.parsing import parse
+    from jobs.landing.reading import endings_of
+    from jobs.landing.remarks import remarks_on
     from jobs.offline.filtering import filter_rows, write
-    from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
-    from jobs.offline.whole_files import dialects, files_of
     from jobs.snapshots.learned import learned_parameters
     from jobs.state.kernel import load_checked_spec
 
@@ -74,16 +75,14 @@ def run(
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
-    told = [*dialects(spec, files_of(input, spec)), *_told(spec, source, rows)]
+    files = files_of(input, endings_of(spec))
+    told = [*dialects(spec, files), *remarks_on(spec, source, rows)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
-    if target.suffix.lower() == ".parquet" and files_of(input, spec)[0].suffix.lower() not in (
-        ".parquet",
-        ".orc",
-    ):
-        # A CSV file, or text, has times as text only; Parquet has a type for them.
+    if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
+        # A CSV file, JSON or text, has times as text only; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
     told += _faults(spec, source, rows, estimates)
@@ -97,30 +96,6 @@ def run(
         errors = []
     lines = [*report.lines[:1], *prior.lines, *report.lines[1:], *told]
     return Report(lines, {**report.data, **prior.data}, errors=errors, error_code=INPUT_ERROR)
-
-
-def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
-    """Return what mends rejected rows, and notes about repeats and times."""
-    import numpy as np
-
-    from jobs.encoding import arrow
-    from jobs.landing.payloads import payloads
-    from jobs.landing.rejected import advice, doubtful_epoch, repeated
-
-    bad = rows.reason != None  # noqa: E711 - elementwise
-    reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
-    places = np.flatnonzero(bad)[first]
-    shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
-    counts = Counter(rows.reason[bad].tolist())
-    lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
-    good = np.flatnonzero(~bad)
-    repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
-    if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats))
-    if len(good):
-        doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
-        lines += [] if doubt is None else [f"note: {doubt}"]
-    return lines
 
 
 def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:

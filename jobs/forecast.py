@@ -154,10 +154,10 @@ def _from_rows(
     settings: Settings, spec: ModelSpec, input: str, request: _File, is_median: bool, start: float
 ) -> Report:
     """Filter the rows of a file, and forecast each key from its newest row."""
+    from jobs.landing.file_rows import read_rows
     from jobs.landing.parsing import parse
     from jobs.offline.forecasting import forecast_keys, write_forecasts
     from jobs.offline.future import read_future
-    from jobs.offline.input_rows import read_rows
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target

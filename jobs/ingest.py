@@ -91,11 +91,11 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     from jobs.core.input_files import find_files
     from jobs.landing.file_groups import land_all, needs_workers
     from jobs.landing.file_landing import FileLanding, file_size
+    from jobs.landing.file_rows import dialects
     from jobs.landing.keys import key_types_of
     from jobs.landing.reading import endings_of, file_schema
     from jobs.landing.target_table import prepare
     from jobs.landing.workers import Workers
-    from jobs.offline.whole_files import dialects
     from jobs.storage.warehouse import Tables
 
     files = find_files(input, endings_of(spec))

@@ -21,7 +21,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.choosing.finding import Found
+    from jobs.choosing.model_finding import Found
 
 QUICK = (8, 300)
 """Sampled keys and rows of each with --quick."""
@@ -95,7 +95,8 @@ def run(
         UserError: a file cannot be read, has no time or no numbers, or too few rows; the spec is there already. Nothing
             is written then.
     """
-    from jobs.choosing.finding import Wishes, file_name, find
+    from jobs.choosing.finding import Wishes, file_name
+    from jobs.choosing.model_finding import find
     from jobs.choosing.spec_text import exists, spec_text, write_spec
 
     start = perf_counter()
@@ -158,8 +159,10 @@ def _report(
 
 
 def _columns(found: Found) -> list[str]:
+    from jobs.choosing.describing import dialect_words
     from jobs.choosing.rhythm import span
 
+    written = dialect_words(found.table.files[0], found.files)
     rhythm, keys, season = found.rhythm, found.keys, found.season
     times = [name or "(no name)" for name in found.roles.time.columns]
     refused = [(name, why) for name, why in found.roles.refused.items() if name not in keys.columns]
@@ -167,7 +170,7 @@ def _columns(found: Found) -> list[str]:
     repeats = f", {plural(rhythm.repeats, 'row')} repeat key and time of another" if rhythm.repeats else ""
     waves = "none found" if season is None else f"{season.name}, {plural(season.harmonics, 'harmonic')}"
     return [
-        *_written(found),
+        *([f"files        {'; '.join(written)}"] if written else []),
         f"time         {', '.join(times)} ({found.roles.time.time_format or 'ISO 8601'}), in {rhythm.unit}s",
         f"key          {', '.join(keys.columns)}: {plural(keys.count, 'key')} ({keys.why})"
         if keys.columns
@@ -179,24 +182,6 @@ def _columns(found: Found) -> list[str]:
         f"season       {waves}",
         *([f"rejected     {plural(found.rejected, 'row')}"] if found.rejected else []),
     ]
-
-
-def _written(found: Found) -> list[str]:
-    """Return how CSV files are written, where it is not as most are."""
-    from jobs.landing.csv_parquet import FORMATS, found_dialect
-    from jobs.landing.dialects import NAMES
-
-    files, first = found.files, found.table.files[0]
-    is_csv = first.name.lower().endswith(FORMATS[:2])
-    separator = found_dialect(first, (), files).separator if is_csv else ","
-    words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
-    words += ["a comma before fractions"] if files.decimal == "," else []
-    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
-    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
-    words += [f"{name} in {unit}" for name, unit in files.units.items()]
-    words += [f"{word} is {number:g}" for word, number in files.words.items()]
-    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
-    return [f"files        {'; '.join(words)}"] if words else []
 
 
 def _structures(found: Found) -> list[str]:

@@ -76,8 +76,8 @@ def run(
 def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.landing.csv_parquet import read_schema
+    from jobs.landing.file_rows import files_of
     from jobs.landing.keys import key_types_of
-    from jobs.offline.whole_files import files_of
     from jobs.storage.table_rows import column_types
     from jobs.storage.tables import measurements
 

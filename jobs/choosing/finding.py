@@ -1,4 +1,4 @@
-"""Find a model for files: columns, key, rhythm, season, structure; then filter the files with it. No Spark."""
+"""Find what the columns of files are: the time, the key, the measurements; and the rhythm of the rows. No Spark."""
 
 from __future__ import annotations
 
@@ -16,31 +16,19 @@ from zoneinfo import ZoneInfo
 import numpy as np
 from numpy.typing import NDArray
 
-import kalman
 from jobs.choosing.columns import Given, Roles, find_roles
-from jobs.choosing.held_out import FEWEST
 from jobs.choosing.keys import Keys, find_keys, no_key
 from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
-from jobs.choosing.search import Choice, Final, finish, search
-from jobs.choosing.seasons import Season, find_season
-from jobs.choosing.series import Series, sample_series
-from jobs.choosing.structures import structures
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.table import Table
 from jobs.choosing.time_parts import clock_part, column_within_times
 from jobs.core.errors import UserError
-from jobs.core.report import plural
-from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
-from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.spec_columns import take_columns
-from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
-from jobs.offline.filtering import fit as fit_of
-from jobs.offline.whole_files import files_of
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -48,12 +36,6 @@ from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 Floats = NDArray[np.float64]
 
 MOST_MEASUREMENTS = 4
-LONG = 20_000
-"""Rows of a series times states from which on a search of its parameters takes minutes."""
-LEARNT = 1_000
-"""Newest rows of a series that are told to be enough to learn from."""
-SEASON_KEYS = 12
-"""Sampled keys whose periodograms are looked at."""
 
 
 class Wishes(NamedTuple):
@@ -90,59 +72,31 @@ class Phases:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
 
 
-class Filtered(NamedTuple):
-    """The rows filtered with the model, each sampled key with its own parameters.
+class Columns(NamedTuple):
+    """What the columns of files are, and the rows as a spec of them reads these.
 
-    rows (N,) sorted; mean, deviation (m, N) of the measured quantities after each row; innovations (m, N) normalised
-    nis (N,); fit: the test of the sampled keys' innovations; ratio: mean NIS a measured component of them;
-    of_spec: the same of all keys with the spec's numbers, which `filter` reports before anything is learned
+    spec: a model of the columns, whose structure nobody has chosen yet; source (N,): the rows as written, with the key
+    from the file's name; parsed (N,): the rows as understood
     """
-
-    rows: kalman.SortedRows
-    mean: Floats
-    deviation: Floats
-    innovations: Floats
-    nis: Floats
-    fit: Fit
-    ratio: float | None
-    of_spec: float | None
-
-
-class Found(NamedTuple):
-    """All that was found, in the order in which it was."""
 
     table: Table
     files: Files
     roles: Roles
-    measurements: list[Numbers]
     keys: Keys
-    names: list[str]
     rhythm: Rhythm
+    spec: ModelSpec
+    source: Source
     parsed: ParsedRows
-    season: Season | None
-    series: Series
-    choice: Choice
-    final: Final
-    filtered: Filtered
     notes: list[str]
-    seconds: dict[str, float]
-
-    @property
-    def rejected(self) -> int:
-        """How many rows the spec rejects."""
-        return int((self.parsed.reason != None).sum())  # noqa: E711 - elementwise
 
 
-def find(input: str, wishes: Wishes) -> Found:
-    """Find a model for the files that an input names.
+def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Columns:
+    """Find what the columns of files are, and read the rows by it.
 
     Raises:
-        UserError: there is no file, time or measurement, too few rows, or a wish that cannot be met.
+        UserError: there is no time or measurement, or a wish that cannot be met.
     """
-    phase = Phases()
     zone = UTC if wishes.time_zone == "UTC" else ZoneInfo(wishes.time_zone)
-    with phase("read"):
-        table = read_table(files_of(input))
     with phase("columns"):
         given = Given(wishes.time, wishes.time_format, tuple(wishes.measurement), tuple(wishes.key))
         roles = find_roles(table, zone, given)
@@ -159,39 +113,7 @@ def find(input: str, wishes: Wishes) -> Found:
         spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
-        _, rows = in_order(parsed)
-        names = _names(parsed, source, keys)
-    if not len(rows.key):
-        reason = next(str(one) for one in parsed.reason if one is not None)
-        raise UserError(f"{input}: every row is rejected, the first for: {reason}")
-    with phase("season"):
-        series = sample_series(rows, parsed.keys, wishes.keys, wishes.rows)
-        if series is None:
-            raise UserError(
-                f"{input}: no key has {FEWEST} rows with each measurement; give more rows, name another key with "
-                "--key, or fewer measurements with --measurement; of short series write the spec yourself "
-                "(docs/models.md)"
-            )
-        season = _season(rows, series, rhythm)
-    if season is not None:
-        most = _rows_for(season, rhythm, wishes.rows)
-        series = sample_series(rows, parsed.keys, wishes.keys, most) or series
-    unit = float(UNIT_US[rhythm.unit])
-    with phase("fit and rank"):
-        choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
-    with phase("fit the choice"):
-        final = finish(series, spec.measurement, choice, unit, rhythm.step_in_units)
-    with phase("filter"):
-        filtered = _filter(rows, parsed.keys, series, final, unit)
-    notes += [
-        *marked,
-        *_doubts(table, roles, keys, parsed, final),
-        *long_series(rows, len(final.definition["states"])),
-    ]
-    return Found(
-        table, files, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
-        phase.seconds,
-    )  # fmt: skip
+    return Columns(table, files, roles, keys, rhythm, spec, source, parsed, [*notes, *marked])
 
 
 def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str]]:
@@ -301,122 +223,6 @@ def _with_name(table: Table, keys: Keys) -> Source:
     names = np.array([name_of(path) for path in table.files], dtype=object)[table.file]
     columns = {**table.source.columns, keys.from_name: arrow.texts(names.tolist())}
     return table.source._replace(columns=columns)
-
-
-def _names(parsed: ParsedRows, source: Source, keys: Keys) -> list[str]:
-    """Return each key as text, its columns' values joined by a slash."""
-    if not keys.columns:
-        return [ALL_ROWS]
-    first = np.full(parsed.keys, 0)
-    first[parsed.key[::-1]] = np.arange(len(parsed.key))[::-1]
-    columns = [source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
-    return ["/".join(str(value) for value in values) for values in zip(*columns, strict=True)]
-
-
-def _season(rows: kalman.SortedRows, series: Series, rhythm: Rhythm) -> Season | None:
-    """Return the season of the first measurement that has one."""
-    starts = np.searchsorted(rows.key, series.keys)
-    ends = np.searchsorted(rows.key, series.keys, "right")
-    some = np.unique(
-        np.linspace(0, len(series.keys) - 1, min(SEASON_KEYS, len(series.keys))).round().astype(int)
-    )
-    for values in rows.y:
-        found = find_season(
-            ((rows.time[starts[k] : ends[k]], values[starts[k] : ends[k]]) for k in some.tolist()),
-            rhythm.step,
-        )
-        if found is not None:
-            return found
-    return None
-
-
-def _rows_for(season: Season, rhythm: Rhythm, rows: int) -> int:
-    """Return how many rows of a key to fit on, so that they hold four periods, as far as that is cheap."""
-    return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
-
-
-def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, unit: float) -> Filtered:
-    model = kalman.build(final.definition)
-    as_written = kalman.initial_states(model, keys)
-    _, out = kalman.run(model, as_written, rows, unit)
-    of_spec = nis_ratio(out.nis, out.flag == 0, rows.y)
-    own = np.repeat(final.usual[:, None], keys, axis=1)
-    own[:, series.keys] = final.parameters
-    states = as_written._replace(values=model.with_parameters(as_written.values, own))
-    watched = watch(model, states, rows)
-    _, out = kalman.run(model, states, rows, unit, watched)
-    innovations = np.full(rows.y.shape, np.nan) if watched is None else watched.normalised()
-    mean, deviation = _measured(final, out)
-    sampled = np.isin(rows.key, series.keys)
-    number = np.zeros(keys, np.int64)
-    number[series.keys] = np.arange(len(series.keys))
-    part = kalman.Outputs(
-        out.mean[:, sampled],
-        out.covariance[:, sampled],
-        out.log_likelihood[sampled],
-        out.nis[sampled],
-        out.flag[sampled],
-        out.late[sampled],
-        {},
-    )
-    judged = fit_of(number[rows.key[sampled]], part, len(series.keys), innovations[:, sampled])
-    ratio = nis_ratio(part.nis, part.flag == 0, rows.y[:, sampled])
-    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
-
-
-def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation (m, N) of what is measured, without its noise."""
-    n = len(final.composed.states)
-    H = np.array(final.composed.H)
-    places = np.array([[max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for j in range(n)] for i in range(n)])
-    mean = H @ out.mean
-    used = [(h[:, None] * h).ravel() for h in H]  # an unused entry may be infinite while the start is diffuse
-    packed = out.covariance[places].reshape(n * n, -1)
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
-        variance = np.array([weights[weights != 0] @ packed[weights != 0] for weights in used])
-    return mean, np.sqrt(np.maximum(variance, 0.0))
-
-
-def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: Final) -> list[str]:
-    """Return what a person should look at."""
-    notes: list[str] = []
-    if roles.time.note is not None:
-        notes.append(roles.time.note)
-    for one in roles.measurements:
-        if one.name in table.numbers.notes:
-            notes.append(f"{one.name}: {table.numbers.notes[one.name]}")
-    if keys.from_name is not None and keys.count == len(table.files) == 1:
-        notes.append(
-            "the key is the file's name: another file is another series; use --no-key if later files continue this one"
-        )
-    if table.cut:
-        notes.append("of long files only the first rows were read; filter and ingest read all")
-    if table.found > len(table.files):
-        notes.append(f"{len(table.files):,} of {table.found:,} files were read")
-    if final.ratio > 100.0:
-        notes.append(
-            f"a parameter differs between keys by a factor of {final.ratio:,.0f}: the spec has the medians, and "
-            "pretrain learns each key's own"
-        )
-    if final.still:
-        notes.append(
-            f"for {final.still:,} of {plural(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
-            "of the state (level, slope or season) never changes"
-        )
-    return notes
-
-
-def long_series(rows: kalman.SortedRows, states: int) -> list[str]:
-    """Return a note on how to learn faster, where learning from all rows of the longest series takes minutes."""
-    longest = int(np.argmax(np.bincount(rows.key)))
-    time = rows.time[rows.key == longest]
-    if len(time) * states < LONG:
-        return []
-    begin = str(np.datetime64(int(time[-LEARNT]), "us"))[:10]
-    return [
-        f"pretrain learns from every row of a key, here up to {len(time):,} one after another, for minutes; `pretrain "
-        f"--learn-from {begin}` learns from the newest alone, and filters all the same"
-    ]
 
 
 def file_name(input: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from jobs.choosing.finding import Found
+from jobs.choosing.model_finding import Found
 from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import (
     BOUND,

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, raised_in_python
 from jobs.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan
-from jobs.history.counting import Counts, Wanted, count_by_ends, count_by_log
+from jobs.history.counting import Counts, Wanted, count_by_log
 from jobs.history.files import write_estimates
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
@@ -33,6 +36,7 @@ from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history
 from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
 from kalman.filters.own_parameters import own_parameters
@@ -63,10 +67,18 @@ class Request(NamedTuple):
     version: int | None = None
 
 
+class Rejected(NamedTuple):
+    """How many rows were rejected for one reason, and one of them as JSON."""
+
+    rows: int
+    example: str
+
+
 class Result(NamedTuple):
     """What a run has done.
 
-    written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed
+    written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed; rejected:
+    rows that `ingest` would quarantine, by reason
     """
 
     run: str
@@ -78,6 +90,7 @@ class Result(NamedTuple):
     commits: int
     kept: int
     continued: bool
+    rejected: Mapping[str, Rejected] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -248,13 +261,14 @@ class _Run:
         whole = Slices(0, SLICES).within(kept)
         written = commits = 0
         counts = Counts(0, 0, 0, 0)
+        rejected: dict[str, Rejected] = {}
         doing = f"estimate {question.spec.name}"
         if not whole:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
             plan = self._plan(runtime)
             frame = self._frame(runtime)
             with labelled(spark, doing, "count the rows"):
-                frame, counts = self._counted(frame)
+                frame, counts, rejected = self._counted(frame)
             runtime.ship(spark)
             layout = layout_for(counts.rows + counts.before)
             if self.given is not None:
@@ -273,6 +287,7 @@ class _Run:
             commits,
             len(kept),
             bool(kept) and not whole,
+            rejected,
         )
 
     def _plan(self, runtime: ModelRuntime) -> Plan:
@@ -314,10 +329,14 @@ class _Run:
             frame = inputs.joined(frame, runtime.kind, question.inputs.version)
         return frame
 
-    def _counted(self, frame: DataFrame) -> tuple[DataFrame, Counts]:
-        """Return the rows that can be filtered, and the counts."""
+    def _counted(self, frame: DataFrame) -> tuple[DataFrame, Counts, dict[str, Rejected]]:
+        """Return the rows that can be filtered, the counts, and the rejected rows.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
         spec, first = self.question.spec, self.question.request.interval.first
-        fits = F.lit(True) if self.question.rows.fits is None else self.question.rows.fits
+        fits = F.col(REASON).isNull() if REASON in frame.columns else F.lit(True)
         has_inputs = F.lit(True)
         for name in spec.input_names:
             has_inputs = has_inputs & F.col(f"`{name}`").isNotNull()
@@ -326,15 +345,22 @@ class _Run:
         good = fits & has_inputs
         known = self._known_counts()
         if known is not None:
-            return frame.filter(good), known
-        row = frame.agg(
+            return frame.filter(good), known, {}
+        counted = frame.agg(
             F.count_if(good & inside).alias("rows"),
             F.count_if(good & ~inside).alias("before"),
             F.count_if(~fits).alias("unfit"),
             F.count_if(fits & ~has_inputs).alias("without_inputs"),
-        ).first()
+        )
+        try:
+            row = counted.first()
+        except (PySparkException, Py4JJavaError) as error:
+            if UserError.__name__ not in str(error):
+                raise
+            raise UserError(raised_in_python(error)) from error
         assert row is not None
-        return frame.filter(good), Counts(**{name: int(row[name]) for name in Counts._fields})
+        counts = Counts(**{name: int(row[name]) for name in Counts._fields})
+        return frame.filter(good), counts, _rejected(frame) if counts.unfit else {}
 
     def _known_counts(self) -> Counts | None:
         """Return the counts if the files tell them without a job."""
@@ -342,8 +368,6 @@ class _Run:
         wanted = Wanted(question.request.interval, question.start.before)
         if question.inputs is not None:
             return None
-        if rows.files is not None:
-            return count_by_ends(rows.files, question.spec, wanted)
         if not rows.measurements or rows.version is None or self.warehouse.exists(replayed_late_rows.TABLE):
             return None  # rows of the user's may not fit, copies of late rows are not read
         return count_by_log(self.warehouse, rows.name, rows.version, question.spec.time, wanted)
@@ -408,3 +432,10 @@ class _Run:
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
         both = packed.union(seeds.select("bucket", kind, "payload"))
         return both.repartition(layout.buckets, "bucket")
+
+
+def _rejected(frame: DataFrame) -> dict[str, Rejected]:
+    """Return the rejected rows of a frame by reason."""
+    reasons = frame.filter(F.col(REASON).isNotNull()).groupBy(REASON)
+    found = reasons.agg(F.count("*").alias("rows"), F.first(PAYLOAD).alias("example")).collect()
+    return {row[REASON]: Rejected(int(row["rows"]), row["example"]) for row in found}

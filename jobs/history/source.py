@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, NumericType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import UserError, first_line
+from jobs.core.input_files import find_files
+from jobs.core.roots import local_path
 from jobs.key_inputs.table import home_of
+from jobs.landing.checked_frames import checked_files, checked_table, table_schema
+from jobs.landing.keys import key_types_of
+from jobs.landing.reading import endings_of, file_schema
 from jobs.lineage import replayed_late_rows
-from jobs.spark.read_files import files_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
@@ -24,9 +28,6 @@ from jobs.training.table_source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-_FILE = ("path", "length", "modificationTime")
-"""What tells a file from what it was before, or will be, as Spark's format for files of any kind names it."""
 
 
 class Interval(NamedTuple):
@@ -48,10 +49,9 @@ class Interval(NamedTuple):
 class Rows(NamedTuple):
     """What a run reads.
 
-    frame: with the columns of the spec, one of them the time as a timestamp; name: of the table; version: of a Delta
-    table, None for files; identity: what tells this content from every other; measurements: it is the model's own table
-    of measurements; fits: the condition of rows that `ingest` would have accepted, None where it has checked them;
-    files: the paths of the files, None for a Delta table or where Spark does not tell them
+    frame: with the columns of the spec, one of them the time as a timestamp; of rows that have not landed also the
+    reason why one is rejected, and the row; name: of the table; version: of a Delta table, None for files; identity:
+    what tells this content from every other; measurements: it is the model's own table of measurements
     """
 
     frame: DataFrame
@@ -59,8 +59,6 @@ class Rows(NamedTuple):
     version: int | None
     identity: list[Any]
     measurements: bool
-    fits: Column | None = None
-    files: list[str] | None = None
 
 
 def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: int | None) -> Rows:
@@ -80,73 +78,73 @@ def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: i
 
 def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | None) -> Rows:
     home, table = home_of(warehouse, given)
-    files: list[str] | None = None
     if home.exists(table):
         number = check_version(home, table, version)
-        rows = home.read(table, number)
         identity: list[Any] = [given, number, *Source.of(home, table, number).ids]
-    else:
-        if version is not None:
-            raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
-        number, rows = None, _files(warehouse, home.path(table), given)
-        listed = files_of(rows)
-        files = None if listed is None else [one.path for one in listed]
-        found = listed_by_job(warehouse, home.path(table)) if listed is None else listed
-        texts = sorted("|".join(map(str, one)) for one in found)
-        identity = [given, hashlib.sha256("\n".join(texts).encode()).hexdigest()]
-    return Rows(_typed(rows, spec, given), given, number, identity, False, _fits(spec), files)
+        return Rows(_checked(home.read(table, number), spec, given), given, number, identity, False)
+    if version is not None:
+        raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
+    path = home.path(table)
+    place = local_path(path)
+    if place is None:
+        rows, listed = _remote_files(warehouse, path, given)
+        return Rows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
+    files = _local_files(spec, str(place) if place.exists() else given, warehouse.root)
+    schemas = [file_schema(spec, file) for file in files]
+    rows = checked_files(warehouse.spark, spec, files, key_types_of(spec.naming_columns, schemas[0]))
+    return Rows(rows, given, None, [given, _digest(_stamps(files))], False)
 
 
-def listed_by_job(warehouse: Warehouse, path: str) -> Sequence[tuple[Any, ...]]:
-    """Return what `files_of` does, by a job."""
-    # This format lists the files; their content is not read.
-    files = warehouse.spark.read.format("binaryFile").option("recursiveFileLookup", "true")
-    return files.load(path).select(*(F.col(name).cast("string") for name in _FILE)).collect()
+def _checked(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
+    what = f"--input {given}"
+    types = key_types_of(spec.naming_columns, table_schema(spec, rows, what))
+    return checked_table(rows, spec, types, what)
 
 
-def _files(warehouse: Warehouse, path: str, given: str) -> DataFrame:
-    try:
-        return warehouse.spark.read.parquet(path)
-    except (PySparkException, Py4JJavaError) as error:
-        where = path if re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:", given) else f"{warehouse.root} ({given})"
-        raise UserError(
-            f"--input {given}: there is no Delta table and no Parquet file at {where}: {first_line(error)}"
-        ) from error
-
-
-def _typed(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
-    """Return the spec's columns of any table, its times as timestamps.
+def _local_files(spec: ModelSpec, input: str, root: str) -> list[str]:
+    """Return the files that an input names; those of a folder with all folders in it, as Spark writes them.
 
     Raises:
-        UserError: a column is missing, or its type cannot be used.
+        UserError: there is none.
     """
-    types = {field.name: field.dataType for field in rows.schema.fields}
-    absent = [name for name in spec.columns if name not in types]
-    if absent:
-        raise UserError(
-            f"--input {given}: there is no column {', '.join(absent)} (it has {', '.join(types)}): rename them in the "
-            f"table, or name the right ones in {spec.source_path or spec.name}"
-        )
-    if not isinstance(types[spec.time], TimestampType | TimestampNTZType | DateType):
-        raise UserError(
-            f"--input {given}: the time {spec.time} is {types[spec.time].simpleString()}, not a timestamp: convert it, "
-            f"or land the rows with `kalman-pipeline ingest`, which reads times as the spec says"
-        )
-    texts = [name for name in (*spec.measurement, *spec.control) if not isinstance(types[name], NumericType)]
-    if texts:
-        raise UserError(f"--input {given}: {', '.join(texts)} must be numbers: convert them in the table")
-    time = F.col(f"`{spec.time}`").cast("timestamp")
-    return rows.select(*spec.columns).withColumn(spec.time, time)
+    endings, folder = endings_of(spec), Path(input)
+    try:
+        if not folder.is_dir() or folder.name.lower().endswith(endings):
+            return find_files([input], endings)
+        patterns = [f"{glob.escape(input)}/**/*{ending}" for ending in endings]
+        some = [one for one in patterns if next(glob.iglob(one, recursive=True), None) is not None]
+        found = find_files(some or [input], endings)
+    except UserError as error:
+        raise UserError(f"--input: there is no Delta table of this name in {root}, and {error}") from error
+    within = ((one, Path(one).relative_to(folder.absolute()).parts) for one in found)
+    return sorted(
+        one
+        for one, names in within
+        if not any(name[0] == "_" or name.lower().endswith(endings) for name in names[:-1])
+    )
 
 
-def _fits(spec: ModelSpec) -> Column:
-    """Return the condition of rows that `ingest` would have accepted."""
-    fits = F.lit(True)
-    for name in (*spec.key, spec.time):
-        fits = fits & F.col(f"`{name}`").isNotNull()
-    infinite = F.lit(float("inf"))
-    for name in (*spec.measurement, *spec.control):
-        value = F.abs(F.coalesce(F.col(f"`{name}`").cast("double"), F.lit(float("nan"))))
-        # In Spark NaN, which means missing, is above infinity; a control must not be missing.
-        fits = fits & (value != infinite if name in spec.measurement else value < infinite)
-    return fits
+def _stamps(files: Sequence[str]) -> list[str]:
+    """Return path, size and time of the last change of each file."""
+    paths = [one for file in files for one in (Path(file), *Path(file).rglob("*")) if one.is_file()]
+    stats = [(path, path.stat()) for path in paths]
+    return [f"{path}|{stat.st_size}|{stat.st_mtime_ns}" for path, stat in stats]
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
+
+
+def _remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[DataFrame, list[str]]:
+    """Return the rows of Parquet files in a store, which Spark alone can read, and what tells their content."""
+    spark = warehouse.spark
+    try:
+        rows = spark.read.parquet(path)
+    except (PySparkException, Py4JJavaError) as error:
+        raise UserError(
+            f"--input {given}: there is no Delta table and no Parquet file at {path}: {first_line(error)}"
+        ) from error
+    # This format lists the files; their content is not read.
+    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+    listed = files.select(*(F.col(name).cast("string") for name in ("path", "length", "modificationTime")))
+    return rows, ["|".join(map(str, one)) for one in listed.collect()]

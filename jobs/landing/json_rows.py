@@ -353,15 +353,18 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     return pa.schema(list(kinds.items()))
 
 
-def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
+def document_rows(spec: ModelSpec, values: pa.Array) -> Source:
+    """Return the columns that a spec names of N documents (binary), and why documents are invalid, unchecked."""
     keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
     exact = spec.file_names([spec.time, *spec.id_columns])
     columns, problems = read_objects(values, spec.file_columns, keys, exact)
-    source = with_key(spec, Source(columns, np.zeros(len(values), bool), len(values)), file)
-    rows = check_rows(spec, source, key_types, file)
+    return Source(columns, np.zeros(len(values), bool), len(values), problems=problems)
+
+
+def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
+    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
+    rows = check_rows(spec, with_key(spec, document_rows(spec, values), file), key_types, file)
     reasons = rows.column(REASON).to_pylist()
-    reasons = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]
     if not any(reasons):
         return rows
     texts = [
@@ -370,6 +373,6 @@ def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file
         else document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), file)
         for at, reason in enumerate(reasons)
     ]
-    changed = {REASON: pa.array(reasons, pa.string()), PAYLOAD: pa.array(texts, pa.string())}
+    changed = {PAYLOAD: pa.array(texts, pa.string())}
     names = rows.schema.names
     return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)

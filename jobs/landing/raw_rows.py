@@ -27,7 +27,8 @@ class Source(NamedTuple):
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
     where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
     another format. `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated
-    headers that stood between the rows.
+    headers that stood between the rows. `problems` (N,): why a JSON document is invalid, None where it is valid; None
+    of another format.
     """
 
     columns: dict[str, pa.Array]
@@ -37,6 +38,7 @@ class Source(NamedTuple):
     unmatched: NDArray[np.bool_] | None = None
     decimal: str = "."
     left_out: int = 0
+    problems: NDArray[np.object_] | None = None
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
@@ -85,6 +87,11 @@ def joined(parts: list[Source], names: list[str]) -> Source:
         _joined_marks(parts, [part.unmatched for part in parts]),
         parts[0].decimal if parts else ".",
         sum(part.left_out for part in parts),
+        None
+        if all(part.problems is None for part in parts)
+        else np.concatenate(
+            [np.full(part.rows, None, object) if part.problems is None else part.problems for part in parts]
+        ),
     )
 
 

@@ -5,7 +5,7 @@ A piece is read by itself, in any process, so that a file gives the same rows ho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,7 +15,7 @@ import pyarrow as pa
 from jobs.landing.checking import check_rows, refuse_types
 from jobs.landing.csv_parquet import FORMATS, Part, check_columns, parts, read_part, read_schema
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import check_documents, is_json, json_schema
+from jobs.landing.json_rows import check_documents, document_rows, is_json, json_schema
 from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
 from jobs.landing.key_from_name import schema_with_key, with_key
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class FileReader(Protocol):
-    """Reads one file: its columns, its pieces in order, and the checked rows of a piece."""
+    """Reads one file: its columns, its pieces in order, and the rows of a piece, unchecked and checked."""
 
     def columns(self) -> pa.Schema:
         """Return the columns of the file, after checking them against the spec."""
@@ -52,6 +52,10 @@ class FileReader(Protocol):
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return the pieces of the file in order; of lines or records those between two places in its bytes."""
+        ...
+
+    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+        """Read the named columns, or all, of a piece, with the key from the file's name."""
         ...
 
     def read(self, piece: Part, key_types: KeyTypes) -> Iterator[pa.RecordBatch]:
@@ -67,11 +71,8 @@ class RecordReader:
     path: str
 
     def columns(self) -> pa.Schema:
-        """Return the columns of the file, each of which it has once."""
-        schema = read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
-        # Rejected rows are kept with all columns, by name.
-        check_columns(Path(self.path), schema.names, schema.names)
-        return schema
+        """Return the columns of the file."""
+        return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of records, row groups or stripes."""
@@ -79,12 +80,16 @@ class RecordReader:
 
     def read(self, piece: Part, key_types: KeyTypes) -> Iterator[pa.RecordBatch]:
         """Read and check the rows of a piece."""
-        for source in self._sources(piece):
-            written = source._replace(decimal=self.spec.files.decimal)
-            yield check_rows(self.spec, with_key(self.spec, written, self.path), key_types, self.path)
+        for source in self.sources(piece):
+            yield check_rows(self.spec, source, key_types, self.path)
 
-    def _sources(self, piece: Part) -> Iterator[Source]:
-        return read_part(piece)
+    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+        """Read the named columns, or all, of a piece."""
+        for source in self._unkeyed(piece, columns):
+            yield with_key(self.spec, source._replace(decimal=self.spec.files.decimal), self.path)
+
+    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+        return read_part(piece, columns)
 
 
 class LineReader(RecordReader):
@@ -98,8 +103,8 @@ class LineReader(RecordReader):
         """Return ranges of lines."""
         return text_parts(Path(self.path), start, stop)
 
-    def _sources(self, piece: Part) -> Iterator[Source]:
-        return read_text(pattern_of(self.spec, self.path), piece)
+    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+        return read_text(pattern_of(self.spec, self.path), piece, columns)
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,12 @@ class DocumentReader:
         for documents in read_json(piece, self.spec.file_columns):
             yield check_documents(self.spec, documents, key_types, self.path)
 
+    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
+        """Read the columns that the spec names of a piece."""
+        del columns  # a document has the columns of the spec, whichever are asked for
+        for documents in read_json(piece):
+            yield with_key(self.spec, document_rows(self.spec, documents), self.path)
+
 
 def endings_of(spec: ModelSpec) -> tuple[str, ...]:
     """Return the endings of the files that can be landed; those of text where the spec says how to read lines."""
@@ -135,13 +146,23 @@ def reader_of(spec: ModelSpec, path: str) -> FileReader:
     return LineReader(spec, path) if is_text(path) else RecordReader(spec, path)
 
 
+def schema_of(spec: ModelSpec, path: str) -> pa.Schema:
+    """Return a file's schema, with the key from its name.
+
+    Raises:
+        UserError: a column that the spec names is missing, or the file cannot be read.
+    """
+    return schema_with_key(spec, reader_of(spec, path).columns(), path)
+
+
 def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     """Return the types of the spec's columns in a file after checking them against the spec.
 
     Raises:
         UserError: a column is missing or has an unusable type, or the file cannot be read.
     """
-    schema = schema_with_key(spec, reader_of(spec, path).columns(), path)
+    schema = schema_of(spec, path)
+    check_columns(Path(path), schema.names, schema.names)  # rejected rows are kept with all columns, by name
     refuse_types(spec, schema, path)
     return spec_schema(spec, schema)
 

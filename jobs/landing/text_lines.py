@@ -78,16 +78,6 @@ def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) ->
             yield _matched(wanted, whole, columns)
 
 
-def read_text(spec: ModelSpec, path: Path, columns: Sequence[str]) -> list[Source]:
-    """Read the named columns of a file, in some batches of rows.
-
-    Raises:
-        UserError: the spec has no expression, or the file cannot be read.
-    """
-    pattern = pattern_of(spec, path)
-    return [source for part in parts(path) for source in read_part(pattern, part, columns)]
-
-
 def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], bool]:
     """Return a rejected row with the groups of its line, and whether the line matches; any other row as it is."""
     line = row.get(LINE)

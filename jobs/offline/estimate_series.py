@@ -18,11 +18,11 @@ import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.landing.csv_parquet import read
+from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.times import read_times
 from jobs.lineage.generations import live_lineage
-from jobs.offline.input_rows import read_rows
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_rows import read_table

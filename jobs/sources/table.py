@@ -7,21 +7,14 @@ removes rows of the table is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.landing.checking import check_rows, refuse_types, typed_columns
+from jobs.landing.checked_frames import checked_table, table_schema
 from jobs.landing.keys import key_types_of
-from jobs.landing.raw_rows import Source as Columns
-from jobs.landing.spec_columns import spec_schema
 from jobs.landing.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (
@@ -38,14 +31,12 @@ from jobs.spark.quarantine import rejected_rows
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.specs.problems import closest
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import KeyTypes
-from jobs.storage.quarantine import PAYLOAD, REASON
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _FAILURES = (
     (
@@ -90,15 +81,8 @@ class TableReader:
         reader = self._table.home.spark.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
-        rows = reader.load(self._table.home.path(self._table.name)).select(*_columns(spec))
-
-        def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                columns = {name: batch.column(name) for name in batch.schema.names}
-                source = Columns(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
-                yield check_rows(spec, source, types, path)
-
-        return rows.mapInArrow(work, f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, types)}")
+        rows = reader.load(self._table.home.path(self._table.name))
+        return checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch, whose rows were read from the table of the last one."""
@@ -143,30 +127,10 @@ def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
 
     def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
         table = open_table(warehouse, spec)
-        types = key_types_of(spec.naming_columns, _schema(spec, table))
+        schema = table_schema(spec, table.home.read(table.name), f"table {table.path}")
+        types = key_types_of(spec.naming_columns, schema)
         types = prepare(warehouse, spec, types)
         note = accept_loss(warehouse, spec, table) if lossy else None
         return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
 
     return land(settings, spec, seconds, opened)
-
-
-def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
-    """Return the types of the spec's columns in the table.
-
-    Raises:
-        UserError: a column is missing, or its type cannot hold the values that the spec expects.
-    """
-    frame = table.home.read(table.name)
-    for name in spec.file_names(spec.columns):
-        if name not in frame.columns:
-            hint = closest(name, frame.columns) or f"columns are {', '.join(frame.columns[:20])}"
-            raise UserError(f"table {table.path}: there is no column '{name}'; {hint}")
-    schema = to_arrow_schema(frame.select(*_columns(spec)).schema, timezone="UTC")
-    refuse_types(spec, schema, f"table {table.path}")
-    return spec_schema(spec, schema)
-
-
-def _columns(spec: ModelSpec) -> list[Column]:
-    """Return the columns of the table that the spec is read from."""
-    return [F.col("`" + name.replace("`", "``") + "`") for name in spec.file_names(spec.columns)]

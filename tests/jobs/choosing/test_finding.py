@@ -12,8 +12,8 @@ import pytest
 
 import kalman
 from jobs.choosing.columns import Given, Roles, find_roles
-from jobs.choosing.finding import long_series
 from jobs.choosing.keys import Keys, find_keys
+from jobs.choosing.model_finding import long_series
 from jobs.choosing.rhythm import find_rhythm, span
 from jobs.choosing.seasons import find_season
 from jobs.choosing.table import Table, read_table

@@ -14,7 +14,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from jobs import compare, filter, init
-from jobs.choosing.finding import Wishes, find
+from jobs.choosing.finding import Wishes
+from jobs.choosing.model_finding import find
 from jobs.choosing.ranking import Ranking, Score
 from jobs.choosing.spec_text import reason
 from jobs.core.errors import UserError

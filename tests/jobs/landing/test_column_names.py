@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
+from jobs.landing.file_rows import read_rows
 from jobs.landing.json_rows import check_documents
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import file_schema
 from jobs.offline.future import read_future
-from jobs.offline.input_rows import read_rows
 from jobs.offline.key_inputs import read_inputs
 from jobs.specs.loading import load_spec, schema
 from jobs.specs.model_spec import ModelSpec

@@ -27,11 +27,12 @@ from jobs.landing import csv_parquet, file_groups, line_parts, parsing, written_
 from jobs.landing.csv_parquet import Part
 from jobs.landing.file_groups import groups_of
 from jobs.landing.file_landing import FileState
-from jobs.landing.parsing import numbers_of
+from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import Piece
 from jobs.landing.workers import WorkerEnded, Workers
 from jobs.landing.written_pieces import FilePieces, count_repeats
+from jobs.specs.files import Files
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec

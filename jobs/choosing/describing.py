@@ -1,0 +1,268 @@
+"""Describe how files are read: the first rows as written and as understood, and what each column is taken for."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jobs.choosing.columns import Numbers
+from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
+from jobs.choosing.table import Table, read_table
+from jobs.core.errors import UserError
+from jobs.landing.csv_parquet import FORMATS, found_dialect
+from jobs.landing.dialects import NAMES
+from jobs.landing.file_rows import files_of, first_rows
+from jobs.landing.parsing import ParsedRows, parse
+from jobs.landing.raw_rows import Source
+from jobs.landing.reading import endings_of
+from jobs.landing.remarks import remarks_on
+from jobs.landing.spec_columns import take_columns
+from jobs.specs.files import Files
+from jobs.specs.model_spec import ModelSpec
+
+SHOWN = 5
+"""Rows that are shown."""
+MOST_ROWS = 100_000
+"""Rows of a file that are read with a spec."""
+_LONGEST = 40
+_EPOCH = datetime(1970, 1, 1)
+
+
+class ColumnReading(NamedTuple):
+    """How a column is read.
+
+    example: its first value as written; role: what it is taken for; otherwise: what it could be as well; setting: of
+    the spec that says so, and the options of `init` that change it.
+    """
+
+    name: str
+    example: str
+    role: str
+    why: str
+    otherwise: str
+    setting: str
+
+
+class Description(NamedTuple):
+    """How files are read.
+
+    files: how many there are; dialect: how CSV files are written; written, understood: the first rows; rows: how many
+    were looked at; rejected: how many of them by reason; notes: what mends these, and doubts; refusal: why the files
+    cannot be read by themselves, None if they can
+    """
+
+    first: Path
+    files: int
+    dialect: list[str]
+    columns: list[ColumnReading]
+    written: list[dict[str, str]]
+    understood: list[dict[str, Any]]
+    rows: int
+    rejected: dict[str, int]
+    notes: list[str]
+    refusal: str | None = None
+
+
+def describe(input: str) -> Description:
+    """Describe files as `init` reads them.
+
+    Raises:
+        UserError: a file cannot be read, or there is no row.
+    """
+    table = read_table(files_of(input))
+    dialect = dialect_words(table.files[0], table.written)
+    written = _written(table.source, list(table.source.columns))
+    try:
+        found = find_columns(input, table, Wishes(), Phases())
+    except UserError as refusal:
+        readings = [
+            ColumnReading(name, _example(table.source, name), "", "", "", "") for name in table.source.columns
+        ]
+        return Description(
+            table.files[0],
+            table.found,
+            dialect,
+            readings,
+            written,
+            [],
+            table.source.rows,
+            {},
+            [],
+            str(refusal),
+        )
+    doubt = found.roles.time.note
+    notes = [*found.notes, *([] if doubt is None else [doubt])]
+    return Description(
+        table.files[0],
+        table.found,
+        dialect,
+        _found_readings(table, found),
+        written,
+        _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
+        table.source.rows,
+        _rejected(found.parsed),
+        [*(f"note: {note}" for note in notes), *remarks_on(found.spec, found.source, found.parsed)],
+    )
+
+
+def describe_by_spec(input: str, spec: ModelSpec) -> Description:
+    """Describe files as a spec reads them; of a long file its beginning.
+
+    Raises:
+        UserError: a file cannot be read, or lacks a column that the spec names.
+    """
+    files = files_of(input, endings_of(spec))
+    source = first_rows(spec, files[0], MOST_ROWS)
+    taken = take_columns(spec, source)
+    parsed = parse(spec, taken, str(files[0]))
+    return Description(
+        files[0],
+        len(files),
+        dialect_words(files[0], spec.files, spec.file_columns),
+        _spec_readings(spec, taken),
+        _written(source, list(source.columns)),
+        _understood(spec, taken, parsed),
+        source.rows,
+        _rejected(parsed),
+        remarks_on(spec, source, parsed),
+    )
+
+
+def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
+    """Return in words how a CSV file is written, where it is not as most are.
+
+    Args:
+        path: of the file.
+        files: what the spec says of the dialect.
+        columns: that the file has, to find its dialect by.
+    """
+    is_csv = path.name.lower().endswith(FORMATS[:2])
+    separator = found_dialect(path, columns, files).separator if is_csv else ","
+    words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
+    words += ["a comma before fractions"] if files.decimal == "," else []
+    return words + ([f"no header: columns are called {', '.join(files.columns)}"] if files.columns else [])
+
+
+def _found_readings(table: Table, found: Columns) -> list[ColumnReading]:
+    """Return the readings of the columns that were found, in the files' order; the file's name as a key comes last."""
+    roles, keys = found.roles, found.keys
+    numbers = {one.name: one for one in roles.measurements}
+    others = [name for name in roles.keys if name not in keys.columns]
+    readings: list[ColumnReading] = []
+    for name in [*table.source.columns, *table.partial]:
+        if name == roles.time.name:
+            role, why, otherwise = "time", _time_words(found.spec), (roles.time.note or "").partition("; ")[2]
+            setting = "time, time_format, time_zone; --time, --time-format, --time-zone"
+        elif name in keys.columns:
+            role, why, otherwise = "key", keys.why, _keys_words(others)
+            setting = "key; --key, --no-key"
+        elif name in numbers:
+            role, why = "measurement", _range_words(numbers[name])
+            otherwise = "a key" if name in roles.keys else ""
+            setting = "measurement, missing_values; --measurement"
+        else:
+            role, why = (
+                "left out",
+                roles.refused.get(name, f"there are {len(numbers)} measurements without it"),
+            )
+            otherwise = "a key" if name in roles.keys else "" if name in table.partial else "a measurement"
+            option = "--key" if name in roles.keys else "--measurement"
+            setting = f"{option} {shlex.quote(name)}" if otherwise else ""
+        readings.append(ColumnReading(name, _example(table.source, name), role, why, otherwise, setting))
+    if keys.from_name is not None:
+        example = str(found.source.columns[keys.from_name][0])
+        setting = "key_from_name; --key, --no-key"
+        readings.append(ColumnReading(keys.from_name, example, "key", keys.why, _keys_words(others), setting))
+    if not keys.columns:
+        setting = "--key, --key-from-name"
+        readings.append(ColumnReading("(no key)", "", "key", keys.why, _keys_words(others), setting))
+    return readings
+
+
+def _keys_words(others: Sequence[str]) -> str:
+    return f"{', '.join(others[:3])} could be the key" if others else ""
+
+
+def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
+    """Return the readings of the columns that a spec names."""
+    example = _example(source, spec.time)
+    readings = [
+        ColumnReading(spec.time, example, "time", _time_words(spec), "", "time, time_format, time_zone")
+    ]
+    roles = {
+        "key": (spec.key, "names the series"),
+        "measurement": (
+            spec.measurement,
+            f"numbers; missing are {', '.join(map(repr, spec.missing_values))}",
+        ),
+        "control": (spec.control, "numbers, none of which may be missing"),
+        "id": (spec.id_columns, "by which duplicates are found"),
+    }
+    for role, (names, why) in roles.items():
+        for name in names:
+            said = "the file's name" if name == spec.key_from_name else why
+            setting = (
+                "key_from_name" if name == spec.key_from_name else "duplicates" if role == "id" else role
+            )
+            readings.append(ColumnReading(name, _example(source, name), role, said, "", setting))
+    return readings
+
+
+def _time_words(spec: ModelSpec) -> str:
+    form = "ISO 8601" if spec.time_format is None else spec.time_format
+    return f"{form}; without an offset in {spec.time_zone}"
+
+
+def _range_words(one: Numbers) -> str:
+    good = one.values[np.isfinite(one.values)]
+    missing = f", missing in {len(one.values) - len(good):,} rows" if len(good) < len(one.values) else ""
+    texts = f" (written {', '.join(map(repr, one.absent))})" if one.absent else ""
+    return f"numbers from {good.min():g} to {good.max():g}{missing}{texts}"
+
+
+def _example(source: Source, name: str) -> str:
+    """Return the first value of a column as a text."""
+    column = source.columns.get(name)
+    values = [] if column is None else column.slice(0, MOST_ROWS).drop_null().slice(0, 1).to_pylist()
+    return _short(values[0]) if values else ""
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _written(source: Source, names: list[str]) -> list[dict[str, str]]:
+    columns = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in names}
+    count = min(source.rows, SHOWN)
+    return [{name: _short(values[i]) for name, values in columns.items()} for i in range(count)]
+
+
+def _understood(spec: ModelSpec, source: Source, parsed: ParsedRows) -> list[dict[str, Any]]:
+    """Return the first rows as understood: key, time in UTC and numbers, or the reason why a row is rejected."""
+    rows: list[dict[str, Any]] = []
+    keys = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in spec.key}
+    for i in range(min(source.rows, SHOWN)):
+        if parsed.reason[i] is not None:
+            rows.append({"rejected": str(parsed.reason[i])})
+            continue
+        at = _EPOCH + timedelta(microseconds=int(parsed.time[i]))
+        numbers = zip((*spec.measurement, *spec.control), (*parsed.y[:, i], *parsed.u[:, i]), strict=True)
+        rows.append(
+            {
+                **{name: _short(values[i]) for name, values in keys.items()},
+                spec.time: f"{at.isoformat()}Z",
+                **{name: None if np.isnan(value) else float(value) for name, value in numbers},
+            }
+        )
+    return rows
+
+
+def _rejected(parsed: ParsedRows) -> dict[str, int]:
+    return dict(Counter(str(one) for one in parsed.reason if one is not None).most_common())

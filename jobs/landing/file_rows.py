@@ -1,0 +1,145 @@
+"""Read the rows of a file, a folder or a glob for a model's spec, for every verb that takes files. No Spark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.core.errors import UserError
+from jobs.core.input_files import find_files, names_several, path_of
+from jobs.core.report import plural
+from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
+from jobs.landing.csv_records import COMMA
+from jobs.landing.dialects import ANY, NAMES, header_words
+from jobs.landing.json_rows import is_json
+from jobs.landing.raw_rows import Source, joined
+from jobs.landing.reading import endings_of, reader_of, schema_of
+from jobs.landing.spec_columns import take_columns
+from jobs.specs.files import Files
+from jobs.specs.model_spec import ModelSpec
+
+
+def files_of(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
+    """Return the files that an input names: a file, a folder or a glob. A single name is not looked for yet.
+
+    Raises:
+        UserError: it is a folder or a glob without a file of the endings, or no path.
+    """
+    if names_several(input, endings):
+        return [Path(one) for one in find_files([input], endings)]
+    return [path_of(input)]
+
+
+def read_rows(spec: ModelSpec, input: str) -> Source:
+    """Read the columns of a spec, by its names, from all files of an input, one file after the other.
+
+    Raises:
+        UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it;
+            there is no row.
+    """
+    found = {path: _all_rows(spec, path) for path in files_of(input, endings_of(spec))}
+    paths = [path for path, source in found.items() if source.rows]
+    if not paths:
+        raise UserError(f"{input}: has no rows; give a file with rows below its header")
+    sources = _written_alike([found[path] for path in paths], list(map(is_json, paths)))
+    names = list(sources[0].columns)
+    for path, source in zip(paths, sources, strict=True):
+        check_types(path, [sources[0], source], names)
+    return take_columns(spec, sources[0] if len(sources) == 1 else joined(sources, names))
+
+
+def first_rows(spec: ModelSpec, path: Path, most: int) -> Source:
+    """Read the columns that a spec names of the first rows of a file, about so many.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    schema_of(spec, str(path))
+    reader, found = reader_of(spec, str(path)), list[Source]()
+    for source in (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns)):
+        found.append(source)
+        if sum(one.rows for one in found) >= most:
+            break
+    return joined(_written_alike(found, [is_json(path)] * len(found)), _names_in_files(spec))
+
+
+def _names_in_files(spec: ModelSpec) -> list[str]:
+    """Return the columns that are read of a file, with the one of the key from its name."""
+    return spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
+
+
+def _all_rows(spec: ModelSpec, path: Path) -> Source:
+    """Return the columns that a spec names of all rows of a file."""
+    schema_of(spec, str(path))
+    reader = reader_of(spec, str(path))
+    found = [source for part in reader.pieces() for source in reader.sources(part, spec.file_columns)]
+    if is_json(path):
+        found = _written_alike(found, [True] * len(found))
+    return found[0] if len(found) == 1 else joined(found, _names_in_files(spec))
+
+
+def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
+    """Return rows with texts in the place of JSON numbers, in columns of which some have other types."""
+    kinds = [{name: column.type for name, column in source.columns.items()} for source in sources]
+    differ = {name for one in kinds for name, kind in one.items() if kind != kinds[0].get(name, kind)}
+    return [
+        source._replace(
+            columns={
+                name: column.cast(pa.string()) if name in differ else column
+                for name, column in source.columns.items()
+            }
+        )
+        if of_json
+        else source
+        for source, of_json in zip(sources, are_json, strict=True)
+    ]
+
+
+def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> Source:
+    """Read the named columns, or all, of all files of an input that is no model's, one file after the other.
+
+    named: what the spec says of the dialect of CSV files.
+
+    Raises:
+        UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it.
+    """
+    sources: list[Source] = []
+    for path in files_of(input):
+        source = read(path, columns, named)
+        sources.append(source._replace(decimal=named.decimal))
+        if columns is None:
+            check_columns(path, list(source.columns), list(sources[0].columns))
+        check_types(path, sources, list(sources[0].columns))
+    return sources[0] if len(sources) == 1 else joined(sources, list(sources[0].columns))
+
+
+def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -> None:
+    """Check that the columns of the last of some sources, which is of the file `path`, have the types of the first.
+
+    Raises:
+        UserError: a column has another type.
+    """
+    for name in columns:
+        first, last = (source.columns[name].type for source in (sources[0], sources[-1]))
+        if first != last:
+            raise UserError(
+                f"{path}: column '{name}' holds {last}, and {first} in the files before it; give them one type"
+            )
+
+
+def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
+    """Return in words how CSV files are written that are not written as most are: no line where all of them are."""
+    found: Counter[str] = Counter()
+    for path in map(Path, paths):
+        if path.name.lower().endswith((".csv", ".csv.gz")):
+            dialect = found_dialect(path, spec.file_columns, spec.files)
+            words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
+            words += header_words(dialect)
+            words += [f"no header, columns {', '.join(dialect.names)}"] if dialect.names else []
+            words += ["a comma before fractions"] if spec.files.decimal == "," else []
+            if words:
+                found["; ".join(words)] += 1
+    return [f"read {plural(count, 'file')}: {words}" for words, count in sorted(found.items())]

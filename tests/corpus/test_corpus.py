@@ -1,0 +1,179 @@
+"""Files as exporters write them: `init`, `filter`, `ingest` and `estimate --input` read each one as a person would."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jobs import estimate, filter, init
+from jobs.core.errors import UserError
+from jobs.core.report import Report
+from jobs.core.settings import Settings
+from jobs.spark.session import warehouse_of
+from jobs.specs.loading import load_spec
+from jobs.specs.model_spec import ModelSpec
+from tests.corpus import make
+from tests.corpus.reading import (
+    EXPECTED,
+    differences,
+    estimated_rows,
+    file_of,
+    filtered_rows,
+    landed_rows,
+    right_rows,
+)
+
+KNOWN = {
+    "node_red_jsonl": "init reads no JSON",
+    "ttn_flat_jsonl": "init reads no JSON",
+    "ttn_nested_jsonl": "init reads no JSON",
+    "prometheus_samples_jsonl": "init reads no JSON",
+    "elastic_hits_ndjson": "init reads no JSON",
+    "rest_pretty_json": "init reads no JSON",
+    "open_meteo_json": "init reads no JSON",
+    "mqtt_glued_json": "JSON objects that are glued together, and init reads no JSON",
+    "influx_annotated_csv": "class 14",
+    "grafana_for_excel_csv": "class 14",
+    "campbell_toa5_csv": "class 14",
+    "open_meteo_csv": "class 14",
+    "fronius_solarweb_csv": "class 14",
+    "sbfspot_day_csv": "class 14",
+    "thingspeak_feed_csv": "class 13",
+    "bigquery_export_csv": "class 13",
+    "bigquery_fractions_csv": "class 13",
+    "excel_american_csv": "class 13",
+    "eia_hourly_csv": "class 13",
+    "grafana_joined_csv": "class 15",
+    "davis_weatherlink_csv": "class 15",
+    "london_smart_meters_csv": "class 15",
+    "pandas_unnamed_index_csv": "class 15",
+    "excel_german_date_and_time_csv": "class 1",
+    "beijing_pm25_csv": "class 1",
+    "uci_power_csv": "class 1",
+    "iso_hour_ending_csv": "class 1",
+    "ghcn_by_year_csv": "class 2",
+    "r_date_numbers_csv": "class 2",
+    "sas_dates_csv": "class 2",
+    "sas_datetimes_csv": "class 2",
+    "stata_clock_csv": "class 2",
+    "matlab_datenum_csv": "class 2",
+    "julian_days_csv": "class 2",
+    "decimal_years_csv": "class 2",
+    "logger_yymmddhhmm_csv": "class 2",
+    "vienna_clock_change_csv": "class 5",
+    "missing_as_minus_999_parquet": "class 3",
+    "excel_trailing_separators_csv": "class 19",
+    "wide_stations_csv": "class 16",
+}
+"""Cases that are not read rightly yet, and their class in the issue; each must go when its class is mended."""
+
+
+def all_cases() -> list[Any]:
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name], strict=True, raises=AssertionError))
+        if name in KNOWN
+        else name
+        for name in EXPECTED
+    ]
+
+
+def settings_of(folder: Path) -> Settings:
+    return Settings.load(str(folder / "warehouse"), str(folder / "models"), None)
+
+
+class Begun(NamedTuple):
+    """What `init` makes of a case's file, and the settings with the folder of its spec."""
+
+    settings: Settings
+    report: Report
+
+    @property
+    def spec(self) -> ModelSpec:
+        return load_spec("case", self.settings.models)
+
+
+Begin = Callable[[str], Begun]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
+    """Return a function that lets `init` find a model for a case once."""
+
+    @cache
+    def begin(name: str) -> Begun | UserError:
+        settings = settings_of(tmp_path_factory.mktemp("case"))
+        wishes = EXPECTED[name]["options"]
+        try:
+            report = init.run(
+                settings, str(file_of(name)), name="case", quick=True, no_picture=True, **wishes
+            )
+        except UserError as refusal:
+            return refusal
+        return Begun(settings, report)
+
+    def raising(name: str) -> Begun:
+        found = begin(name)
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    return raising
+
+
+@pytest.mark.parametrize("name", all_cases())
+def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
+    tmp_path: Path, begun: Begin, name: str
+) -> None:
+    expected, path = EXPECTED[name], file_of(name)
+    try:
+        settings, report = begun(name)
+    except UserError as refusal:
+        pattern, said = expected["refusal"], str(refusal).replace(str(path), "")
+        assert pattern is not None and re.search(pattern, said), said
+        return
+    spec = begun(name).spec
+    read = filtered_rows(spec, path)
+    assert read.ordered == landed_rows(settings, spec, path).ordered
+    said = "\n".join(report.lines).replace(str(path), "")
+    found = differences(right_rows(name), read, expected["free"], expected["within"])
+    note = expected["note"]
+    assert not found or (note is not None and re.search(note, said)), (found[:3], said)
+    data = filter.run(settings, "case", str(path), str(tmp_path / "out.parquet")).data
+    assert (data["rows"], data["rejected"]) == (len(read.rows) + read.rejected, read.rejected)
+
+
+@pytest.mark.spark
+@pytest.mark.core
+def test_estimate_reads_the_rows_that_filter_reads(begun: Begin) -> None:
+    wrong, names = [], []
+    for name in EXPECTED:
+        try:
+            settings, spec = begun(name).settings, begun(name).spec
+        except UserError:
+            continue
+        names.append(name)
+        estimated = estimated_rows(warehouse_of(settings, "corpus"), spec, file_of(name))
+        if estimated.ordered != filtered_rows(spec, file_of(name)).ordered:
+            wrong.append(name)
+    assert len(names) > 30 and not wrong
+    # The verb itself, over local times that the clocks repeat.
+    last = begun("vienna_clock_change_csv")
+    path = file_of("vienna_clock_change_csv")
+    data = estimate.run(last.settings, "case", input=str(path)).data
+    assert data["rows"] == len(filtered_rows(last.spec, path).rows)
+
+
+def test_the_generator_gives_the_files_that_are_kept() -> None:
+    cases = make.cases()
+    assert list(EXPECTED) == [make.name_of(case) for case in cases] and len(cases) >= 50
+    kept = {path.name for path in (make.HERE / "files").iterdir()}
+    assert kept == {case.file for case in cases}
+    for case in cases:
+        assert (make.HERE / "golden" / f"{make.name_of(case)}.csv").read_text() == make.golden(case)
+        if isinstance(case.content, str):
+            assert file_of(make.name_of(case)).read_bytes() == case.content.encode()
