@@ -18,7 +18,7 @@ from jobs.encoding import arrow
 from jobs.landing.parsing import parse, reject
 from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
-from jobs.landing.spec_columns import take_columns
+from jobs.landing.time_columns import combine_times
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -28,6 +28,45 @@ ROWS_A_FILE = 2_000_000
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,19}\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
+
+
+def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = None) -> Source:
+    """Return unparsed rows with the columns of the spec alone, by the spec's names.
+
+    This is the one place where the names of a file become those of the spec, and several columns become one time. A
+    column that the rows do not have is left out. The key from the file's name has the spec's name already.
+
+    Args:
+        spec: with the names of the files' columns.
+        source: N rows with the files' names.
+        names: of the spec's columns to take; None: all that rows have.
+    """
+    if not spec.files.names:
+        return source
+    columns: dict[str, pa.Array] = {}
+    for name in spec.columns if names is None else names:
+        given = name if name == spec.key_from_name else spec.files.names.get(name, name)
+        if isinstance(given, str):
+            if given in source.columns:
+                columns[name] = source.columns[given]
+            continue
+        parts = spec.time_parts
+        if all(column in source.columns for column in parts.values()):
+            found = {part: source.columns[column] for part, column in parts.items()}
+            columns[name] = combine_times(found, parts, spec.time_format)
+    return source._replace(columns=columns)
+
+
+def spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
+    """Return the types of a file's columns by the spec's names; the time that several make is left out."""
+    if not spec.files.names:
+        return schema
+    names = {name: spec.file_names([name])[0] for name in spec.columns if name != spec.key_from_name}
+    if spec.time_parts:
+        del names[spec.time]
+    if spec.key_from_name is not None:
+        names[spec.key_from_name] = spec.key_from_name
+    return pa.schema([(name, schema.field(column).type) for name, column in names.items()])
 
 
 def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:

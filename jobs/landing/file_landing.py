@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.landing.appended import can_be_appended_to, end_of
-from jobs.landing.checking import refuse_types
+from jobs.landing.checking import refuse_types, spec_schema
 from jobs.landing.csv_parquet import FORMATS, check_columns, read_schema
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
 from jobs.landing.json_rows import is_array, is_json, json_schema
@@ -38,7 +38,6 @@ from jobs.landing.reading import (
     checked_tables,
     parts_of,
 )
-from jobs.landing.spec_columns import spec_schema
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import is_text, text_schema
 from jobs.spark.quarantine import keep, rejected_rows

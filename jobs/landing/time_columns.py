@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
+from jobs.landing.parsing import read_times
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -130,8 +131,6 @@ def _date_form(form: str) -> str | None:
 
 
 def _read(column: pa.Array, form: str | None) -> tuple[Ints, Marks]:
-    from jobs.landing.parsing import read_times
-
     return read_times(column, form, UTC, "a column of the time")
 
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
+from jobs.landing.checking import take_columns
 from jobs.landing.csv_parquet import check_columns
 from jobs.landing.parsing import numbers_of, parse, reject
-from jobs.landing.spec_columns import take_columns
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.offline.whole_files import read_all
 from jobs.specs.model_spec import ModelSpec

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jobs.core.errors import UserError
+from jobs.landing.checking import take_columns
 from jobs.landing.csv_parquet import check_format, read, read_schema
 from jobs.landing.key_from_name import schema_with_key, with_key
 from jobs.landing.raw_rows import Source, joined
-from jobs.landing.spec_columns import take_columns
 from jobs.landing.text_lines import is_text, read_text
 from jobs.offline.whole_files import check_types, files_of
 from jobs.specs.model_spec import ModelSpec

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
+from jobs.landing.checking import take_columns
 from jobs.landing.parsing import ParsedRows, numbers_of, reject
 from jobs.landing.raw_rows import Source
-from jobs.landing.spec_columns import take_columns
 from jobs.offline.whole_files import read_all
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec

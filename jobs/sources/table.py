@@ -18,9 +18,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.landing.checking import check_rows, key_types_of, refuse_types, typed_columns
+from jobs.landing.checking import check_rows, key_types_of, refuse_types, spec_schema, typed_columns
 from jobs.landing.raw_rows import Source as Columns
-from jobs.landing.spec_columns import spec_schema
 from jobs.landing.target_table import prepare
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (

@@ -166,7 +166,10 @@ def test_the_guide_has_every_field() -> None:
             {"time": "a t", "files": {"names": {"a t": "at"}}},
             "time: 'a t' cannot be the name of a column; use letters, digits and _",
         ),
-        ({"key": ["mean_level"]}, "key: 'mean_level' is the name of an output column; give the column another"),
+        (
+            {"key": ["mean_level"]},
+            "key: 'mean_level' is the name of an output column; give the column another",
+        ),
         (
             {"time": "covariance_level_level"},
             "time: 'covariance_level_level' is the name of an output column",
