@@ -85,14 +85,17 @@ class TableReader:
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
+        names = spec.file_names(spec.columns)
         reader = self._table.home.spark.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
-        rows = reader.load(self._table.home.path(self._table.name)).select(*_columns(spec))
+        # `mapInArrow` takes a point in a name for a field of a structure.
+        columns = [column.alias(f"c{place}") for place, column in enumerate(_columns(spec))]
+        rows = reader.load(self._table.home.path(self._table.name)).select(*columns)
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                columns = {name: batch.column(name) for name in batch.schema.names}
+                columns = dict(zip(names, batch.columns, strict=True))
                 source = Columns(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
                 yield check_rows(spec, source, types, path)
 
