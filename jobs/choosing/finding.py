@@ -26,7 +26,7 @@ from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
 from jobs.choosing.table import Table, read_table
-from jobs.choosing.time_parts import clock_part, column_within_times
+from jobs.choosing.time_parts import column_within_times, shows_clock
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.times import UNIT_US
@@ -231,16 +231,14 @@ def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -
     names = " and ".join(f"'{name}'" for name in time.columns)
     columns = ",".join([*time.columns, apart])
     raise UserError(
-        f"{table.files[0]}: rows of one {names} differ in '{apart}', which looks like a part of the time: name all "
+        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: name all "
         f"columns of the time, --time {shlex.quote(columns)}, or write the time into one column; if '{apart}' names "
         f"series, take it as --key {shlex.quote(apart)}{rest}"
     )
 
 
 def _has_clock(table: Table, name: str) -> bool:
-    return name in table.source.columns and (
-        clock_part(table, name) is not None or part_of_time(name) is not None
-    )
+    return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
 
 
 def _check_free(table: Table, name: str) -> None:

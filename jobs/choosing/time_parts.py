@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
-from jobs.choosing.times import ENOUGH, HINT, TRIED, TimeColumn, time_of
+from jobs.choosing.times import DAYS, ENOUGH, HINT, TRIED, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
@@ -20,7 +20,10 @@ from jobs.landing.time_columns import combine_times
 from jobs.specs.column_names import part_of_time, time_parts
 
 DAY = UNIT_US["day"]
-_CLOCK = re.compile(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(\s*[AaPp][.]?[Mm][.]?)?\s*")
+_CLOCK = re.compile(
+    r"\s*[0-9]{1,2}(:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?|[.][0-9]{2}[.][0-9]{2})(\s*[AaPp][.]?[Mm][.]?)?\s*"
+)
+_FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 LONGEST_DAY = 1500
 """Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
@@ -75,7 +78,7 @@ def clock_part(table: Table, name: str) -> str | None:
         return None
     numbers = whole_numbers(column)
     if numbers is None:
-        return None
+        return "time" if named == "time" and _are_fractions(column) else None
     if named in _RANGES:
         return named if _is_within(numbers, named) else None
     if named != "hhmm" and numbers.min() >= 0 and numbers.max() <= 24:
@@ -84,6 +87,17 @@ def clock_part(table: Table, name: str) -> str | None:
     if not is_compact or numbers.min() < 0 or numbers.max() > 2400 or (numbers % 100 > 59).any():
         return None
     return "hour" if named == "hour" and not (numbers % 100).any() else "hhmm"
+
+
+def _are_fractions(column: pa.Array) -> bool:
+    """Tell if a column has fractions of a day, as spreadsheets store times of day."""
+    if pa.types.is_string(column.type):
+        texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
+        return bool(texts) and all(_FRACTION.fullmatch(text) for text in texts)
+    if not pa.types.is_floating(column.type):
+        return False
+    values = arrow.to_numpy(column.drop_null().cast(pa.float64()))
+    return bool(len(values)) and bool(((values >= 0) & (values < 1)).all())
 
 
 def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
@@ -123,7 +137,7 @@ def column_within_times(
     if usual < 2 or usual > LONGEST_DAY:
         return None
     for name, column in table.source.columns.items():
-        if name in taken or not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
+        if name in taken or pa.types.is_nested(column.type) or pa.types.is_date(column.type):
             continue
         encoded = column.dictionary_encode()
         values = len(encoded.dictionary)
@@ -204,17 +218,25 @@ def _is_date(table: Table, name: str) -> bool:
             & (day >= 1)
             & (day <= 31)
         )
-        return named and bool(dates.mean() >= ENOUGH)
+        return named and bool(dates.mean() >= ENOUGH or _are_days(numbers))
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return False
     found = time_of(table, name, UTC)
     return isinstance(found, TimeColumn) and len(np.unique(found.micros[found.known] % DAY)) == 1
 
 
+def _are_days(numbers: NDArray[np.float64]) -> bool:
+    """Tell if numbers may be days as a spreadsheet counts them."""
+    return bool(numbers.min() >= DAYS[0] and numbers.max() <= DAYS[1])
+
+
 def _form_of(table: Table, parts: Mapping[str, str]) -> str | None:
     """Return the format of the date among the parts of a time; None: ISO 8601, or eight digits."""
-    if "date" not in parts or whole_numbers(table.source.columns[parts["date"]]) is not None:
+    if "date" not in parts:
         return None
+    numbers = whole_numbers(table.source.columns[parts["date"]])
+    if numbers is not None:
+        return "spreadsheet_days" if _are_days(numbers) else None
     found = time_of(table, parts["date"], UTC, is_given=True)
     return found.time_format if isinstance(found, TimeColumn) else None
 

@@ -153,6 +153,33 @@ SHAPES: list[tuple[str, Any, Any, str, Any]] = [
         {"date": "date", "hour": "time"},
     ),
     (
+        "bicycles: a flag of the year beside the date",
+        HOURS,
+        lambda t: {
+            "instant": range(len(t)),
+            "dteday": t.strftime("%Y-%m-%d"),
+            "yr": 0,
+            "mnth": t.month,
+            "hr": t.hour,
+        },
+        "1 h",
+        ["dteday", "hr"],
+    ),
+    (
+        "points in the time of day",
+        HOURS,
+        lambda t: {"Date": t.strftime("%d/%m/%Y"), "Time": t.strftime("%H.%M.%S")},
+        "1 h",
+        ["Date", "Time"],
+    ),
+    (
+        "a spreadsheet's numbers",
+        HOURS,
+        lambda t: {"Date": (t - pd.Timestamp("1899-12-30")).days, "Time": (t.hour / 24).round(9)},
+        "1 h",
+        ["Date", "Time"],
+    ),
+    (
         "HHMM called time",
         QUARTERS,
         lambda t: {"date": t.strftime("%Y-%m-%d"), "time": t.hour * 100 + t.minute},

@@ -187,6 +187,20 @@ FORMS: list[tuple[str, Any, Columns, dict[str, Any], list[str | None]]] = [
         ["2024-02-29 05:06:07.250000", "2024-03-01 00:00", None],
     ),
     (
+        "a spreadsheet's numbers",
+        ["Date", "Time"],
+        {"Date": ["45292", "45292.0", "45293"], "Time": ["0.5", "0", ".25"]},
+        {"time_format": "spreadsheet_days"},
+        ["2024-01-01 12:00", "2024-01-01 00:00", "2024-01-02 06:00"],
+    ),
+    (
+        "points in the time of day",
+        ["Date", "Time"],
+        {"Date": ["10/03/2004", "10/03/2004"], "Time": ["18.00.00", "7.30"]},
+        {"time_format": "%d/%m/%Y"},
+        ["2004-03-10 18:00", "2004-03-10 07:30"],
+    ),
+    (
         "a part is missing",
         ["date", "time"],
         {"date": ["2024-01-01", None, "", "2024-01-01"], "time": ["", "05:00", " ", "05:00"]},
@@ -235,6 +249,13 @@ STORED: list[tuple[str, Any, Columns, dict[str, pa.DataType], list[str | None]]]
         ["2024-03-01 00:00", None],
     ),
     ("a date as a number", ["date", "hour"], {"date": [20240229], "hour": [7]}, {}, ["2024-02-29 07:00"]),
+    (
+        "a spreadsheet's numbers",
+        ["date", "time"],
+        {"date": [45292.0, 45292.0], "time": [0.75, 1.5]},
+        {},
+        [None, None],
+    ),
     ("half an hour", ["date", "hour"], {"date": [20240229], "hour": [7.5]}, {}, [None]),
 ]
 
