@@ -23,6 +23,7 @@ DAY = UNIT_US["day"]
 _CLOCK = re.compile(
     r"\s*[0-9]{1,2}(:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?|[.][0-9]{2}[.][0-9]{2})(\s*[AaPp][.]?[Mm][.]?)?\s*"
 )
+_HAS_CLOCK = re.compile(r"\b[0-9]{1,2}:[0-9]{2}\b")
 _FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 LONGEST_DAY = 1500
@@ -89,6 +90,15 @@ def clock_part(table: Table, name: str) -> str | None:
     return "hour" if named == "hour" and not (numbers % 100).any() else "hhmm"
 
 
+def shows_clock(table: Table, name: str) -> bool:
+    """Tell if a column has times of day, or spans of them such as 00:00-01:00."""
+    column = table.source.columns[name]
+    if clock_part(table, name) is not None or not pa.types.is_string(column.type):
+        return clock_part(table, name) is not None
+    texts = [text for text in column.unique().to_pylist() if text and text.strip()]
+    return bool(texts) and sum(_HAS_CLOCK.search(text) is not None for text in texts) >= ENOUGH * len(texts)
+
+
 def _are_fractions(column: pa.Array) -> bool:
     """Tell if a column has fractions of a day, as spreadsheets store times of day."""
     if pa.types.is_string(column.type):
@@ -144,7 +154,7 @@ def column_within_times(
         if (
             abs(values - usual) > 0.1 * usual + 2
             or whole_numbers(column) is None
-            and clock_part(table, name) is None
+            and not shows_clock(table, name)
         ):
             continue
         codes = arrow.to_numpy(encoded.indices, values).astype(np.int64)[known]

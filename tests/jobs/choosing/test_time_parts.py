@@ -248,6 +248,8 @@ def test_a_whole_time_is_preferred_to_its_parts(tmp_path: Path) -> None:
         ("period", np.arange(960) % 48 + 1),
         ("slot", np.arange(960) % 96),
         ("SP", [f"{i % 48 + 1:02d}" for i in range(960)]),
+        ("interval", [f"{i % 24:02d}:00-{i % 24 + 1:02d}:00" for i in range(960)]),
+        ("unit", [f"{i % 24:02d}:00 to {i % 24 + 1:02d}:00" for i in range(960)]),
     ],
 )
 def test_a_part_of_the_time_that_is_not_known_is_named(tmp_path: Path, name: str, values: Any) -> None:
@@ -255,10 +257,11 @@ def test_a_part_of_the_time_that_is_not_known_is_named(tmp_path: Path, name: str
     count = int(pd.Series(values).nunique())
     frame = pd.DataFrame({"date": [days[i // count] for i in range(960)], name: values, "v": noise(960)})
     with pytest.raises(
-        UserError, match=f"rows of one 'date' differ in '{name}', which looks like a part of the time"
+        UserError, match=f"rows of one 'date' differ in '{name}', which may be a part of the time"
     ):
         found(tmp_path, frame)
-    assert found(tmp_path, frame, time="date")[1].time.written == "date"
+    if ":" not in str(values[0]):  # a text that would be a key is refused as long as nobody names it
+        assert found(tmp_path, frame, time="date")[1].time.written == "date"
 
 
 def test_the_user_names_the_columns_of_the_time(tmp_path: Path) -> None:

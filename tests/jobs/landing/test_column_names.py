@@ -168,6 +168,21 @@ def test_members_of_messages_have_any_name_and_the_key_of_a_message_too() -> Non
     assert again.reasons == [None] and json.loads(again.landings[0] or "{}")["id"] == "k"
 
 
+def test_groups_of_lines_and_files_without_a_header_have_any_name(tmp_path: Path) -> None:
+    lines, headless = tmp_path / "a.log", tmp_path / "b.csv"
+    lines.write_text("x 2024-01-01 1.5\n")
+    headless.write_text("x;2024-01-01;1.5\n")
+    of_lines = spec(
+        key=["_id"], time="_at", measurement=["_v"], line_pattern=r"(?P<_id>\S+) (?P<_at>\S+) (?P<_v>\S+)"
+    )
+    columns = ["Gerät (Nr.)", "Zeit/UTC", "°C"]
+    files = {"columns": columns, "separator": ";"}
+    without = spec(key=[columns[0]], time=columns[1], measurement=[columns[2]], files=files)
+    for model, path in ((of_lines, lines), (without, headless)):
+        rows = read_rows(model, str(path))
+        assert [rows.columns[name].to_pylist() for name in model.columns] == [["x"], ["2024-01-01"], ["1.5"]]
+
+
 def test_the_user_chooses_the_plain_name() -> None:
     model = spec(measurement=["wind"], files={"names": {"wind": "Wind (m/s)", "at": "Zeit (UTC)"}})
     assert model.columns == ["sensor", "at", "wind"] and model.file_columns == [
