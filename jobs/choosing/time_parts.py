@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
-from jobs.choosing.times import DAYS, ENOUGH, HINT, TRIED, TimeColumn, time_of
+from jobs.choosing.times import ENOUGH, HINT, TRIED, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
@@ -26,6 +26,8 @@ _CLOCK = re.compile(
 _HAS_CLOCK = re.compile(r"\b[0-9]{1,2}:[0-9]{2}\b")
 _FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
+SPREADSHEET_DAYS = (10_000, 80_000)
+"""Days from 1927 to 2119, as a spreadsheet counts them."""
 LONGEST_DAY = 1500
 """Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
 FEW = 0.01
@@ -237,7 +239,7 @@ def _is_date(table: Table, name: str) -> bool:
 
 def _are_days(numbers: NDArray[np.float64]) -> bool:
     """Tell if numbers may be days as a spreadsheet counts them."""
-    return bool(numbers.min() >= DAYS[0] and numbers.max() <= DAYS[1])
+    return bool(numbers.min() >= SPREADSHEET_DAYS[0] and numbers.max() <= SPREADSHEET_DAYS[1])
 
 
 def _form_of(table: Table, parts: Mapping[str, str]) -> str | None:
