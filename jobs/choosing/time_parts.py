@@ -33,8 +33,14 @@ LONGEST_DAY = 1500
 FEW = 0.01
 """Share of rows that may repeat key, time and number of another."""
 _RANGES = {
-    "year": (1, 2200), "month": (1, 12), "day": (1, 31), "day_of_year": (1, 366), "minute": (0, 59), "second": (0, 59)
-}  # fmt: skip
+    "year": (1, 2200),
+    "quarter": (1, 4),
+    "month": (1, 12),
+    "day": (1, 31),
+    "day_of_year": (1, 366),
+    "minute": (0, 59),
+    "second": (0, 59),
+}
 
 
 def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
@@ -197,14 +203,14 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
         part = part_of_time(name)
-        if part not in ("year", "month", "day", "day_of_year") or part in found:
+        if part not in ("year", "quarter", "month", "day", "day_of_year") or part in found:
             continue
         numbers = whole_numbers(column)
         if (numbers is not None and _is_within(numbers, part)) or (
             part == "month" and pa.types.is_string(column.type) and numbers is None
         ):
             found[part] = name
-    for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month")):
+    for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month"), ("year", "quarter")):
         if all(part in found for part in wanted):
             yield {part: found[part] for part in wanted}
             return

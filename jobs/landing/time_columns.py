@@ -145,9 +145,11 @@ def _dates(columns: Mapping[str, pa.Array], form: str | None, present: Marks) ->
         return _Part(np.where(date.valid, date.values, other.values), date.valid | other.valid)
     year = _numbers(columns["year"])
     years = np.where(year.values < 100, year.values + np.where(year.values < 69, 2000, 1900), year.values)
-    month = (
-        _months(columns["month"]) if "month" in columns else _Part(np.ones_like(years), np.ones_like(present))
-    )
+    month = _Part(np.ones_like(years), np.ones_like(present))
+    if "month" in columns:
+        month = _months(columns["month"])
+    elif "quarter" in columns:
+        month = _quarters(columns["quarter"])
     valid = year.valid & (years >= 1) & (years <= 9999) & (year.values >= 0)
     valid &= month.valid & (month.values >= 1) & (month.values <= 12)
     months = np.where(valid, (years - 1970) * 12 + month.values - 1, 0)
@@ -282,6 +284,14 @@ def _months(column: pa.Array) -> _Part:
         return str(_MONTHS.index(name[:3]) + 1) if name[:3] in _MONTHS and name.isalpha() else text
 
     return _numbers(_mapped(column, number))
+
+
+def _quarters(column: pa.Array) -> _Part:
+    """Return the first months of quarters, 1 to 4, which may be written as Q1."""
+    if pa.types.is_string(column.type):
+        column = _mapped(column, lambda text: re.sub(r"^\s*[Qq]\s*", "", text))
+    quarter = _numbers(column)
+    return _Part(quarter.values * 3 - 2, quarter.valid & (quarter.values >= 1) & (quarter.values <= 4))
 
 
 def _numbers(column: pa.Array) -> _Part:

@@ -20,15 +20,18 @@ from jobs.choosing.columns import Given, Roles, find_roles
 from jobs.choosing.finding import Wishes, _refuse_time_apart, skeleton
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.rhythm import find_rhythm, span
+from jobs.choosing.spec_text import _word
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
+from jobs.specs.yaml_text import parse
 
 Frame = Any
 HOURS = pd.date_range("2025-01-30", periods=240, freq="h")
 QUARTERS = pd.date_range("2025-01-30", periods=400, freq="15min")
 DATES = pd.date_range("2023-11-03", periods=120, freq="D")
+QUARTERS_OF_YEARS = pd.date_range("1959-01-01", periods=120, freq="QS")
 MONTHS = pd.date_range("1949-01-01", periods=120, freq="MS")
 
 
@@ -102,6 +105,13 @@ SHAPES: list[tuple[str, Any, Any, str, Any]] = [
         lambda t: {"Year": t.year, "Month": t.month, "Day": t.day},
         "1 d",
         ["Year", "Month", "Day"],
+    ),
+    (
+        "year and quarter as fractions",
+        QUARTERS_OF_YEARS,
+        lambda t: {"year": t.year.astype(float), "quarter": t.quarter.astype(float)},
+        "13 w",
+        ["year", "quarter"],
     ),
     (
         "year and month's name",
@@ -297,3 +307,10 @@ def test_a_spec_is_written_and_read_by_filter(tmp_path: Path) -> None:
     assert done.data["rows"] == 480
     times = pd.read_csv(output)["time"].str[:19]
     assert sorted(set(times))[0] == "2025-01-30 01:00:00" and times.nunique() == 240
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
+def test_any_name_is_written_as_yaml_reads_it_back(name: str) -> None:
+    document = parse(f"a: {_word(name)}    # why\nb: [{_word(name)}, x]\n")
+    assert document.value == {"a": name, "b": [name, "x"]}
