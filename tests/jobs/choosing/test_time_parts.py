@@ -28,11 +28,11 @@ from jobs.specs.loading import load_spec
 from jobs.specs.yaml_text import parse
 
 Frame = Any
-HOURS = pd.date_range("2025-01-30", periods=240, freq="h")
-QUARTERS = pd.date_range("2025-01-30", periods=400, freq="15min")
-DATES = pd.date_range("2023-11-03", periods=120, freq="D")
-QUARTERS_OF_YEARS = pd.date_range("1959-01-01", periods=120, freq="QS")
-MONTHS = pd.date_range("1949-01-01", periods=120, freq="MS")
+HOURS: Any = pd.date_range("2025-01-30", periods=240, freq="h")
+QUARTERS: Any = pd.date_range("2025-01-30", periods=400, freq="15min")
+DATES: Any = pd.date_range("2023-11-03", periods=120, freq="D")
+QUARTERS_OF_YEARS: Any = pd.date_range("1959-01-01", periods=120, freq="QS")
+MONTHS: Any = pd.date_range("1949-01-01", periods=120, freq="MS")
 
 
 def noise(n: int, seed: int = 0) -> np.ndarray:
