@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -227,7 +227,7 @@ def test_stored_dates_and_times_are_found(tmp_path: Path) -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.datetimes(pd.Timestamp("1960-01-01"), pd.Timestamp("2024-01-01")),
+    st.datetimes(datetime(1960, 1, 1), datetime(2024, 1, 1)),
     st.sampled_from(["%Y-%m-%d", "%d.%m.%Y", "%Y/%m/%d"]),
     st.sampled_from(["10min", "30min", "1h"]),
     st.booleans(),

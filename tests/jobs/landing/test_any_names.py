@@ -22,7 +22,7 @@ NAMES: dict[str, Any] = {"key": ["Station no."], "time": ["DATE", "TIME"], "meas
 
 
 def rows(day: int) -> pd.DataFrame:
-    at = pd.date_range(f"2024-03-{day:02d}", periods=24, freq="h")
+    at: Any = pd.date_range(f"2024-03-{day:02d}", periods=24, freq="h")
     rng = np.random.default_rng(day)
     return pd.DataFrame(
         {
@@ -50,10 +50,10 @@ def test_files_of_every_format_land_alike_and_a_rejected_row_comes_back(tmp_path
     done = pipeline.land_files(pipeline.file_of(spoilt, ".csv"))
     assert done.data["rows"] == 22 and any("DATE and TIME make no time" in line for line in done.lines)
     stored = pa.Table.from_pandas(second.drop(columns=["DATE", "TIME"]), preserve_index=False)
-    at = pd.date_range("2024-03-02", periods=24, freq="h")
+    at: Any = pd.date_range("2024-03-02", periods=24, freq="h")
     stored = stored.append_column("DATE", pa.array(at.date)).append_column("TIME", pa.array(at.time))
     pq.write_table(stored, tmp_path / "b.parquet")
-    (tmp_path / "c.jsonl").write_text(third.to_json(orient="records", lines=True, force_ascii=False))
+    third.to_json(tmp_path / "c.jsonl", orient="records", lines=True, force_ascii=False)
     pipeline.land_files(tmp_path / "b.parquet", tmp_path / "c.jsonl")
     kept = pipeline.warehouse.read("quarantine").toPandas()["payload"]
     assert sorted(json.loads(one)["TIME"] for one in kept) == ["04:00:00", "24:30"]
@@ -68,7 +68,8 @@ def test_files_of_every_format_land_alike_and_a_rejected_row_comes_back(tmp_path
     pipeline.pretrain()
     pipeline.land_files(pipeline.file_of(rows(4), ".csv"))
     pipeline.stream()
-    estimates, batch = pipeline.estimates(), pipeline.batch()
+    estimates = pipeline.estimates()
+    batch: Any = pipeline.batch()
     assert_bit_equal(estimates, batch[batch["event_time"] >= "2024-03-04"].reset_index(drop=True))
 
 
@@ -77,7 +78,7 @@ def test_a_delta_table_lands_by_its_own_names(tmp_path: Path) -> None:
     source = {"kind": "delta", "table": str(table)}
     names: dict[str, Any] = {"key": ["_key"], "time": "_time", "measurement": ["a.b", "b-1"]}
     pipeline = Pipeline(tmp_path, random_walk_spec(source=source, **names))
-    at = pd.date_range("2024-03-01", periods=6, freq="h", tz="UTC")
+    at: Any = pd.date_range("2024-03-01", periods=6, freq="h", tz="UTC")
     frame = pd.DataFrame({"_key": list("xyxyxy"), "_time": at, "a.b": range(6), "b-1": 1.5, "other": "o"})
     pipeline.warehouse.spark.createDataFrame(frame).coalesce(1).write.format("delta").save(str(table))
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 6
