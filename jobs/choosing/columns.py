@@ -19,6 +19,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.number_writing import ABSENT, NUMERIC
 from jobs.landing.numbers import numbers_of, rules_of
+from jobs.specs.column_names import part_of_time
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
 
@@ -237,7 +238,8 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
         and len(distinct) < len(values) / 5
     ):
         return BY_NAME
-    if re.search(r"^(year|month|day|hour|minute|weekday|quarter|dow|week)$", one.name, re.IGNORECASE):
+    is_part = part_of_time(one.name) in ("year", "month", "day", "day_of_year", "hour") and len(one.name) > 1
+    if is_part or re.search(r"^(minute|weekday|quarter|dow|week)$", one.name, re.IGNORECASE):
         return "is a part of the time"
     return None
 

@@ -21,7 +21,7 @@ from jobs.choosing.keys import Keys, find_keys, no_key
 from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
-from jobs.choosing.time_parts import clock_part, column_within_times
+from jobs.choosing.time_parts import column_within_times, shows_clock
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
@@ -162,16 +162,14 @@ def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -
     names = " and ".join(f"'{name}'" for name in time.columns)
     columns = ",".join([*time.columns, apart])
     raise UserError(
-        f"{table.files[0]}: rows of one {names} differ in '{apart}', which looks like a part of the time: name all "
+        f"{table.files[0]}: rows of one {names} differ in '{apart}', which may be a part of the time: name all "
         f"columns of the time, --time {shlex.quote(columns)}, or write the time into one column; if '{apart}' names "
         f"series, take it as --key {shlex.quote(apart)}{rest}"
     )
 
 
 def _has_clock(table: Table, name: str) -> bool:
-    return name in table.source.columns and (
-        clock_part(table, name) is not None or part_of_time(name) is not None
-    )
+    return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
 
 
 def _check_free(table: Table, name: str) -> None:

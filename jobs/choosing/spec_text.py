@@ -20,6 +20,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.landing.number_writing import setting_text
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
+from jobs.specs.yaml_text import YamlError, parse
 from jobs.state.kernel import load_checked_spec
 
 
@@ -93,7 +94,7 @@ def _refused(found: Found) -> list[str]:
     taken = {*found.keys.columns}
     for name, reason in list(found.roles.refused.items())[:30]:
         if name not in taken:
-            lines.append(f"#   {name}: {reason}".replace("\n", " "))
+            lines.append(" ".join(f"#   {name}: {reason}".splitlines()))
     return lines if len(lines) > 1 else []
 
 
@@ -187,9 +188,13 @@ def _word(text: str) -> str:
     """Return a text as YAML reads it back, quoted where it would be something else."""
     try:
         plain = yaml.safe_load(text) == text and yaml.safe_load(f"[{text}]") == [text]
-    except yaml.YAMLError:
+        plain = plain and parse(f"a: {text}  # b").value == {"a": text}
+    except (yaml.YAMLError, YamlError):
         plain = False
-    return text if plain and text not in ("y", "n", "Y", "N") else json.dumps(text, ensure_ascii=False)
+    if plain and text not in ("y", "n", "Y", "N"):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in escaped) + '"'
 
 
 def _flow(value: Any) -> str:

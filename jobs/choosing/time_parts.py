@@ -20,15 +20,27 @@ from jobs.landing.times import read_times
 from jobs.specs.column_names import part_of_time, time_parts
 
 DAY = UNIT_US["day"]
-_CLOCK = re.compile(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?(\s*[AaPp][.]?[Mm][.]?)?\s*")
+_CLOCK = re.compile(
+    r"\s*[0-9]{1,2}(:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?|[.][0-9]{2}[.][0-9]{2})(\s*[AaPp][.]?[Mm][.]?)?\s*"
+)
+_HAS_CLOCK = re.compile(r"\b[0-9]{1,2}:[0-9]{2}\b")
+_FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
+SPREADSHEET_DAYS = (10_000, 80_000)
+"""Days from 1927 to 2119, as a spreadsheet counts them."""
 LONGEST_DAY = 1500
 """Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
 FEW = 0.01
 """Share of rows that may repeat key, time and number of another."""
 _RANGES = {
-    "year": (1, 2200), "month": (1, 12), "day": (1, 31), "day_of_year": (1, 366), "minute": (0, 59), "second": (0, 59)
-}  # fmt: skip
+    "year": (1, 2200),
+    "quarter": (1, 4),
+    "month": (1, 12),
+    "day": (1, 31),
+    "day_of_year": (1, 366),
+    "minute": (0, 59),
+    "second": (0, 59),
+}
 
 
 def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
@@ -75,7 +87,7 @@ def clock_part(table: Table, name: str) -> str | None:
         return None
     numbers = whole_numbers(column)
     if numbers is None:
-        return None
+        return "time" if named == "time" and _are_fractions(column) else None
     if named in _RANGES:
         return named if _is_within(numbers, named) else None
     if named != "hhmm" and numbers.min() >= 0 and numbers.max() <= 24:
@@ -84,6 +96,26 @@ def clock_part(table: Table, name: str) -> str | None:
     if not is_compact or numbers.min() < 0 or numbers.max() > 2400 or (numbers % 100 > 59).any():
         return None
     return "hour" if named == "hour" and not (numbers % 100).any() else "hhmm"
+
+
+def shows_clock(table: Table, name: str) -> bool:
+    """Tell if a column has times of day, or spans of them such as 00:00-01:00."""
+    column = table.source.columns[name]
+    if clock_part(table, name) is not None or not pa.types.is_string(column.type):
+        return clock_part(table, name) is not None
+    texts = [text for text in column.unique().to_pylist() if text and text.strip()]
+    return bool(texts) and sum(_HAS_CLOCK.search(text) is not None for text in texts) >= ENOUGH * len(texts)
+
+
+def _are_fractions(column: pa.Array) -> bool:
+    """Tell if a column has fractions of a day, as spreadsheets store times of day."""
+    if pa.types.is_string(column.type):
+        texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
+        return bool(texts) and all(_FRACTION.fullmatch(text) for text in texts)
+    if not pa.types.is_floating(column.type):
+        return False
+    values = arrow.to_numpy(column.drop_null().cast(pa.float64()))
+    return bool(len(values)) and bool(((values >= 0) & (values < 1)).all())
 
 
 def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
@@ -123,14 +155,14 @@ def column_within_times(
     if usual < 2 or usual > LONGEST_DAY:
         return None
     for name, column in table.source.columns.items():
-        if name in taken or not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
+        if name in taken or pa.types.is_nested(column.type) or pa.types.is_date(column.type):
             continue
         encoded = column.dictionary_encode()
         values = len(encoded.dictionary)
         if (
             abs(values - usual) > 0.1 * usual + 2
             or whole_numbers(column) is None
-            and clock_part(table, name) is None
+            and not shows_clock(table, name)
         ):
             continue
         codes = arrow.to_numpy(encoded.indices, values).astype(np.int64)[known]
@@ -171,14 +203,14 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
         part = part_of_time(name)
-        if part not in ("year", "month", "day", "day_of_year") or part in found:
+        if part not in ("year", "quarter", "month", "day", "day_of_year") or part in found:
             continue
         numbers = whole_numbers(column)
         if (numbers is not None and _is_within(numbers, part)) or (
             part == "month" and pa.types.is_string(column.type) and numbers is None
         ):
             found[part] = name
-    for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month")):
+    for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month"), ("year", "quarter")):
         if all(part in found for part in wanted):
             yield {part: found[part] for part in wanted}
             return
@@ -204,17 +236,25 @@ def _is_date(table: Table, name: str) -> bool:
             & (day >= 1)
             & (day <= 31)
         )
-        return named and bool(dates.mean() >= ENOUGH)
+        return named and bool(dates.mean() >= ENOUGH or _are_days(numbers))
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return False
     found = time_of(table, name, UTC)
     return isinstance(found, TimeColumn) and len(np.unique(found.micros[found.known] % DAY)) == 1
 
 
+def _are_days(numbers: NDArray[np.float64]) -> bool:
+    """Tell if numbers may be days as a spreadsheet counts them."""
+    return bool(numbers.min() >= SPREADSHEET_DAYS[0] and numbers.max() <= SPREADSHEET_DAYS[1])
+
+
 def _form_of(table: Table, parts: Mapping[str, str]) -> str | None:
     """Return the format of the date among the parts of a time; None: ISO 8601, or eight digits."""
-    if "date" not in parts or whole_numbers(table.source.columns[parts["date"]]) is not None:
+    if "date" not in parts:
         return None
+    numbers = whole_numbers(table.source.columns[parts["date"]])
+    if numbers is not None:
+        return "spreadsheet_days" if _are_days(numbers) else None
     found = time_of(table, parts["date"], UTC, is_given=True)
     return found.time_format if isinstance(found, TimeColumn) else None
 

@@ -55,14 +55,17 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
         key_types: of the key and id columns.
         table: its name, for errors.
     """
+    names = spec.file_names(spec.columns)
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = {name: batch.column(name) for name in batch.schema.names}
+            columns = dict(zip(names, batch.columns, strict=True))
             source = Source(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
             yield check_rows(spec, source, key_types, table)
 
-    return rows.select(*_columns(spec)).mapInArrow(check, _ddl(spec, key_types))
+    # `mapInArrow` takes a point in a name for a field of a structure.
+    numbered = [column.alias(f"c{place}") for place, column in enumerate(_columns(spec))]
+    return rows.select(*numbered).mapInArrow(check, _ddl(spec, key_types))
 
 
 def table_schema(spec: ModelSpec, rows: DataFrame, table: str) -> pa.Schema:

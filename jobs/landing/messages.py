@@ -188,7 +188,8 @@ class MessageChecker(NamedTuple):
         inside = text.lstrip()[1:].lstrip()
         if message_keys is None or problem is not None:
             return text
-        key = json.dumps({self.source.message_key: message_keys[at].as_py()}, ensure_ascii=False)[:-1]
+        (name,) = self.spec.file_names([self.source.message_key or ""])
+        key = json.dumps({name: message_keys[at].as_py()}, ensure_ascii=False)[:-1]
         return f"{key}{'' if inside.startswith('}') else ', '}{inside}"
 
     def _position(self, batch: pa.RecordBatch, at: int) -> str:

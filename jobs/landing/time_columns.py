@@ -31,6 +31,7 @@ _CLOCK = re.compile(
     r"\s*(?:1899-12-3[01]|1900-01-0[01])?[ T]*([0-9]{1,2})[:.h]([0-9]{2})(?:[:.]([0-9]{2})(?:[.,]([0-9]{1,9}))?)?"
     r"\s*(?:([AaPp])[.]?\s?[Mm][.]?)?\s*(Z|UTC|GMT|[+-][0-9]{2}:?[0-9]{2})?\s*"
 )
+_FRACTION = re.compile(r"\s*0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?\s*")
 _DIGITS = re.compile(r"(?:([0-9]{1,2})([0-9]{2})([0-9]{2})?)")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _CLOCK_DIRECTIVE = re.compile(r"%[HIMSfpzZ]")
@@ -144,9 +145,11 @@ def _dates(columns: Mapping[str, pa.Array], form: str | None, present: Marks) ->
         return _Part(np.where(date.valid, date.values, other.values), date.valid | other.valid)
     year = _numbers(columns["year"])
     years = np.where(year.values < 100, year.values + np.where(year.values < 69, 2000, 1900), year.values)
-    month = (
-        _months(columns["month"]) if "month" in columns else _Part(np.ones_like(years), np.ones_like(present))
-    )
+    month = _Part(np.ones_like(years), np.ones_like(present))
+    if "month" in columns:
+        month = _months(columns["month"])
+    elif "quarter" in columns:
+        month = _quarters(columns["quarter"])
     valid = year.valid & (years >= 1) & (years <= 9999) & (year.values >= 0)
     valid &= month.valid & (month.values >= 1) & (month.values <= 12)
     months = np.where(valid, (years - 1970) * 12 + month.values - 1, 0)
@@ -166,7 +169,7 @@ def _dates(columns: Mapping[str, pa.Array], form: str | None, present: Marks) ->
 def _whole_dates(column: pa.Array, form: str | None) -> _Part:
     kind = column.type
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        column = arrow.texts([None if one is None else f"{one:.0f}" for one in column.to_pylist()])
+        column = arrow.texts(_texts(column))
     if pa.types.is_string(column.type) and form is None:
         column = _mapped(
             column, lambda text: _EIGHT.sub(r"\1-\2-\3", text) if _EIGHT.fullmatch(text) else text
@@ -230,7 +233,7 @@ def _times_of_day(column: pa.Array, is_compact: bool) -> _Part:
         values, valid = _read(column, None)
         return _Part(values % DAY, valid)
     if not pa.types.is_string(kind):
-        column = arrow.texts([None if one is None else f"{one:.0f}" for one in column.to_pylist()])
+        column = arrow.texts(_texts(column))
     texts, places = arrow.distinct_values(column)
     read = [_time_of_day(text, is_compact) for text in texts]
     values = np.array([0 if one is None else one[0] for one in read] + [0], np.int64)[places]
@@ -240,6 +243,8 @@ def _times_of_day(column: pa.Array, is_compact: bool) -> _Part:
 
 def _time_of_day(text: str, is_compact: bool) -> tuple[int, int] | None:
     """Return a time of day and its offset in microseconds; None if it is none."""
+    if _FRACTION.fullmatch(text):  # of a day, as spreadsheets have it; to the millisecond, as their days
+        return round(float(text) * DAY / 1000) * 1000, NO_ZONE
     match = _CLOCK.fullmatch(text)
     if match is None:
         number = re.sub(r"[.]0*$", "", text.strip())
@@ -279,6 +284,14 @@ def _months(column: pa.Array) -> _Part:
         return str(_MONTHS.index(name[:3]) + 1) if name[:3] in _MONTHS and name.isalpha() else text
 
     return _numbers(_mapped(column, number))
+
+
+def _quarters(column: pa.Array) -> _Part:
+    """Return the first months of quarters, 1 to 4, which may be written as Q1."""
+    if pa.types.is_string(column.type):
+        column = _mapped(column, lambda text: re.sub(r"^\s*[Qq]\s*", "", text))
+    quarter = _numbers(column)
+    return _Part(quarter.values * 3 - 2, quarter.valid & (quarter.values >= 1) & (quarter.values <= 4))
 
 
 def _numbers(column: pa.Array) -> _Part:

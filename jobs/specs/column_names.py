@@ -48,10 +48,17 @@ ESTIMATE_COLUMNS = (
     "filter_state",
 )
 TIME_PARTS = (
-    "date", "time", "year", "month", "day", "day_of_year", "hour", "hhmm", "minute", "second"
+    "date", "time", "year", "quarter", "month", "day", "day_of_year", "hour", "hhmm", "minute", "second"
 )  # fmt: skip
 """The parts of a time that a column can have; `hhmm` is 1730 for 17:30."""
-_DATES = ({"date"}, {"year"}, {"year", "month"}, {"year", "month", "day"}, {"year", "day_of_year"})
+_DATES = (
+    {"date"},
+    {"year"},
+    {"year", "month"},
+    {"year", "month", "day"},
+    {"year", "quarter"},
+    {"year", "day_of_year"},
+)
 _CLOCKS: tuple[set[str], ...] = (
     set(), {"time"}, {"hhmm"}, {"hour"}, {"hour", "minute"}, {"hour", "minute", "second"}
 )  # fmt: skip
@@ -60,6 +67,7 @@ _PART_NAMES = {
     "time": "time clock time_of_day tod uhrzeit zeit hora heure ora tijd local_time time_local time_utc utc_time "
     "hh_mm hh_mm_ss",
     "year": "year yr yyyy yy jahr annee ano anno jaar",
+    "quarter": "quarter qtr q quartal trimestre",
     "month": "month mon mo mnth monat mois mes mese maand",
     "day": "day dy dd dom day_of_month mday tag jour dia giorno dag",
     "day_of_year": "doy day_of_year yday julian_day jday",

@@ -19,10 +19,12 @@ from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
 from jobs.landing.file_rows import read_rows
 from jobs.landing.json_rows import check_documents
+from jobs.landing.messages import MessageChecker
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import file_schema
 from jobs.offline.future import read_future
 from jobs.offline.key_inputs import read_inputs
+from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.loading import load_spec, schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import SpecError
@@ -143,6 +145,42 @@ def test_a_rejected_row_keeps_the_names_of_its_file() -> None:
     rows = check_rows(model, source, {"Station_name": "string"}, "f")
     assert rows.column(REASON).to_pylist() == ["measurement Wind_m_s: not a number"]
     assert json.loads(rows.column(PAYLOAD)[0].as_py()) == {name: one[0] for name, one in columns.items()}
+
+
+def test_members_of_messages_have_any_name_and_the_key_of_a_message_too() -> None:
+    source = {"kind": "kafka", "topic": "t", "message_key": "_id"}
+    model = spec(key=["_id", "Station no."], measurement=["Wind (m/s)"], source=source)
+    assert model.source is not None and model.source.message_key == "id"
+    values = [
+        b'{"Station no.": "s", "at": "2024-01-01", "Wind (m/s)": %s}' % one for one in (b"1.5", b'"calm"')
+    ]
+    batch = pa.RecordBatch.from_pydict(
+        {"value": values, "key": [b"k", b"k"], "partition": pa.array([0, 0], pa.int32()), "offset": [0, 1]}
+    )
+    rows = MessageChecker(model, model.source, {"id": "string", "Station_no": "string"})(batch)
+    assert rows.column(REASON).to_pylist() == [None, "measurement Wind_m_s: not a number"]
+    assert [rows.column(name)[0].as_py() for name in ("id", "Station_no", "Wind_m_s")] == ["k", "s", 1.5]
+    payload = json.loads(rows.column(PAYLOAD)[1].as_py())
+    assert payload == {"_id": "k", "Station no.": "s", "at": "2024-01-01", "Wind (m/s)": "calm"}
+    again = recheck(
+        model, {"id": "string", "Station_no": "string"}, [json.dumps({**payload, "Wind (m/s)": 2})]
+    )
+    assert again.reasons == [None] and json.loads(again.landings[0] or "{}")["id"] == "k"
+
+
+def test_groups_of_lines_and_files_without_a_header_have_any_name(tmp_path: Path) -> None:
+    lines, headless = tmp_path / "a.log", tmp_path / "b.csv"
+    lines.write_text("x 2024-01-01 1.5\n")
+    headless.write_text("x;2024-01-01;1.5\n")
+    of_lines = spec(
+        key=["_id"], time="_at", measurement=["_v"], line_pattern=r"(?P<_id>\S+) (?P<_at>\S+) (?P<_v>\S+)"
+    )
+    columns = ["Gerät (Nr.)", "Zeit/UTC", "°C"]
+    files = {"columns": columns, "separator": ";"}
+    without = spec(key=[columns[0]], time=columns[1], measurement=[columns[2]], files=files)
+    for model, path in ((of_lines, lines), (without, headless)):
+        rows = read_rows(model, str(path))
+        assert [rows.columns[name].to_pylist() for name in model.columns] == [["x"], ["2024-01-01"], ["1.5"]]
 
 
 def test_the_user_chooses_the_plain_name() -> None:

@@ -141,6 +141,13 @@ FORMS: list[tuple[str, Any, Columns, dict[str, Any], list[str | None]]] = [
         ["1949-01-01 00:00", "1949-12-01 00:00"],
     ),
     (
+        "year and quarter",
+        ["year", "quarter"],
+        {"year": ["1959.0", "1959.0", "1960", "1960"], "quarter": ["1.0", "4.0", "Q2", "5"]},
+        {},
+        ["1959-01-01 00:00", "1959-10-01 00:00", "1960-04-01 00:00", None],
+    ),
+    (
         "buoys: YY MM DD hh mm",
         ["#YY", "MM", "DD", "hh", "mm"],
         {"#YY": ["2024"], "MM": ["12"], "DD": ["31"], "hh": ["23"], "mm": ["50"]},
@@ -185,6 +192,20 @@ FORMS: list[tuple[str, Any, Columns, dict[str, Any], list[str | None]]] = [
         {"d": ["20240229"] * 3, "h": ["5", "24", "24"], "m": ["6", "0", "1"], "s": ["7.25", "0", "0"]},
         {},
         ["2024-02-29 05:06:07.250000", "2024-03-01 00:00", None],
+    ),
+    (
+        "a spreadsheet's numbers",
+        ["Date", "Time"],
+        {"Date": ["45292", "45292.0", "45293"], "Time": ["0.5", "0", ".25"]},
+        {"time_format": "spreadsheet_days"},
+        ["2024-01-01 12:00", "2024-01-01 00:00", "2024-01-02 06:00"],
+    ),
+    (
+        "points in the time of day",
+        ["Date", "Time"],
+        {"Date": ["10/03/2004", "10/03/2004"], "Time": ["18.00.00", "7.30"]},
+        {"time_format": "%d/%m/%Y"},
+        ["2004-03-10 18:00", "2004-03-10 07:30"],
     ),
     (
         "a part is missing",
@@ -235,6 +256,13 @@ STORED: list[tuple[str, Any, Columns, dict[str, pa.DataType], list[str | None]]]
         ["2024-03-01 00:00", None],
     ),
     ("a date as a number", ["date", "hour"], {"date": [20240229], "hour": [7]}, {}, ["2024-02-29 07:00"]),
+    (
+        "a spreadsheet's numbers",
+        ["date", "time"],
+        {"date": [45292.0, 45292.0], "time": [0.75, 1.5]},
+        {},
+        [None, None],
+    ),
     ("half an hour", ["date", "hour"], {"date": [20240229], "hour": [7.5]}, {}, [None]),
 ]
 
@@ -248,7 +276,7 @@ def test_stored_columns_make_the_time(
     assert times(columns, types, time=named) == wanted
 
 
-MOMENTS = st.datetimes(datetime(1950, 1, 1), datetime(2068, 12, 31)).map(
+MOMENTS = st.datetimes(datetime(1950, 1, 1), datetime(2024, 12, 31)).map(
     lambda one: one.replace(second=0, microsecond=0)
 )
 
