@@ -148,7 +148,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         lines += [f"  {line}" for line in advice(spec, reasons, examples)]
     repeats = sum(one.counts.repeats for one in new)
     if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats))
+        lines.append(repeated(repeats, any(one.counts.parts > 1 for one in new)))
     doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
     lines += [f"note: {doubt}" for doubt in doubts]
     lost = [one for one in landed if one.reasons and not one.rows]

@@ -66,12 +66,14 @@ class FileState(NamedTuple):
     changed: int
 
 
-class FilePlan(NamedTuple):
-    """What of a file lands: its pieces; known: what was committed of it before."""
+@dataclass
+class FilePlan:
+    """What of a file lands: its pieces; known: what was committed of it before; counts: of the rows that were read."""
 
     file: FileState
     known: Known
     pieces: list[Piece]
+    counts: RowCounts = field(default_factory=RowCounts)
 
 
 @dataclass

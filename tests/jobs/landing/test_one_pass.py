@@ -298,6 +298,21 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
     assert max(sum(piece.size for _, some in task for piece in some) for task in tasks) <= share
 
 
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    ("inline", "said"), [(0, "note: at least 4 rows with key"), (1 << 20, "note: 5 rows with key")]
+)
+def test_repeats_of_a_file_in_parts_are_said_to_be_at_least_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int, said: str
+) -> None:
+    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
+    pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
+    write_rows(path)
+    path.write_text(path.read_text() + "0,2024-03-01,1,1\n" + "2999,2024-03-01,1,1\n" * 4)
+    lines = ingest.run(pipeline.settings, "walk", [str(path)]).lines
+    assert [line for line in lines if line.startswith(said)]
+
+
 def test_groups_are_small_and_of_different_contents() -> None:
     sizes = Counter({"a": 40 << 20, "b": 30 << 20, "c": 1, "big": 1 << 30, "d": 2})
     files = [FileState(name, name, size, 0) for name, size in sizes.items()]
