@@ -78,7 +78,6 @@ class TableReader:
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
-        names = spec.file_names(spec.columns)
         reader = self._table.home.spark.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
