@@ -40,6 +40,7 @@ from jobs.landing.reading import (
 )
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import is_text, text_schema
+from jobs.landing.times import now_us
 from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -162,13 +163,13 @@ class FileLanding:
     def _chosen(self, file: FileState, known: Known) -> list[Rows]:
         """Return the parts of a file that land."""
         start, middle = self._starts(file, known)
-        path = Path(file.path)
+        path, began = Path(file.path), now_us()
         return [
             *(
-                Rows(part, False)
+                Rows(part, False, began)
                 for part in (parts_of(self.spec, path, start, middle) if start < middle else [])
             ),
-            *(Rows(part, True) for part in parts_of(self.spec, path, middle)),
+            *(Rows(part, True, began) for part in parts_of(self.spec, path, middle)),
         ]
 
     def _refuse_many(self, file: FileState, known: Known, counts: RowCounts) -> None:

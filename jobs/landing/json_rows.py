@@ -328,11 +328,17 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     return pa.schema(list(kinds.items()))
 
 
-def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
+def check_documents(
+    spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str, landed: int | None = None
+) -> pa.RecordBatch:
+    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text.
+
+    landed: when the landing of the file began, in microseconds since 1970; None: now.
+    """
     keys = [name for name in spec.key if name != spec.key_from_name]
     columns, problems = read_objects(values, spec.file_columns, keys, [spec.time, *spec.id_columns])
-    source = with_key(spec, Source(columns, np.zeros(len(values), bool), len(values)), file)
+    source = Source(columns, np.zeros(len(values), bool), len(values), landed=landed)
+    source = with_key(spec, source, file)
     rows = check_rows(spec, source, key_types, file)
     reasons = rows.column(REASON).to_pylist()
     reasons = [problem or reason for problem, reason in zip(problems, reasons, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ class Source(NamedTuple):
     The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
     where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
     another format. `decimal`: what precedes the fraction of a number that is text.
+    `landed`: when the rows landed, in microseconds since 1970, of all or of each (N,); None: now.
+    `before`: returns the parts of the same file before this one, the nearest first; None: there are none.
     """
 
     columns: dict[str, pa.Array]
@@ -33,6 +36,8 @@ class Source(NamedTuple):
     not_utf8: NDArray[np.bool_] | None = None
     unmatched: NDArray[np.bool_] | None = None
     decimal: str = "."
+    landed: int | NDArray[np.int64] | None = None
+    before: Callable[[], Iterator[Source]] | None = None
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:

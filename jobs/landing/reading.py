@@ -25,6 +25,7 @@ from jobs.landing.json_rows import check_documents, is_json
 from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
 from jobs.landing.key_from_name import with_key
+from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import is_text, pattern_of
 from jobs.landing.text_lines import parts as text_parts
 from jobs.landing.text_lines import read_part as read_text
@@ -59,10 +60,15 @@ class Remarks(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of a part of a file; rejected: keep the rejected ones in quarantine, as no earlier run has."""
+    """Rows of a part of a file.
+
+    rejected: keep the rejected ones in quarantine, as no earlier run has; landed: when the landing of the file began,
+    in microseconds since 1970.
+    """
 
     part: Part
     rejected: bool
+    landed: int | None = None
 
 
 class CheckedRows(NamedTuple):
@@ -89,7 +95,7 @@ def checked_tables(spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, pat
     Raises:
         UserError: the file cannot be read.
     """
-    batches = [one for rows in chosen for one in _checked(spec, rows, key_types, path)]
+    batches = [one for at in range(len(chosen)) for one in _checked(spec, chosen[: at + 1], key_types, path)]
     checked = pa.Table.from_batches(batches, _schema_of(spec, key_types)).combine_chunks()
     bad = checked.filter(checked.column(REASON).is_valid()).select([REASON, PAYLOAD])
     good = checked.filter(checked.column(REASON).is_null()).drop_columns([REASON, PAYLOAD])
@@ -137,18 +143,33 @@ def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = Non
     return parts(path, start, stop, spec.file_columns, spec.files)
 
 
-def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
-    """Read and check a part of a file."""
+def _checked(spec: ModelSpec, chosen: list[Rows], key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
+    """Read and check the last of some parts of a file."""
+    rows = chosen[-1]
     if is_json(rows.part.path):
-        found = (check_documents(spec, some, key_types, file) for some in read_json(rows.part))
+        found = (check_documents(spec, some, key_types, file, rows.landed) for some in read_json(rows.part))
     else:
-        of_text = is_text(rows.part.path)
-        sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)
-        written = (source._replace(decimal=spec.files.decimal) for source in sources)
-        keyed = (with_key(spec, source, file) for source in written)
-        found = (check_rows(spec, source, key_types, file) for source in keyed)
+        found = (check_rows(spec, source, key_types, file) for source in _sources(spec, chosen, file))
     for batch in found:
         yield batch if rows.rejected else batch.filter(batch.column(REASON).is_null())
+
+
+def _sources(spec: ModelSpec, chosen: list[Rows], file: str) -> Iterator[Source]:
+    """Read the last of some parts of a file; each batch of rows can return the rows before it."""
+    rows, earlier = chosen[-1], [one for one in chosen[:-1] if one.part.path == chosen[-1].part.path]
+    of_text = is_text(rows.part.path)
+    sources = read_text(pattern_of(spec, file), rows.part) if of_text else read_part(rows.part)
+    last: list[Source] = []  # the batch before; of a large part no more are held
+    for number, source in enumerate(sources):
+        keyed = with_key(spec, source._replace(decimal=spec.files.decimal), file)
+
+        def before(number: int = number, last: list[Source] = last) -> Iterator[Source]:
+            yield from last
+            if number < 2 and earlier:
+                yield from reversed(list(_sources(spec, earlier, file)))
+
+        yield keyed._replace(landed=rows.landed, before=before)
+        last = [keyed]
 
 
 def _checked_frame(
@@ -159,7 +180,7 @@ def _checked_frame(
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from _checked(spec, chosen[number], key_types, path)
+                yield from _checked(spec, chosen[: number + 1], key_types, path)
 
     schema = f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, key_types)}"
     count = len(chosen)

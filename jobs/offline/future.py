@@ -20,6 +20,7 @@ from jobs.landing.parsing import numbers_of, parse, reject
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.offline.whole_files import read_all
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.row_order import TimeRange
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -60,7 +61,8 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     needed = [*spec.key, spec.time, *spec.control]
     check_columns(Path(file), list(source.columns), needed)
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
-    rows = parse(spec, source._replace(columns={**source.columns, **empty}), file)
+    any_time = spec.model_copy(update={"time_range": TimeRange(latest=None)})
+    rows = parse(any_time, source._replace(columns={**source.columns, **empty}), file)
     columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
     inputs = None
     if columns and all(name in source.columns for name in columns):

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
+from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, key_types_of, refuse_types, typed_columns
 from jobs.landing.raw_rows import Source as Columns
 from jobs.landing.target_table import prepare
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
+BEGAN = "_began"
+"""The column with the time at which a micro-batch began."""
 _FAILURES = (
     (
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
@@ -89,11 +92,15 @@ class TableReader:
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
         rows = reader.load(self._table.home.path(self._table.name)).select(*spec.columns)
+        rows = rows.withColumn(
+            BEGAN, F.current_timestamp()
+        )  # that of a micro-batch stays when it is repeated
 
         def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                columns = {name: batch.column(name) for name in batch.schema.names}
-                source = Columns(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
+                columns = {name: batch.column(name) for name in spec.columns}
+                began = arrow.to_numpy(batch.column(BEGAN).cast(pa.int64()))
+                source = Columns(columns, np.zeros(batch.num_rows, bool), batch.num_rows, landed=began)
                 yield check_rows(spec, source, types, path)
 
         return rows.mapInArrow(work, f"{REASON} string, {PAYLOAD} string, {typed_columns(spec, types)}")
