@@ -23,6 +23,7 @@ SPEC = ModelSpec.model_validate(
         "version": 1,
         "key": ["id"],
         "time": "at",
+        "time_range": {"latest": None},
         "measurement": ["x"],
         "states": ["level"],
         "process": {"kind": "random_walk", "variance": 1.0},
@@ -111,7 +112,7 @@ def read(path: Path) -> list[Checked]:
     types = {"id": "string"}
     found: list[Checked] = []
     for part in reading.parts_of(SPEC, path):
-        for batch in reading._checked(SPEC, reading.Rows(part, True), types, str(path)):
+        for batch in reading._checked(SPEC, [reading.Rows(part, True)], types, str(path)):
             found += rows_of(batch)
     return found
 
