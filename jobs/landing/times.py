@@ -27,6 +27,7 @@ Bools = NDArray[np.bool_]
 PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
 """Why a time that can be read is rejected."""
+_OF_UTC = "(?:Z| ?UTC| ?GMT)"
 ARROW_FROM = 5_000
 """From so many rows on, Arrow parses times faster than Python."""
 
@@ -156,13 +157,18 @@ def _written_times(
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
-        pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
-        plain = pc.fill_null(pc.match_substring_regex(column, pattern), False)
-        cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
+        matched = pc.fill_null(pc.match_substring_regex(column, f"^{PLAIN_TIME}{_OF_UTC}?$"), False)
+        plain = arrow.to_numpy(matched)
+        cut = pc.utf8_rtrim(pc.utf8_replace_slice(column, 10, 11, " "), characters=" CGMTUZ")
         try:
-            read = pc.if_else(plain, cut, None).cast(pa.timestamp("us")).cast(pa.int64())
-            micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain)
-            known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
+            read = pc.if_else(matched, cut, None).cast(pa.timestamp("us")).cast(pa.int64())
+            micros, rest = arrow.to_numpy(read).copy(), ~plain
+            known = plain & (micros >= MIN_US) & (micros <= MAX_US)
+            if zone is not UTC:
+                of_utc = arrow.to_numpy(pc.fill_null(pc.match_substring_regex(column, "[A-Z]$"), False))
+                local = np.flatnonzero(known & ~of_utc)
+                micros[local] = _from_local(micros[local], zone)
+                known &= (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
@@ -239,9 +245,21 @@ def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, Bo
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:
-    values, places = np.unique(micros, return_inverse=True)
-    moments = (local_us(to_datetime(int(value)), zone) for value in values)
-    return np.fromiter(moments, np.int64, len(values))[places]
+    """Return local times as microseconds UTC, by the offset of the day, or of the time on days that have several."""
+    day = UNIT_US["day"]
+    days, places = np.unique(micros // day, return_inverse=True)
+    starts = days * day
+    first, last = (_moments(starts + after, zone) - starts - after for after in (0, day - 1))
+    changing = np.flatnonzero((first != last)[places])
+    result = micros + first[places]
+    values, which = np.unique(micros[changing], return_inverse=True)
+    result[changing] = _moments(values, zone)[which]
+    return result
+
+
+def _moments(micros: Ints, zone: tzinfo) -> Ints:
+    moments = (local_us(to_datetime(value), zone) for value in micros.tolist())
+    return np.fromiter(moments, np.int64, len(micros))
 
 
 def _settle(
