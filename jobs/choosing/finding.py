@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, tzinfo
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -25,6 +25,7 @@ from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
 from jobs.choosing.table import Table, read_table
+from jobs.choosing.times import TimeColumn
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.times import UNIT_US
@@ -33,6 +34,8 @@ from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.rejected import clock_notes
+from jobs.landing.times import times_of_keys
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.whole_files import files_of
@@ -141,6 +144,8 @@ def find(input: str, wishes: Wishes) -> Found:
         measurements, notes = _measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)
         keys = _keys(table, roles, wishes)
+        if zone is not UTC:
+            roles = roles._replace(time=_in_passes(table, roles.time, keys, zone))
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
         spec = skeleton(roles, keys, rhythm, wishes, table.written.decimal)
@@ -173,6 +178,7 @@ def find(input: str, wishes: Wishes) -> Found:
     notes += [
         *_doubts(table, roles, keys, parsed, final),
         *long_series(rows, len(final.definition["states"])),
+        *(note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)),
     ]
     return Found(
         table, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered, notes,
@@ -207,6 +213,12 @@ def _keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
     taken = {name.casefold() for name in (*table.source.columns, *table.partial)}
     name = next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
     return find_keys(table, roles, wishes.key, name)
+
+
+def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> TimeColumn:
+    """Return times with the hours that clocks repeat told apart within each key."""
+    column = table.source.columns[time.name]
+    return time._replace(micros=times_of_keys(column, time.time_format, zone, keys.code, time.name).micros)
 
 
 def _check_free(table: Table, name: str) -> None:

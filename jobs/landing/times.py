@@ -68,17 +68,29 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
         UserError: as of `read_times`.
     """
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
+    return times_of_keys(column, spec.time_format, zone, key, f"{file}: time column '{spec.time}'")
+
+
+def times_of_keys(column: pa.Array, time_format: str | None, zone: tzinfo, key: Ints, what: str) -> Times:
+    """Return the times of a column, with repeated hours told apart within each key.
+
+    Args:
+        column, time_format, zone, what: as of `read_times`.
+        key: (N,) codes of the rows' keys.
+
+    Raises:
+        UserError: as of `read_times`.
+    """
     missing = arrow.to_numpy(column.is_null()).copy()
-    micros, known = read_times(column, spec.time_format, zone, f"{file}: time column '{spec.time}'")
+    micros, known = read_times(column, time_format, zone, what)
     if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
         texts = column.take(arrow.integers(unknown)).to_pylist()
         missing[unknown] |= np.array([not text for text in texts], bool)
-    what = f"{file}: time column '{spec.time}'"
 
     def walls(rows: Ints) -> tuple[Ints, Bools]:
         taken = column.take(arrow.integers(rows))
-        return read_times(taken, spec.time_format, UTC, what)[0], _are_local(taken, spec.time_format, zone)
+        return read_times(taken, time_format, UTC, what)[0], _are_local(taken, time_format, zone)
 
     micros, clocks = _settle(zone, micros, known, key, walls)
     return Times(micros, known, missing, clocks)
