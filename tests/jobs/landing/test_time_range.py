@@ -266,7 +266,7 @@ def test_a_file_is_cut_by_reading_too(tmp_path: Path) -> None:
     path.write_text("id,at,a,b\n" + "".join(f"k,{one},1,2\n" for one in times))
     spec = spec_of(time_zone="Europe/Vienna")
     (whole,) = parts(path, columns=spec.file_columns)
-    ends = [whole.start + len("k,2022-10-30 00:00,1,2\n") * rows for rows in (0, 9, 14, 16, 17, 30, 40)]
+    ends = [whole.start + len("k,2022-10-30 00:00,1,2\n") * rows for rows in (0, 9, 14, 18, 20, 22, 30, 40)]
     pieces = [whole._replace(start=a, stop=b) for a, b in pairwise(ends)]
     checked = checked_tables(spec, [Rows(piece, True) for piece in pieces], {"id": "string"}, str(path))
     assert checked.accepted.column("at").cast(pa.int64()).to_pylist() == expected
