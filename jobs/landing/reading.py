@@ -165,8 +165,8 @@ def _sources(spec: ModelSpec, chosen: list[Rows], file: str) -> Iterator[Source]
 
         def before(number: int = number, last: list[Source] = last) -> Iterator[Source]:
             yield from last
-            if number < 2 and earlier:
-                yield from reversed(list(_sources(spec, earlier, file)))
+            for count in range(len(earlier), 0, -1) if number < 2 else ():
+                yield from reversed(list(_sources(spec, earlier[:count], file)))
 
         yield keyed._replace(landed=rows.landed, before=before)
         last = [keyed]

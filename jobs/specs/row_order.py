@@ -151,7 +151,7 @@ class TimeRange(Section):
 
     latest: str | None = Field(
         default="1d",
-        description="how far after its landing the time of a row may lie, such as 1d or 2h; null: however far",
+        description="how far after its landing the time of a row may lie, such as 1d or 2h; null or none: however far",
     )
     earliest: str | None = Field(
         default=None, description="the first time that a row may have, such as 1990-01-01; null: any time"
@@ -159,7 +159,8 @@ class TimeRange(Section):
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        check_duration(self.latest, "latest")
+        if self.latest != "none":
+            check_duration(self.latest, "latest")
         if self.earliest is not None and TimeParser(None, UTC)(self.earliest) is None:
             raise invalid(f"'{self.earliest}' is not a time", "write one such as 1990-01-01", "earliest")
         return self
@@ -167,7 +168,7 @@ class TimeRange(Section):
     @property
     def latest_us(self) -> int | None:
         """Return how far after its landing a row's time may lie, in microseconds; None: however far."""
-        return None if self.latest is None else duration_us(self.latest)
+        return None if self.latest in (None, "none") else duration_us(self.latest)
 
     @property
     def earliest_us(self) -> int | None:

@@ -61,6 +61,7 @@ def test_a_time_more_than_a_day_after_now_is_rejected() -> None:
         ({"latest": "30d"}, [None, None, AHEAD, None]),
         ({"latest": "1h"}, [AHEAD, AHEAD, AHEAD, None]),
         ({"latest": None}, [None, None, None, None]),
+        ({"latest": "none"}, [None, None, None, None]),
         ({"earliest": "1990-01-01"}, [None, AHEAD, AHEAD, EARLY]),
         ({"latest": None, "earliest": "2024-02-01 12:00Z"}, [EARLY, None, None, EARLY]),
     ],
