@@ -23,7 +23,7 @@ from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 
 VIENNA = ZoneInfo("Europe/Vienna")
-MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2060, 12, 31), allow_imaginary=False)
+MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2060, 12, 31))
 
 
 def read(text: str, time_format: str | None = None, zone: Any = UTC) -> str | None:
