@@ -5,6 +5,7 @@ Landing is idempotent, and a retry after a crash completes the missing commits (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -125,11 +126,10 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
+    times = [time for one in new for time in one.counts.span if time is not None]
+    span = (min(times), max(times)) if times else (None, None)
     rows = sum(one.rows for one in new)
-    reasons: dict[str, int] = {}
-    for one in landed:
-        for reason, count in one.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    reasons = dict(sum((Counter(one.reasons) for one in landed), Counter[str]()))
     quarantined = sum(reasons.values())
     known = sum(one.before for one in landed)
     kind = " of history" if history else ""
@@ -145,10 +145,10 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
         examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
-        lines += [f"  {line}" for line in advice(spec, reasons, examples)]
+        lines += [f"  {line}" for line in advice(spec, reasons, examples, span[1])]
     repeats = sum(one.counts.repeats for one in new)
     if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats, any(one.counts.parts > 1 for one in new)))
+        lines.append(repeated(spec, repeats, span, any(one.counts.parts > 1 for one in new)))
     doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
     lines += [f"note: {doubt}" for doubt in doubts]
     lost = [one for one in landed if one.reasons and not one.rows]

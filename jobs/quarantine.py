@@ -84,7 +84,7 @@ def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[
     held, before = found.filter(F.col("status").isNull()), 0
     if payloads is not None:
         held, before = with_payloads(warehouse, found, payloads)
-    columns = ("id", "payload", "source", "position", "generation", "batch_id")
+    columns = ("id", "payload", "source", "position", "generation", "batch_id", "quarantined_at")
     return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC
+from datetime import UTC, tzinfo
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -22,13 +22,16 @@ from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import column_within_times, shows_clock
+from jobs.choosing.times import TimeColumn
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.rejected import clock_notes
 from jobs.landing.spec_columns import take_columns
+from jobs.landing.times import times_of_keys
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -106,6 +109,8 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
         _refuse_time_apart(table, roles, keys, wishes)
         measurements, marked = name_marks(measurements, keys.code)
         roles = roles._replace(measurements=measurements)
+        if zone is not UTC and not roles.time.parts:
+            roles = roles._replace(time=_in_passes(table, roles.time, keys, zone))
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
         measured = [one.name for one in measurements]
@@ -113,7 +118,8 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
         spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
-    return Columns(table, files, roles, keys, rhythm, spec, source, parsed, [*notes, *marked])
+    clocks = [note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)]
+    return Columns(table, files, roles, keys, rhythm, spec, source, parsed, [*notes, *marked, *clocks])
 
 
 def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str]]:
@@ -170,6 +176,12 @@ def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -
 
 def _has_clock(table: Table, name: str) -> bool:
     return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
+
+
+def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> TimeColumn:
+    """Return times with the hours that clocks repeat told apart within each key."""
+    column = table.source.columns[time.name]
+    return time._replace(micros=times_of_keys(column, time.time_format, zone, keys.code, time.name).micros)
 
 
 def _check_free(table: Table, name: str) -> None:

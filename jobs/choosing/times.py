@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
+from jobs.core.time_readings import EPOCHS, Reading, forms_of, named, usual_parsers
 from jobs.core.times import TimeParser
 from jobs.encoding import arrow
-from jobs.landing.time_readings import EPOCHS, Reading, forms_of, named, usual_parsers
 from jobs.landing.times import read_times
 from jobs.specs.column_names import time_parts
 

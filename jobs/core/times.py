@@ -6,9 +6,9 @@ A time format becomes a regular expression, whose named groups have the parts of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 
 from jobs.core.errors import UserError
 from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, count_us, to_datetime, wall_us
@@ -294,20 +294,16 @@ class TimeParser:
             return None
         parts = match.groupdict()
         try:
-            value = _wall_of({**_NO_PARTS, **parts})
+            value = _wall_of(parts)
         except ValueError:
             return None
         zone = parts.get("zone")
-        if parts.get("epoch"):
-            offset = 0
-        elif zone is None:
-            value = local_us(to_datetime(value), self._zone) if MIN_US <= value <= MAX_US else value
-            offset = 0
-        else:
+        if zone is not None:
             offset = _offset(zone, value, self._zone)
-        if offset is None or not MIN_US <= value - offset <= MAX_US:
-            return None
-        return value - offset
+            value = MAX_US + 1 if offset is None else value - offset
+        elif self._zone is not UTC and MIN_US <= value <= MAX_US and not parts.get("epoch"):
+            value = local_us(to_datetime(value), self._zone)
+        return value if MIN_US <= value <= MAX_US else None
 
     def is_local(self, text: str) -> bool:
         """Tell if a text that is a time in this format has no offset of its own."""
@@ -333,50 +329,58 @@ class TimeParser:
         return value if MIN_US <= value <= MAX_US else None
 
 
-_NO_PARTS = dict.fromkeys(part for part, _ in _DIRECTIVES.values())
-
-
 def _wall_of(parts: Mapping[str, str | None]) -> int:
     """Return the microseconds from 1970 to a time on its own clock.
 
     Raises:
         ValueError: there is no such date, or no such time of day.
     """
-    micros = int((parts["fraction"] or "0").ljust(6, "0")[:6])
-    if parts["epoch"]:
-        return int(parts["epoch"] or 0) * 1_000_000 + micros
-    hour, minute, second = int(parts["hour"] or 0), int(parts["minute"] or 0), int(parts["second"] or 0)
-    half = parts["half"]
-    if half is not None:
-        hour = int(parts["hour12"] or hour)
+    part = parts.get
+    fraction = part("fraction")
+    micros = int(fraction.ljust(6, "0")[:6]) if fraction else 0
+    if part("epoch"):
+        return int(part("epoch") or 0) * 1_000_000 + micros
+    hour, minute, second = int(part("hour") or 0), int(part("minute") or 0), int(part("second") or 0)
+    half = part("half")
+    if half:
+        hour = int(part("hour12") or hour)
         if not 1 <= hour <= 12:
             raise ValueError
         hour = hour % 12 + 12 * (half[0] in "Pp")
-    days = 1 if (hour, minute, second, micros) == (24, 0, 0, 0) and half is None else 0
-    moment = datetime.combine(_day_of(parts), time(0 if days else hour, minute, second, micros))
-    return wall_us(moment) + days * UNIT_US["day"]
+    if minute > 59 or second > 59 or hour > 23 and (hour, minute, second, micros) != (24, 0, 0, 0):
+        raise ValueError
+    month, day = part("month"), part("day")
+    if month and day:
+        date_of = date(int(part("year") or _whole_year(part("short_year"))), _month(month), int(day))
+    else:
+        date_of = _first_day(part)
+    days = date_of.toordinal() - _EPOCH_DAY
+    return (days * 86_400 + hour * 3600 + minute * 60 + second) * 1_000_000 + micros
 
 
-def _day_of(parts: Mapping[str, str | None]) -> date:
-    """Return the day; of a week, a month, a quarter or a year its first one.
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+
+
+def _first_day(part: Callable[[str], str | None]) -> date:
+    """Return the day of a time without month and day: by default the first of its week, month, quarter or year.
 
     Raises:
         ValueError: there is no such day.
     """
-    if parts["week"]:
-        name = parts["day_name"]
-        number = _DAY_NAMES.index(name[:3].lower()) // 3 + 1 if name else int(parts["weekday"] or 1)
-        year = parts["week_year"] or parts["year"] or _whole_year(parts["short_year"])
-        return date.fromisocalendar(int(year), int(parts["week"] or 0), number)
-    year = int(parts["year"] or parts["week_year"] or _whole_year(parts["short_year"]))
-    if parts["day_of_year"] and not parts["month"]:
-        found = date(year, 1, 1) + timedelta(days=int(parts["day_of_year"] or 0) - 1)
+    year = int(part("year") or part("week_year") or _whole_year(part("short_year")))
+    week, day_of_year, quarter = part("week"), part("day_of_year"), part("quarter")
+    if week:
+        name = part("day_name")
+        number = _DAY_NAMES.index(name[:3].lower()) // 3 + 1 if name else int(part("weekday") or 1)
+        return date.fromisocalendar(year, int(week), number)
+    if day_of_year:
+        found = date(year, 1, 1) + timedelta(days=int(day_of_year) - 1)
         if found.year != year:
             raise ValueError
         return found
-    if parts["quarter"] and not parts["month"]:
-        return date(year, 3 * int(parts["quarter"] or 0) - 2, 1)
-    return date(year, _month(parts["month"] or "1"), int(parts["day"] or 1))
+    if quarter:
+        return date(year, 3 * int(quarter) - 2, 1)
+    return date(year, _month(part("month") or "1"), 1)
 
 
 def _whole_year(text: str | None) -> int:
@@ -387,7 +391,7 @@ def _whole_year(text: str | None) -> int:
 
 def _month(text: str) -> int:
     """Return a month's number, of its number or its English name."""
-    return int(text) if text[0].isdigit() else _MONTH_NAMES.index(text[:3].lower()) // 3 + 1
+    return int(text) if text.isdigit() else _MONTH_NAMES.index(text[:3].lower()) // 3 + 1
 
 
 def local_us(moment: datetime, zone: tzinfo) -> int:

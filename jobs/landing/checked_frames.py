@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
+from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import reader_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 MOST_TASKS = 1_024
+_BEGAN = "_began"
 
 
 def checked_files(
@@ -59,13 +61,17 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            columns = dict(zip(names, batch.columns, strict=True))
-            source = Source(columns, np.zeros(batch.num_rows, bool), batch.num_rows)
+            columns = dict(zip(names, batch.columns[:-1], strict=True))
+            began = arrow.to_numpy(batch.column(_BEGAN).cast(pa.int64()))
+            source = Source(columns, np.zeros(batch.num_rows, bool), batch.num_rows, landed=began)
             yield check_rows(spec, source, key_types, table)
 
     # `mapInArrow` takes a point in a name for a field of a structure.
     numbered = [column.alias(f"c{place}") for place, column in enumerate(_columns(spec))]
-    return rows.select(*numbered).mapInArrow(check, _ddl(spec, key_types))
+    # The time of a micro-batch stays when it is repeated.
+    return rows.select(*numbered, F.current_timestamp().alias(_BEGAN)).mapInArrow(
+        check, _ddl(spec, key_types)
+    )
 
 
 def table_schema(spec: ModelSpec, rows: DataFrame, table: str) -> pa.Schema:

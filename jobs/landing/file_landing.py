@@ -24,6 +24,7 @@ from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers
 from jobs.landing.reading import Piece, pieces_of
 from jobs.landing.text_lines import is_text
+from jobs.landing.times import now_us
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec
@@ -123,7 +124,9 @@ class FileLanding:
             UserError: the file cannot be read, or has landed with another content.
         """
         start, middle = self._starts(file, known)
-        return FilePlan(file, known, pieces_of(self.spec, file.path, file.size, start, middle))
+        began = now_us()
+        pieces = pieces_of(self.spec, file.path, file.size, start, middle)
+        return FilePlan(file, known, [piece._replace(landed=began) for piece in pieces])
 
     def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
         """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.

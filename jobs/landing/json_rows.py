@@ -361,9 +361,15 @@ def document_rows(spec: ModelSpec, values: pa.Array) -> Source:
     return Source(columns, np.zeros(len(values), bool), len(values), problems=problems)
 
 
-def check_documents(spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str) -> pa.RecordBatch:
-    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text."""
-    rows = check_rows(spec, with_key(spec, document_rows(spec, values), file), key_types, file)
+def check_documents(
+    spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str, landed: int | None = None
+) -> pa.RecordBatch:
+    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text.
+
+    landed: when the landing of the file began, in microseconds since 1970; None: now.
+    """
+    source = with_key(spec, document_rows(spec, values), file)._replace(landed=landed)
+    rows = check_rows(spec, source, key_types, file)
     reasons = rows.column(REASON).to_pylist()
     if not any(reasons):
         return rows

@@ -33,6 +33,8 @@ from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+SENT = "_sent"
+"""The column with the time at which a message was sent."""
 TOMBSTONE = "value: none (a tombstone)"
 NOT_AVRO = "value: not an Avro record of the schema"
 REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
@@ -73,7 +75,7 @@ def checked_messages(
     if source.tombstones == "skip":
         kept = kept.filter(F.col("value").isNotNull())
     named = ["topic"] if several else []
-    raw = kept.select("value", "key", "partition", "offset", *named, *_cells(spec, source))
+    raw = kept.select("value", "key", "partition", "offset", *named, _sent(kept), *_cells(spec, source))
     schema = f"{REJECTED}, {typed_columns(spec, types)}, {PARTITION} int, {OFFSET} bigint"
     schema += f", {TOPIC} string" if several else ""
     check = MessageChecker(spec, source, types, topic_id)
@@ -105,7 +107,7 @@ class MessageChecker(NamedTuple):
         problems[absent] = TOMBSTONE
         rows = check_rows(
             self.spec,
-            Columns(columns, np.zeros(len(values), bool), len(values)),
+            Columns(columns, np.zeros(len(values), bool), len(values), landed=_landed(batch)),
             self.types,
             self.source.title,
         )
@@ -204,6 +206,20 @@ class MessageChecker(NamedTuple):
         if key is not None:
             place["key"] = key.decode("utf-8", "backslashreplace")
         return json.dumps(place, ensure_ascii=False)
+
+
+def _sent(messages: DataFrame) -> Column:
+    """Return when a message was sent, by the broker's record, else when its micro-batch began: both stay the same."""
+    began = F.current_timestamp()
+    if "timestamp" not in messages.columns:
+        return began.alias(SENT)
+    sent = F.col("timestamp")
+    return F.when(F.unix_micros(sent) > 0, sent).otherwise(began).alias(SENT)
+
+
+def _landed(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
+    """Return when the messages of a batch were sent, in microseconds since 1970; None: unknown."""
+    return arrow.to_numpy(batch.column(SENT).cast(pa.int64())) if SENT in batch.schema.names else None
 
 
 def _cells(spec: ModelSpec, source: Source) -> list[Column]:

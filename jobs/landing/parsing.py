@@ -9,8 +9,16 @@ from numpy.typing import NDArray
 
 from jobs.landing.keys import codes_of_ids, codes_of_keys
 from jobs.landing.numbers import numbers_of, rules_of
-from jobs.landing.raw_rows import Source, reject
-from jobs.landing.times import find_times
+from jobs.landing.raw_rows import Source, joined, reject
+from jobs.landing.times import (
+    AFTER_LANDING,
+    BEFORE_RANGE,
+    ClockChanges,
+    Times,
+    after_landing,
+    before_range,
+    find_times,
+)
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -25,6 +33,7 @@ class ParsedRows(NamedTuple):
     y, u   (m, N) measurements, NaN = missing; (c, N) controls
     reason (N,) why a row is rejected, None where it is accepted; the numbers of a rejected row are undefined
     ids    (N,) codes of the ids by which duplicates are found, -1 where missing or where the spec names no id
+    clocks how local times met changes of the clocks
     """
 
     key: Ints
@@ -34,6 +43,7 @@ class ParsedRows(NamedTuple):
     u: Floats
     reason: NDArray[np.object_]
     ids: Ints
+    clocks: ClockChanges = ClockChanges()
 
 
 def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
@@ -51,9 +61,12 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     if source.unmatched is not None:
         reject(reason, source.unmatched, "line: does not match line_pattern")
     key, keys = codes_of_keys(spec, source, file, reason)
-    time, known, absent = find_times(spec, source.columns[spec.time], file)
-    reject(reason, absent, f"time {spec.time}: missing")
-    reject(reason, ~known, f"time {spec.time}: not a time")
+    times = _times(spec, source, key, file)
+    time = times.micros
+    reject(reason, times.missing, f"time {spec.time}: missing")
+    reject(reason, ~times.known, f"time {spec.time}: not a time")
+    reject(reason, after_landing(spec, time, source.landed), f"time {spec.time}: {AFTER_LANDING}")
+    reject(reason, before_range(spec, time), f"time {spec.time}: {BEFORE_RANGE}")
     rules = rules_of(spec.missing_values, spec.files)
     y = numbers_of(spec.measurement, "measurement", source, rules, file, reason)
     u = numbers_of(spec.control, "control", source, rules, file, reason)
@@ -62,4 +75,20 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     ids = np.full(source.rows, -1)
     for name in spec.id_columns:
         ids = codes_of_ids(source.columns[name], rules, f"{file}: id column '{name}'")
-    return ParsedRows(key, keys, time, y, u, reason, ids)
+    return ParsedRows(key, keys, time, y, u, reason, ids, times.clocks)
+
+
+def _times(spec: ModelSpec, source: Source, key: Ints, file: str) -> Times:
+    """Return the times of a part of a file, with the parts before it as far as a repeated hour needs them."""
+    found = find_times(spec, source.columns[spec.time], key, file)
+    earlier = iter(()) if source.before is None or not found.clocks.is_cut else source.before()
+    both, rows, met = source, source.rows, found.clocks.repeated
+    for part in earlier:
+        both = joined([part, both._replace(before=None)], list(spec.columns))
+        codes, _ = codes_of_keys(spec, both, file, np.full(both.rows, None, object))
+        whole = find_times(spec, both.columns[spec.time], codes, file)
+        found = Times(whole.micros[-rows:], whole.known[-rows:], whole.missing[-rows:], whole.clocks)
+        if not whole.clocks.is_cut or whole.clocks.repeated == met:
+            break
+        met = whole.clocks.repeated
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ class Source(NamedTuple):
     another format. `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated
     headers that stood between the rows. `problems` (N,): why a JSON document is invalid, None where it is valid; None
     of another format.
+    `landed`: when the rows landed, in microseconds since 1970, of all or of each (N,); None: now.
+    `before`: returns the parts of the same file before this one, the nearest first; None: there are none.
     """
 
     columns: dict[str, pa.Array]
@@ -39,6 +42,8 @@ class Source(NamedTuple):
     decimal: str = "."
     left_out: int = 0
     problems: NDArray[np.object_] | None = None
+    landed: int | NDArray[np.int64] | None = None
+    before: Callable[[], Iterator[Source]] | None = None
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:

@@ -36,11 +36,15 @@ _CUT_BY_BYTES = (".csv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 
 
 class Piece(NamedTuple):
-    """A part of a file, and about how many bytes of the file it is; rejected: keep the rejected rows, too."""
+    """A part of a file, and about how many bytes of the file it is.
+
+    rejected: keep the rejected rows, too; landed: when the landing of the file began, in microseconds since 1970
+    """
 
     part: Part
     size: int
     rejected: bool = True
+    landed: int | None = None
 
 
 class FileReader(Protocol):
@@ -58,8 +62,11 @@ class FileReader(Protocol):
         """Read the named columns, or all, of a piece, with the key from the file's name."""
         ...
 
-    def read(self, piece: Part, key_types: KeyTypes) -> Iterator[pa.RecordBatch]:
-        """Read and check the rows of a piece (`check_rows`)."""
+    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
+        """Read and check the rows of a piece (`check_rows`).
+
+        landed: when the landing of the file began, in microseconds since 1970; None: now.
+        """
         ...
 
 
@@ -78,15 +85,30 @@ class RecordReader:
         """Return ranges of records, row groups or stripes."""
         return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
-    def read(self, piece: Part, key_types: KeyTypes) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the rows of a piece."""
         for source in self.sources(piece):
-            yield check_rows(self.spec, source, key_types, self.path)
+            yield check_rows(self.spec, source._replace(landed=landed), key_types, self.path)
 
     def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-        """Read the named columns, or all, of a piece."""
-        for source in self._unkeyed(piece, columns):
-            yield with_key(self.spec, source._replace(decimal=self.spec.files.decimal), self.path)
+        """Read the named columns, or all, of a piece; each batch of rows can return those before it."""
+        last: list[Source] = []  # the batch before; of a large piece no more are held
+        for number, source in enumerate(self._unkeyed(piece, columns)):
+            keyed = with_key(self.spec, source._replace(decimal=self.spec.files.decimal), self.path)
+
+            def before(number: int = number, last: list[Source] = last) -> Iterator[Source]:
+                yield from last
+                if number < 2:
+                    yield from self._before(piece, columns)
+
+            yield keyed._replace(before=before)
+            last = [keyed]
+
+    def _before(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+        """Read the rows before a piece, the nearest first."""
+        earlier = [one for one in self.pieces(0, piece.start) if one.path == piece.path]
+        for one in reversed([one for one in earlier if one.start < piece.start]):
+            yield from reversed(list(self.sources(one, columns)))
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         return read_part(piece, columns)
@@ -122,15 +144,15 @@ class DocumentReader:
         """Return ranges of lines, or the whole of an array."""
         return json_parts(Path(self.path), start, stop)
 
-    def read(self, piece: Part, key_types: KeyTypes) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the documents of a piece."""
         for documents in read_json(piece, self.spec.file_columns):
-            yield check_documents(self.spec, documents, key_types, self.path)
+            yield check_documents(self.spec, documents, key_types, self.path, landed)
 
     def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
         """Read the columns that the spec names of a piece."""
         del columns  # a document has the columns of the spec, whichever are asked for
-        for documents in read_json(piece):
+        for documents in read_json(piece, self.spec.file_columns):
             yield with_key(self.spec, document_rows(self.spec, documents), self.path)
 
 

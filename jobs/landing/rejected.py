@@ -7,15 +7,18 @@ import re
 from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
+from zoneinfo import ZoneInfo
 
+from jobs.core.clock_changes import repeats_between
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
-from jobs.core.times import DIRECTIVES, TimeParser
+from jobs.core.time_readings import EARLY_US, EPOCHS, Reading, forms_of, named, readings_of
+from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.keys import NOT_WHOLE
 from jobs.landing.number_writing import setting_of, setting_text
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.row_shapes import shape_cause
-from jobs.landing.time_readings import EARLY_US, EPOCHS, forms_of, named, readings_of
+from jobs.landing.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
@@ -25,23 +28,32 @@ _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
 
 
-def advice(spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str]) -> list[str]:
+def advice(
+    spec: ModelSpec, reasons: Mapping[str, int], examples: Mapping[str, str], newest: int | None = None
+) -> list[str]:
     """Return a sentence for each of the most frequent reasons.
 
     Args:
         spec: of the model.
         reasons: number of rejected rows by reason.
         examples: the payload of a rejected row by reason.
+        newest: time of the newest accepted row, in microseconds since 1970.
     """
     most = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:MOST]
-    return [explained(spec, reason, examples.get(reason)) for reason in most]
+    return [explained(spec, reason, examples.get(reason), newest) for reason in most]
 
 
-def explained(spec: ModelSpec, reason: str, payload: str | None) -> str:
-    """Return a reason with a value that has it, the likely cause and the setting that mends it."""
+def explained(spec: ModelSpec, reason: str, payload: str | None, newest: int | None = None) -> str:
+    """Return a reason with a value that has it, the likely cause and the setting that mends it.
+
+    newest: time of the newest accepted row, in microseconds since 1970.
+    """
     row = _row(payload)
     value = _value(spec, reason, row, payload)
-    cause = _cause(spec, reason, row, value)
+    if reason.endswith((AFTER_LANDING, BEFORE_RANGE)):
+        cause = _out_of_range(spec, reason, value or "", newest)
+    else:
+        cause = _cause(spec, reason, row, value)
     return f"{reason}" + ("" if value is None else f", such as {_short(value)}") + f": {cause}"
 
 
@@ -199,6 +211,59 @@ def _no_time(spec: ModelSpec, value: str) -> str:
     return f"times are read as {wanted}; name another form with time_format in the spec ({DIRECTIVES})"
 
 
+def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
+    """Return how far a time lies out of the range of the spec, and the setting that lets it in."""
+    zone = ZoneInfo(spec.time_zone)
+    found = (TimeParser(form, zone)(value) for form in (spec.time_format, None))
+    micros = next((one for one in found if one is not None), None)
+    if micros is None:
+        where = ""
+    elif newest is not None:
+        where = f"at {_moment(micros)}, {_span(micros - newest)} the newest row; "
+    else:
+        where = f"at {_moment(micros)}, {_span(micros - now_us())} now; "
+    if reason.endswith(BEFORE_RANGE):
+        return f"{where}the first time is {spec.time_range.earliest}; set time_range: {{earliest: ...}} in the spec"
+    return (
+        f"{where}a row may be {spec.time_range.latest} after its landing, else later rows of its key are late; "
+        "correct the clock at the source, or set time_range: {latest: null} in the spec for rows of the future"
+    )
+
+
+def _moment(micros: int) -> str:
+    return str(Reading("", micros))
+
+
+def _span(micros: int) -> str:
+    """Return a difference of times in words, with `after` or `before`."""
+    size = abs(micros) / UNIT_US["day"]
+    number, unit = (
+        (size / 365.25, "year") if size >= 730 else (size, "day") if size >= 2 else (size * 24, "hour")
+    )
+    return f"{plural(round(number), unit)} {'after' if micros >= 0 else 'before'}"
+
+
+def clock_notes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
+    """Return what to tell of rows at changes of the clocks."""
+    notes: list[str] = []
+    if clocks.second:
+        notes.append(
+            f"note: {plural(clocks.second, 'row')} in an hour that the clocks of {spec.time_zone} repeat: a step back "
+            "within a key began the second pass"
+        )
+    if clocks.unclear:
+        notes.append(
+            f"note: {plural(clocks.unclear, 'row')} in an hour that the clocks of {spec.time_zone} repeat, in no order "
+            "that tells the first pass from the second: taken for the first; write times with an offset, such as +01:00"
+        )
+    if clocks.skipped:
+        notes.append(
+            f"note: {plural(clocks.skipped, 'row')} at times that the clocks of {spec.time_zone} skip: moved on by the "
+            "gap; if the source never puts its clock forward, set time_zone to one without changes, such as Etc/GMT-1"
+        )
+    return notes
+
+
 def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
     """Return a doubt about the unit of times (microseconds since 1970) that are numbers, or None.
 
@@ -218,15 +283,32 @@ def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str 
     )
 
 
-def repeated(rows: int, in_part: bool = False) -> str:
+def repeated(
+    spec: ModelSpec,
+    rows: int,
+    span: tuple[int, int] | tuple[None, None] = (None, None),
+    in_part: bool = False,
+) -> str:
     """Return the note about accepted rows that repeat key and time of another row of their file.
 
-    in_part: rows were compared within each part of a large file alone.
+    Args:
+        spec: of the model.
+        rows: how many they are.
+        span: first and last time among which they are, in microseconds since 1970.
+        in_part: rows were compared within each part of a large file alone.
     """
+    first, last = span
+    dates = [] if first is None or last is None else repeats_between(ZoneInfo(spec.time_zone), first, last)
+    clocks = (
+        f"if they are in an hour that the clocks of {spec.time_zone} repeat, the last on {dates[-1]:%Y-%m-%d}, write "
+        "times with an offset, such as +01:00; "
+        if dates
+        else ""
+    )
     count = f"{'at least ' if in_part else ''}{plural(rows, 'row')}"
     return (
         f"note: {count} with key and time of another row of the file: each counts as a measurement of "
-        "its own; if they are copies, set duplicates: {action: drop} in the spec"
+        f"its own; {clocks}if they are copies, set duplicates: {{action: drop}} in the spec"
     )
 
 

@@ -10,7 +10,7 @@ from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
-from jobs.landing.rejected import advice, doubtful_epoch, repeated
+from jobs.landing.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.specs.model_spec import ModelSpec
 
 
@@ -27,12 +27,14 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     places = np.flatnonzero(bad)[first]
     shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
     counts = Counter(rows.reason[bad].tolist())
-    lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
     good = np.flatnonzero(~bad)
-    repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
+    times = rows.time[good]
+    span = (int(times.min()), int(times.max())) if len(good) else (None, None)
+    examples = dict(zip(reasons.tolist(), shown, strict=True))
+    lines = [f"  {line}" for line in advice(spec, counts, examples, span[1])]
+    lines += clock_notes(spec, rows.clocks)
+    repeats = len(good) - len(np.unique(np.stack([rows.key[good], times]), axis=1).T)
     if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats))
-    if len(good):
-        doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
-        lines += [] if doubt is None else [f"note: {doubt}"]
-    return lines
+        lines.append(repeated(spec, repeats, span))
+    doubt = doubtful_epoch(spec, *span)
+    return lines if doubt is None else [*lines, f"note: {doubt}"]

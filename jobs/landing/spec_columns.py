@@ -37,7 +37,11 @@ def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = 
         if all(column in source.columns for column in parts.values()):
             found = {part: source.columns[column] for part, column in parts.items()}
             columns[name] = combine_times(found, parts, spec.time_format)
-    return source._replace(columns=columns)
+    before = source.before
+    if before is None:
+        return source._replace(columns=columns)
+    earlier = lambda: (take_columns(spec, part, names) for part in before())  # noqa: E731
+    return source._replace(columns=columns, before=earlier)
 
 
 def spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:

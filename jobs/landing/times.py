@@ -3,50 +3,134 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from datetime import UTC, tzinfo
-from typing import Any
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.core.clock import now
+from jobs.core.clock_changes import changes_on, offset_us
 from jobs.core.errors import UserError
-from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime
+from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime, wall_us
+from jobs.core.time_readings import numbers_remedy
 from jobs.core.times import UNIT_US, TimeParser, local_us, time_pattern
 from jobs.encoding import arrow
-from jobs.landing.time_readings import numbers_remedy
 from jobs.specs.model_spec import ModelSpec
 
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
+AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
+"""Why a time that can be read is rejected."""
+_OF_UTC = "(?:Z| ?UTC| ?GMT)"
 ARROW_FROM = 5_000
 """From so many rows on, Arrow parses times faster than Python."""
 
 
-def find_times(
-    spec: ModelSpec, column: pa.Array, file: str
-) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the times (N,) of a spec's time column in microseconds, which are times, and which are missing.
+class ClockChanges(NamedTuple):
+    """How many rows met a change of the clocks.
+
+    repeated rows of an hour that came twice
+    second   rows of the second pass of an hour that came twice
+    unclear  rows of such an hour, taken for the first pass, though their order fits neither one pass nor two
+    skipped  rows with a time that the clocks skipped
+    is_cut   rows of such an hour begin a part of a file, so that only the rows before it tell the pass
+    """
+
+    repeated: int = 0
+    second: int = 0
+    unclear: int = 0
+    skipped: int = 0
+    is_cut: bool = False
+
+
+class Times(NamedTuple):
+    """A column of times (N,): microseconds since 1970 UTC, which values are times, which are missing.
+
+    clocks: how local times met changes of the clocks.
+    """
+
+    micros: Ints
+    known: Bools
+    missing: Bools
+    clocks: ClockChanges
+
+
+def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times:
+    """Return the times of a spec's time column; key (N,) are the codes of the rows' keys.
 
     Raises:
         UserError: as of `read_times`.
     """
     zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
-    missing = arrow.to_numpy(column.is_null()).copy()
     form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
-    micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
+    return times_of_keys(column, form, zone, key, f"{file}: time column '{spec.time}'")
+
+
+def times_of_keys(column: pa.Array, time_format: str | None, zone: tzinfo, key: Ints, what: str) -> Times:
+    """Return the times of a column, with repeated hours told apart within each key.
+
+    Args:
+        column, time_format, zone, what: as of `read_times`.
+        key: (N,) codes of the rows' keys.
+
+    Raises:
+        UserError: as of `read_times`.
+    """
+    missing = arrow.to_numpy(column.is_null()).copy()
+    micros, known = read_times(column, time_format, zone, what)
     if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
         texts = column.take(arrow.integers(unknown)).to_pylist()
         missing[unknown] |= np.array([not text for text in texts], bool)
-    return micros, known, missing
+
+    def walls(rows: Ints) -> tuple[Ints, Bools]:
+        taken = column.take(arrow.integers(rows))
+        return read_times(taken, time_format, UTC, what)[0], _are_local(taken, time_format, zone)
+
+    micros, clocks = _settle(zone, micros, known, key, walls)
+    return Times(micros, known, missing, clocks)
 
 
-def read_times(
-    column: pa.Array, time_format: str | None, zone: tzinfo, what: str
-) -> tuple[Ints, NDArray[np.bool_]]:
+def _are_local(column: pa.Array, time_format: str | None, zone: tzinfo) -> Bools:
+    """Return which times (N,) are of the local clock, without an offset of their own."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        parser = TimeParser(time_format, zone)
+        return np.array([text is not None and parser.is_local(text) for text in column.to_pylist()], bool)
+    count = count_of(time_format)
+    is_absolute = pa.types.is_timestamp(kind) and kind.tz is not None
+    return np.full(
+        len(column), not is_absolute and (not arrow.is_number(kind) or count is None or count.is_local)
+    )
+
+
+def after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
+    """Return which times (N,) lie further after the landing than the spec allows; landed None: now."""
+    limit = spec.time_range.latest_us
+    if limit is None:
+        return np.zeros(len(micros), bool)
+    moment = now_us() if landed is None else landed
+    return micros > np.asarray(moment) + limit
+
+
+def before_range(spec: ModelSpec, micros: Ints) -> Bools:
+    """Return which times (N,) are earlier than the spec allows."""
+    earliest = spec.time_range.earliest_us
+    return np.zeros(len(micros), bool) if earliest is None else micros < earliest
+
+
+def now_us() -> int:
+    """Return the current time in microseconds since 1970."""
+    return wall_us(now().replace(tzinfo=None))
+
+
+def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: str) -> tuple[Ints, Bools]:
     """Return the times (N,) of a column in microseconds since 1970 UTC, and which values are times.
 
     Args:
@@ -80,20 +164,25 @@ def read_times(
 
 def _written_times(
     column: pa.Array, parser: TimeParser, time_format: str | None, zone: tzinfo
-) -> tuple[Ints, NDArray[np.bool_]]:
+) -> tuple[Ints, Bools]:
     """Parse times written as text. Of many, Arrow parses the plainest ones, with the same result as the parser."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
-        pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
-        plain = pc.match_substring_regex(column, pattern)
-        cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
+        matched = pc.match_substring_regex(column, f"^{PLAIN_TIME}{_OF_UTC}?$")
+        plain = arrow.to_numpy(matched, False)
+        cut = pc.utf8_rtrim(pc.utf8_replace_slice(column, 10, 11, " "), characters=" CGMTUZ")
         try:
-            wanted = pc.if_else(plain, cut, pa.nulls(len(column), pa.string()))
+            wanted = pc.if_else(matched, cut, pa.nulls(len(column), pa.string()))
             read = wanted.cast(pa.timestamp("us")).cast(pa.int64())
-            micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain, False)
-            known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
+            micros, rest = arrow.to_numpy(read).copy(), ~plain
+            known = plain & (micros >= MIN_US) & (micros <= MAX_US)
+            if zone is not UTC:
+                of_utc = arrow.to_numpy(pc.match_substring_regex(column, "[A-Z]$"), False)
+                local = np.flatnonzero(known & ~of_utc)
+                micros[local] = _from_local(micros[local], zone)
+                known &= (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
@@ -103,7 +192,7 @@ def _written_times(
     return micros, known
 
 
-def _stored_times(column: pa.Array) -> tuple[Ints, NDArray[np.bool_]]:
+def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
     """Return stored timestamps or dates in microseconds, and which of them are within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
@@ -115,13 +204,13 @@ def _stored_times(column: pa.Array) -> tuple[Ints, NDArray[np.bool_]]:
     return _scaled(stored, {"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
 
 
-def _scaled(values: Ints, scale: int) -> tuple[Ints, NDArray[np.bool_]]:
+def _scaled(values: Ints, scale: int) -> tuple[Ints, Bools]:
     """Multiply by `scale`, and tell which products are times; the others are 0, as they might not fit 64 bits."""
     known = (values <= MAX_US // scale) & (values >= -(-MIN_US // scale))
     return np.where(known, values, 0) * scale, known
 
 
-def _counted(column: pa.Array, count: Count) -> tuple[Ints, NDArray[np.bool_]]:
+def _counted(column: pa.Array, count: Count) -> tuple[Ints, Bools]:
     """Return the times of numbers that count a unit, in microseconds on the count's clock."""
     scale, parts, origin = count.micros, count.parts, count.origin
     low, high = (-(-(MIN_US - origin) * parts // scale), (MAX_US - origin) * parts // scale)
@@ -142,7 +231,7 @@ def _counted(column: pa.Array, count: Count) -> tuple[Ints, NDArray[np.bool_]]:
 
 def _written_numbers(
     column: pa.Array, time_format: str | None, zone: tzinfo, what: str
-) -> tuple[Ints, NDArray[np.bool_]]:
+) -> tuple[Ints, Bools]:
     """Parse numbers whose digits are a date, or decimal years, as the same text would be.
 
     Raises:
@@ -162,7 +251,7 @@ def digits_of(value: Any) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
 
 
-def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, NDArray[np.bool_]]:
+def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, Bools]:
     """Parse distinct texts; return the time of each row, and which rows are times."""
     found = [parser(text) for text in texts]
     micros = np.array([0 if value is None else value for value in found] + [0])[which]
@@ -170,6 +259,106 @@ def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, ND
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:
-    values, places = np.unique(micros, return_inverse=True)
-    moments = (local_us(to_datetime(int(value)), zone) for value in values)
-    return np.fromiter(moments, np.int64, len(values))[places]
+    """Return local times as microseconds UTC, by the offset of the day, or of the time on days that have several."""
+    day = UNIT_US["day"]
+    days, places = np.unique(micros // day, return_inverse=True)
+    starts = days * day
+    first, last = (_moments(starts + after, zone) - starts - after for after in (0, day - 1))
+    changing = np.flatnonzero((first != last)[places])
+    result = micros + first[places]
+    values, which = np.unique(micros[changing], return_inverse=True)
+    result[changing] = _moments(values, zone)[which]
+    return result
+
+
+def _moments(micros: Ints, zone: tzinfo) -> Ints:
+    moments = (local_us(to_datetime(value), zone) for value in micros.tolist())
+    return np.fromiter(moments, np.int64, len(micros))
+
+
+def _settle(
+    zone: tzinfo,
+    micros: Ints,
+    known: Bools,
+    key: Ints,
+    walls: Callable[[Ints], tuple[Ints, Bools]],
+) -> tuple[Ints, ClockChanges]:
+    """Return times of which the second pass of a repeated hour is told from the first, and what was met.
+
+    Within a key rows come in the order of time. So a step back within a repeated hour begins its second pass.
+
+    Args:
+        zone: of the times.
+        micros: (N,) microseconds UTC, in repeated hours those of the first pass.
+        known: (N,) which of them are times.
+        key: (N,) codes of the keys.
+        walls: returns the local clock of some rows, and which of them have no offset of their own.
+    """
+    if zone is UTC or not known.any():
+        return micros, ClockChanges()
+    found = ClockChanges()
+    for change in changes_on(zone, np.unique(micros[known] // UNIT_US["day"]).tolist()):
+        start, end = sorted((change.at, change.at + change.forward))
+        rows = np.flatnonzero(known & (micros >= start) & (micros < end))
+        clock, is_local = walls(rows)
+        rows, clock = rows[is_local], clock[is_local]
+        if not len(rows):
+            continue
+        if change.forward > 0:
+            # A skipped time was moved on by the gap: its own clock differs from the one after the change.
+            moved = int((clock - micros[rows] != offset_us(zone, change.at)).sum())
+            found = found._replace(skipped=found.skipped + moved)
+            continue
+        micros = micros.copy()
+        found = found._replace(repeated=found.repeated + len(rows))
+        for those, before, after in _by_key(rows, key, micros, known):
+            second, is_unclear = _second_pass(micros[those], before, after, -change.forward)
+            micros[those[second]] -= change.forward
+            found = found._replace(
+                second=found.second + len(second),
+                unclear=found.unclear + is_unclear * len(those),
+                is_cut=found.is_cut or (before is None and not len(second)),
+            )
+    return micros, found
+
+
+def _by_key(
+    rows: Ints, key: Ints, micros: Ints, known: Bools
+) -> Iterator[tuple[Ints, int | None, int | None]]:
+    """Yield the rows of each key in the order of time, and the times of the key's rows just before and after them."""
+    near, has = np.zeros(len(key), bool), np.zeros(int(key.max()) + 1, bool)
+    near[rows], has[key[rows]] = True, True
+    wanted = np.flatnonzero(has[key] & known)
+    ordered = wanted[np.argsort(key[wanted], kind="stable")]
+    for of_key in np.split(ordered, np.flatnonzero(np.diff(key[ordered])) + 1):
+        steps = np.diff(micros[of_key])
+        if (steps < 0).sum() > (steps > 0).sum():  # newest first
+            of_key = of_key[::-1]
+        places = np.flatnonzero(near[of_key])
+        first, last = int(places[0]), int(places[-1])
+        before = int(micros[of_key[first - 1]]) if first else None
+        after = int(micros[of_key[last + 1]]) if last + 1 < len(of_key) else None
+        yield of_key[places], before, after
+
+
+def _second_pass(times: Ints, before: int | None, after: int | None, length: int) -> tuple[Ints, bool]:
+    """Return which rows of a repeated hour are of its second pass, and whether that is unclear.
+
+    Args:
+        times: of a key's rows in that hour, as those of the first pass.
+        before: the key's time before them.
+        after: the key's time after them.
+        length: of the hour.
+    """
+    back = np.flatnonzero(np.diff(times) < 0)
+    if len(back) == 1:
+        return np.arange(back[0] + 1, len(times)), False
+    if len(times) == 2 and times[0] == times[1]:
+        # Rows by the hour have the same clock twice; other rows are copies.
+        steps = (
+            None if before is None else times[0] - before,
+            None if after is None else after - times[0] - length,
+        )
+        if any(step is not None and step >= length for step in steps):
+            return np.array([1]), False
+    return np.zeros(0, np.int64), len(back) > 1

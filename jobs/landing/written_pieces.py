@@ -170,7 +170,7 @@ def _write_file(
     accepted, rejected = tables
     reader = reader_of(task.spec, file.path)
     for piece in file.pieces:
-        for batch in reader.read(piece.part, task.key_types):
+        for batch in reader.read(piece.part, task.key_types, piece.landed):
             good, bad = _divided(batch)
             if bad is not None and piece.rejected:
                 total.add(_count_rejected(bad))

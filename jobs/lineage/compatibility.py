@@ -64,6 +64,7 @@ RULES = (
         (
             "time_zone",
             "time_format",
+            "time_range",
             "key_from_name",
             "line_pattern",
             "files",
@@ -214,7 +215,7 @@ def row_rules(spec: ModelSpec) -> dict[str, Any]:
     if spec.inputs:
         names |= {"inputs.table", "inputs.key", "inputs.columns", "inputs.defaults"}
     if spec.streamed_source:
-        names |= {"time_zone", "time_format", "missing_values"}
+        names |= {"time_zone", "time_format", "time_range", "missing_values"}
     rules = {
         name: value
         for name, value in _fields(spec).items()

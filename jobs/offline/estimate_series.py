@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC
 from pathlib import Path
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -21,7 +19,7 @@ from jobs.landing.csv_parquet import read
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.times import read_times
+from jobs.landing.times import find_times
 from jobs.lineage.generations import live_lineage
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
@@ -270,13 +268,11 @@ def _key_texts(spec: ModelSpec, source: Source) -> list[str]:
 
 
 def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[Any]:
-    zone = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
     column = source.columns.get(spec.time)
     if column is None:
         raise UserError(f"{file}: has no column '{spec.time}', the time of {spec.name}")
-    written = spec.time_format if pa.types.is_string(column.type) else None
-    micros, _ = read_times(column, written, zone, f"{file}: time column '{spec.time}'")
-    return micros.astype("datetime64[us]")
+    codes = np.unique(np.array(_key_texts(spec, source), dtype=object).astype(str), return_inverse=True)[1]
+    return find_times(spec, column, codes, file).micros.astype("datetime64[us]")
 
 
 def _number_lists(columns: dict[str, pa.Array], names: Sequence[str], path: Path) -> list[list[float]]:

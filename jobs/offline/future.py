@@ -23,6 +23,7 @@ from jobs.landing.raw_rows import reject
 from jobs.landing.spec_columns import take_columns
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.row_order import TimeRange
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -64,7 +65,8 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     inputs_columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
     source = take_columns(spec, source, [*spec.columns, *inputs_columns])
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}
-    rows = parse(spec, source._replace(columns={**source.columns, **empty}), file)
+    any_time = spec.model_copy(update={"time_range": TimeRange(latest=None)})
+    rows = parse(any_time, source._replace(columns={**source.columns, **empty}), file)
     inputs = None
     if inputs_columns and all(name in source.columns for name in inputs_columns):
         rules = rules_of(spec.missing_values, spec.files)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.encoding import arrow
 from jobs.landing.checking import check_rows
@@ -31,15 +32,25 @@ class Rechecked(NamedTuple):
     landings: list[str | None]
 
 
-def recheck(spec: ModelSpec, key_types: KeyTypes, payloads: Sequence[str | None]) -> Rechecked:
-    """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format."""
+def recheck(
+    spec: ModelSpec,
+    key_types: KeyTypes,
+    payloads: Sequence[str | None],
+    landed: NDArray[np.int64] | None = None,
+) -> Rechecked:
+    """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format.
+
+    landed: when each payload was quarantined, in microseconds since 1970; None: now.
+    """
     rows = [_object(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
     reasons: list[str | None] = [NOT_AN_OBJECT] * len(rows)
     landings: list[str | None] = [None] * len(rows)
 
     def check(spec: ModelSpec, places: list[int]) -> None:
-        batch = check_rows(spec, _source(spec, [rows[place] or {} for place in places]), key_types, "payload")
+        source = _source(spec, [rows[place] or {} for place in places])
+        source = source._replace(landed=None if landed is None else landed[places])
+        batch = check_rows(spec, source, key_types, "payload")
         found = _landings(spec, batch)
         for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
             reasons[place], landings[place] = reason, landing

@@ -22,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.message_places import (
     MESSAGE,
@@ -31,6 +32,7 @@ from jobs.landing.message_places import (
     landed_among,
     rejected_place,
 )
+from jobs.landing.times import now_us
 from jobs.lineage import replayed_late_rows
 from jobs.rejected_rows.held import mark_replayed, mark_replaying
 from jobs.rejected_rows.rechecking import recheck
@@ -123,7 +125,7 @@ def _rechecked(
     ahead = is_message() & ~landing.reached()
     kept = "id string, source string, position string, message string, stale boolean, ahead boolean"
     checked = rows.select(
-        *("id", "source", "position", "payload"),
+        *("id", "source", "position", "payload", "quarantined_at"),
         identity(landing).alias("message"),
         F.coalesce(stale, F.lit(False)).alias("stale"),
         F.coalesce(ahead, F.lit(False)).alias("ahead"),
@@ -158,7 +160,8 @@ def _checker(
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            found = recheck(spec, key_types, batch.column("payload").to_pylist())
+            landed = arrow.to_numpy(batch.column("quarantined_at").cast(pa.int64()), now_us())
+            found = recheck(spec, key_types, batch.column("payload").to_pylist(), landed)
             yield pa.RecordBatch.from_arrays(
                 [
                     *(batch.column(name) for name in kept),

@@ -51,7 +51,7 @@ from jobs.specs.monitor import Monitor
 from jobs.specs.problems import Problem, SpecError, closest, invalid, line_of, remedy_of_key
 from jobs.specs.readings import Readings
 from jobs.specs.retention import Retention
-from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit
+from jobs.specs.row_order import Duplicates, Expiry, Order, QuarantineLimit, TimeRange
 from jobs.specs.sections import (
     Initial,
     Learn,
@@ -157,6 +157,11 @@ class ModelSpec(Section):
         description="null: ISO 8601; or directives such as %d.%m.%Y %H:%M or %Y%m%d; or the name of a count, such as "
         "epoch_seconds, epoch_milliseconds, spreadsheet_days, julian_days, matlab_days; or a unit and a beginning, "
         "such as hours since 1900-01-01",
+    )
+    time_range: TimeRange = Field(
+        default_factory=TimeRange,
+        description="the times that rows may have; others are rejected, so that one row of a wrong clock does not make "
+        "all later ones late",
     )
     missing_values: list[str] = Field(
         default=list(DEFAULT_MISSING),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jobs.core.times import duration_us
+from jobs.core.times import TimeParser, duration_us
 from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section, check_duration
 
@@ -143,6 +144,36 @@ class Order(Section):
         rows = {} if self.rows is None else {"rows": self.rows}
         # Spark's operator differs with a clock; the length of the wait may change.
         return {"kind": self.kind, **rows, **({} if self.patience is None else {"patience": True})}
+
+
+class TimeRange(Section):
+    """The times that rows may have; others are rejected."""
+
+    latest: str | None = Field(
+        default="1d",
+        description="how far after its landing the time of a row may lie, such as 1d or 2h; null or none: however far",
+    )
+    earliest: str | None = Field(
+        default=None, description="the first time that a row may have, such as 1990-01-01; null: any time"
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        if self.latest != "none":
+            check_duration(self.latest, "latest")
+        if self.earliest is not None and TimeParser(None, UTC)(self.earliest) is None:
+            raise invalid(f"'{self.earliest}' is not a time", "write one such as 1990-01-01", "earliest")
+        return self
+
+    @property
+    def latest_us(self) -> int | None:
+        """Return how far after its landing a row's time may lie, in microseconds; None: however far."""
+        return None if self.latest in (None, "none") else duration_us(self.latest)
+
+    @property
+    def earliest_us(self) -> int | None:
+        """Return the first time in microseconds since 1970; None: any time."""
+        return None if self.earliest is None else TimeParser(None, UTC)(self.earliest)
 
 
 class QuarantineLimit(Section):

@@ -23,6 +23,7 @@ SPEC = ModelSpec.model_validate(
         "version": 1,
         "key": ["id"],
         "time": "at",
+        "time_range": {"latest": None},
         "measurement": ["x"],
         "states": ["level"],
         "process": {"kind": "random_walk", "variance": 1.0},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.choosing.finding import Wishes, find
 from jobs.choosing.table import Table
 from jobs.choosing.times import TimeColumn, time_of
 from jobs.core.time_counts import COUNTS, wall_us
@@ -216,3 +218,18 @@ def test_a_stopwatch_counts_seconds_from_its_start() -> None:
     assert isinstance(found, TimeColumn)
     assert found.note == "time: read as seconds, counted from 1970-01-01"
     assert datetime.fromtimestamp(found.micros[-1] / 1e6, UTC).year == 1970
+
+
+def test_rows_of_a_repeated_hour_are_no_repeats(tmp_path: Path) -> None:
+    start = datetime(2022, 10, 28)
+    moments = [start + k * timedelta(minutes=15) for k in range(4 * 24 * 4)]
+    zone = ZoneInfo("Europe/Vienna")
+    shown = [one.replace(tzinfo=UTC).astimezone(zone).strftime("%Y-%m-%d %H:%M") for one in moments]
+    values = np.random.default_rng(1).normal(20, 1, len(shown))
+    path = tmp_path / "meter.csv"
+    path.write_text("at,kw\n" + "".join(f"{at},{y:.3f}\n" for at, y in zip(shown, values, strict=True)))
+    found = find(
+        str(path), Wishes(time_zone="Europe/Vienna", no_key=True, keys=1, rows=100, structure="level")
+    )
+    assert found.rhythm.repeats == 0 and found.rhythm.step == 15 * 60_000_000
+    assert any("4 rows in an hour that the clocks of Europe/Vienna repeat" in note for note in found.notes)

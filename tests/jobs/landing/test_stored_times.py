@@ -29,7 +29,7 @@ UNIT = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def spec(**changes: Any) -> ModelSpec:
-    return ModelSpec.model_validate(random_walk_spec(**changes))
+    return ModelSpec.model_validate(random_walk_spec(**{"time_range": {"latest": None}, **changes}))
 
 
 def stored(kind: pa.DataType, values: Sequence[int | None]) -> pa.Array:

@@ -23,7 +23,7 @@ from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 
 VIENNA = ZoneInfo("Europe/Vienna")
-MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2060, 12, 31), allow_imaginary=False)
+MOMENTS = st.datetimes(datetime(1971, 1, 1), datetime(2060, 12, 31))
 
 
 def read(text: str, time_format: str | None = None, zone: Any = UTC) -> str | None:
@@ -142,8 +142,6 @@ def test_a_format_without_a_whole_date_is_refused(time_format: str, problem: str
 )
 def test_what_python_writes_is_read_back(moment: datetime, day: str, clock: str) -> None:
     time_format = day + clock
-    if "%y" in day:
-        moment = moment.replace(year=1971 + moment.year % 90)
     text = moment.replace(tzinfo=UTC).strftime(time_format)
     fine = moment if "%f" in clock else moment.replace(microsecond=0)
     fine = fine if "%S" in clock else fine.replace(second=0)
