@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, without_header
 from jobs.landing.dialects import ANY, decimal_of
+from jobs.landing.file_rows import member_rows, member_schema
+from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
 from jobs.specs.files import Files
 
@@ -51,7 +54,7 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    headless = without_header(chosen[0])
+    headless = None if is_json(chosen[0]) else without_header(chosen[0])
     written = ANY if headless is None else Files(columns=list(headless.names))
     names, partial = _common_columns(chosen, written)
     if not names:
@@ -76,8 +79,7 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
     """Return the columns that all files have in one type, and why the others are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
-        check_format(path)
-        schemas.append(read_schema(path, [], written))
+        schemas.append(_schema_of(path, written))
     partial: dict[str, str] = {}
     for schema, path in zip(schemas, paths, strict=True):
         for other, at in ((schemas[0], path), (schema, paths[0])):
@@ -96,14 +98,28 @@ def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple
     """Return the first rows of a file, and whether there are more."""
     found: list[Source] = []
     rows = 0
-    for part in parts(path, named=written):
-        for source in read_part(part, names):
-            left = most - rows
-            if left <= 0:
-                return joined(found, names), True
-            found.append(_first(source, names, left))
-            rows += source.rows
+    for source in _rows_of(path, names, written):
+        left = most - rows
+        if left <= 0:
+            return joined(found, names), True
+        found.append(_first(source, names, left))
+        rows += source.rows
     return joined(found, names), rows > most
+
+
+def _schema_of(path: Path, written: Files) -> pa.Schema:
+    if is_json(path):
+        return member_schema(path)
+    check_format(path)
+    return read_schema(path, [], written)
+
+
+def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:
+    if is_json(path):
+        yield from member_rows(path, member_schema(path), names)
+        return
+    for part in parts(path, named=written):
+        yield from read_part(part, names)
 
 
 def _first(source: Source, names: list[str], most: int) -> Source:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
@@ -14,7 +16,17 @@ from jobs.core.report import plural
 from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES
-from jobs.landing.json_rows import is_json
+from jobs.landing.json_rows import (
+    SCHEMA_DOCUMENTS,
+    documents,
+    is_json,
+    is_number,
+    is_whole,
+    object_of,
+    read_objects,
+)
+from jobs.landing.json_rows import parts as json_parts
+from jobs.landing.json_rows import read_part as read_documents
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.reading import endings_of, reader_of, schema_of
 from jobs.specs.files import Files
@@ -136,3 +148,51 @@ def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
             if words:
                 found["; ".join(words)] += 1
     return [f"read {plural(count, 'file')}: {words}" for words, count in sorted(found.items())]
+
+
+def member_schema(path: Path) -> pa.Schema:
+    """Return the members of a file's first JSON objects, those of members as `outer.inner`, with their types.
+
+    Raises:
+        UserError: the file cannot be read, or has no object.
+    """
+    rows = [_flat(object_of(document)[0]) for document in documents(path, SCHEMA_DOCUMENTS)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        raise UserError(f"{path}: has no JSON object with members; give a file with an object on each line")
+    kinds = {name: {_kind(row[name]) for row in rows if row.get(name) is not None} for name in names}
+    return pa.schema([(name, one.pop() if len(one) == 1 else pa.string()) for name, one in kinds.items()])
+
+
+def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Source]:
+    """Read the named members of a file of JSON objects in the types of a schema, in some batches of rows.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    for part in json_parts(path):
+        for some in read_documents(part):
+            exact = [name for name in names if schema.field(name).type == pa.int64()]
+            columns, problems = read_objects(some, names, [], exact)
+            alike = {name: _typed(column, schema.field(name).type) for name, column in columns.items()}
+            yield Source(alike, np.zeros(len(some), bool), len(some), problems=problems)
+
+
+def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """Return an object's members, those of members as `outer.inner`."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= _flat(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": value}
+    return found
+
+
+def _kind(value: Any) -> pa.DataType:
+    return pa.int64() if is_whole(value) else pa.float64() if is_number(value) else pa.string()
+
+
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column in a type, or as texts where a later document has another one."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        return column.cast(pa.string())
