@@ -24,7 +24,7 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="A .csv or .parquet file with one row per key, a folder of them, or a glob: the whole table.",
+            help="A .csv, .json, .jsonl or .parquet file with one row per key, a folder, or a glob: the whole table.",
             show_default=False,
         ),
     ],
@@ -76,15 +76,15 @@ def run(
 def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.landing.checking import key_types_of
-    from jobs.landing.csv_parquet import read_schema
-    from jobs.landing.file_rows import files_of
+    from jobs.landing.file_rows import columns_of, files_of
+    from jobs.landing.reading import ALWAYS_READ
     from jobs.storage.table_rows import column_types
     from jobs.storage.tables import measurements
 
     have = column_types(warehouse.root, measurements(spec.name))
     if have:
         return {name: "string" if have[name] == "string" else "bigint" for name in by}
-    return key_types_of(by, read_schema(files_of(file)[0], by))
+    return key_types_of(by, columns_of(files_of(file, ALWAYS_READ)[0], by))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, without_header
+from jobs.landing.csv_parquet import parts, read_part, without_header
 from jobs.landing.dialects import ANY, decimal_of
-from jobs.landing.file_rows import member_rows, member_schema
+from jobs.landing.file_rows import columns_of, member_rows
 from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
 from jobs.specs.files import Files
@@ -79,7 +79,7 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
     """Return the columns that all files have in one type, and why the others are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
-        schemas.append(_schema_of(path, written))
+        schemas.append(columns_of(path, [], written))
     partial: dict[str, str] = {}
     for schema, path in zip(schemas, paths, strict=True):
         for other, at in ((schemas[0], path), (schema, paths[0])):
@@ -107,16 +107,9 @@ def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple
     return joined(found, names), rows > most
 
 
-def _schema_of(path: Path, written: Files) -> pa.Schema:
-    if is_json(path):
-        return member_schema(path)
-    check_format(path)
-    return read_schema(path, [], written)
-
-
 def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:
     if is_json(path):
-        yield from member_rows(path, member_schema(path), names)
+        yield from member_rows(path, columns_of(path, names), names)
         return
     for part in parts(path, named=written):
         yield from read_part(part, names)
