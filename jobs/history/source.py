@@ -86,10 +86,10 @@ def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | Non
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
     path = home.path(table)
     place = local_path(path)
-    if place is None:
+    if place is None and not Path(given).exists():
         rows, listed = _remote_files(warehouse, path, given)
         return Rows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
-    files = _local_files(spec, str(place) if place.exists() else given, warehouse.root)
+    files = _local_files(spec, str(place) if place is not None and place.exists() else given, warehouse.root)
     schemas = [file_schema(spec, file) for file in files]
     rows = checked_files(warehouse.spark, spec, files, key_types_of(spec.naming_columns, schemas[0]))
     return Rows(rows, given, None, [given, _digest(_stamps(files))], False)
