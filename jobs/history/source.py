@@ -16,10 +16,10 @@ from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
 from jobs.key_inputs.table import home_of
-from jobs.landing.checked_frames import checked_files, checked_table, table_schema
 from jobs.landing.checking import key_types_of
 from jobs.landing.reading import endings_of, file_schema
 from jobs.lineage import replayed_late_rows
+from jobs.sources.checked_frames import checked_files, checked_table, table_schema
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
