@@ -60,7 +60,7 @@ def run(
     from jobs.landing.file_rows import dialects, files_of, read_rows
     from jobs.landing.parsing import parse
     from jobs.landing.reading import endings_of
-    from jobs.landing.rejected import remarks_on
+    from jobs.landing.remarks import remarks_on
     from jobs.offline.filtering import filter_rows, write
     from jobs.offline.key_inputs import join_file
     from jobs.offline.prior import prior_of

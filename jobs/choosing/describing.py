@@ -22,7 +22,7 @@ from jobs.landing.file_rows import files_of, first_rows
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import ALWAYS_READ, endings_of
-from jobs.landing.rejected import remarks_on
+from jobs.landing.remarks import remarks_on
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
