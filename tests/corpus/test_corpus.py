@@ -30,7 +30,7 @@ from tests.corpus.reading import (
 
 KNOWN = {
     "elastic_hits_ndjson": "class 15",
-    "mqtt_glued_json": "JSON objects that are glued together, and init reads no JSON",
+    "mqtt_glued_json": "class 16",
     "influx_annotated_csv": "class 14",
     "grafana_for_excel_csv": "class 14",
     "campbell_toa5_csv": "class 14",
