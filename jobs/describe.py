@@ -24,7 +24,7 @@ def run(
     file: Annotated[
         str,
         Argument(
-            help="A file, a folder or a glob; without a model .csv, .parquet or .orc files.",
+            help="A file, a folder or a glob: .csv, .json, .jsonl, .parquet or .orc files, or such as the model reads.",
             show_default=False,
         ),
     ],

@@ -31,7 +31,11 @@ QUICK = (8, 300)
 def run(
     settings: Settings,
     input: Annotated[
-        str, Option(help="A .csv or .parquet file, a folder of them, or a glob.", show_default=False)
+        str,
+        Option(
+            help="A .csv, .json, .jsonl, .parquet or .orc file, a folder, or a glob.",
+            show_default=False,
+        ),
     ],
     name: Annotated[
         str | None,

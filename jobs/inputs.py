@@ -24,7 +24,7 @@ def run(
     input: Annotated[
         str,
         Option(
-            help="A .csv or .parquet file with one row per key, a folder of them, or a glob: the whole table.",
+            help="A .csv, .json, .jsonl or .parquet file with one row per key, a folder, or a glob: the whole table.",
             show_default=False,
         ),
     ],
@@ -75,9 +75,9 @@ def run(
 
 def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
-    from jobs.landing.csv_parquet import read_schema
-    from jobs.landing.file_rows import files_of
+    from jobs.landing.file_rows import columns_of, files_of
     from jobs.landing.keys import key_types_of
+    from jobs.landing.reading import ALWAYS_READ
     from jobs.storage.table_rows import column_types
     from jobs.storage.tables import measurements
 
@@ -85,7 +85,7 @@ def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> 
     if have:
         return {name: "string" if have[name] == "string" else "bigint" for name in by}
     columns = spec.file_names(by)
-    types = key_types_of(columns, read_schema(files_of(file)[0], columns))
+    types = key_types_of(columns, columns_of(files_of(file, ALWAYS_READ)[0], columns))
     return dict(zip(by, types.values(), strict=True))
 
 

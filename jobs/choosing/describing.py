@@ -15,12 +15,13 @@ from jobs.choosing.columns import Numbers
 from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
+from jobs.core.times import EPOCH_FORMATS
 from jobs.landing.csv_parquet import FORMATS, found_dialect
 from jobs.landing.dialects import NAMES
 from jobs.landing.file_rows import files_of, first_rows
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.reading import endings_of
+from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.remarks import remarks_on
 from jobs.landing.spec_columns import take_columns
 from jobs.specs.files import Files
@@ -75,7 +76,7 @@ def describe(input: str) -> Description:
     Raises:
         UserError: a file cannot be read, or there is no row.
     """
-    table = read_table(files_of(input))
+    table = read_table(files_of(input, ALWAYS_READ))
     dialect = dialect_words(table.files[0], table.written)
     written = _written(table.source, list(table.source.columns))
     try:
@@ -216,6 +217,8 @@ def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
 
 def _time_words(spec: ModelSpec) -> str:
     form = "ISO 8601" if spec.time_format is None else spec.time_format
+    if form in EPOCH_FORMATS:
+        return f"numbers, {form}"
     return f"{form}; without an offset in {spec.time_zone}"
 
 

@@ -27,6 +27,7 @@ from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.file_rows import files_of
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
+from jobs.landing.reading import ALWAYS_READ
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.specs.files import Files
@@ -92,7 +93,7 @@ def find(input: str, wishes: Wishes) -> Found:
     """
     phase = Phases()
     with phase("read"):
-        table = read_table(files_of(input))
+        table = read_table(files_of(input, ALWAYS_READ))
     columns = find_columns(input, table, wishes, phase)
     roles, keys, rhythm, parsed, notes = (
         columns.roles,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,17 +11,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import (
-    FORMATS,
-    check_format,
-    found_dialect,
-    parts,
-    read_part,
-    read_schema,
-    without_header,
-)
+from jobs.landing.csv_parquet import FORMATS, found_dialect, parts, read_part, without_header
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
+from jobs.landing.file_rows import columns_of, member_rows
+from jobs.landing.json_rows import is_json
 from jobs.landing.number_writing import Writing, find_writing
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
 from jobs.specs.files import Files
@@ -64,7 +59,7 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    headless = without_header(chosen[0])
+    headless = None if is_json(chosen[0]) else without_header(chosen[0])
     written = ANY if headless is None else Files(columns=list(headless.names))
     names, partial = _common_columns(chosen, written)
     if not names:
@@ -92,8 +87,7 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
     """Return the columns that all files have in one type, and why the others are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
-        check_format(path)
-        schemas.append(read_schema(path, [], written))
+        schemas.append(columns_of(path, [], written))
     partial: dict[str, str] = {}
     for schema, path in zip(schemas, paths, strict=True):
         for other, at in ((schemas[0], path), (schema, paths[0])):
@@ -112,14 +106,21 @@ def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple
     """Return the first rows of a file, and whether there are more."""
     found: list[Source] = []
     rows = 0
-    for part in parts(path, named=written):
-        for source in read_part(part, names):
-            left = most - rows
-            if left <= 0:
-                return joined(found, names), True
-            found.append(_first(source, names, left))
-            rows += source.rows
+    for source in _rows_of(path, names, written):
+        left = most - rows
+        if left <= 0:
+            return joined(found, names), True
+        found.append(_first(source, names, left))
+        rows += source.rows
     return joined(found, names), rows > most
+
+
+def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:
+    if is_json(path):
+        yield from member_rows(path, columns_of(path, names), names)
+        return
+    for part in parts(path, named=written):
+        yield from read_part(part, names)
 
 
 def _first(source: Source, names: list[str], most: int) -> Source:

@@ -16,10 +16,10 @@ from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
 from jobs.key_inputs.table import home_of
-from jobs.landing.checked_frames import checked_files, checked_table, table_schema
 from jobs.landing.keys import key_types_of
 from jobs.landing.reading import endings_of, file_schema
 from jobs.lineage import replayed_late_rows
+from jobs.sources.checked_frames import checked_files, checked_table, table_schema
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
@@ -86,10 +86,10 @@ def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | Non
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
     path = home.path(table)
     place = local_path(path)
-    if place is None:
+    if place is None and not Path(given).exists():
         rows, listed = _remote_files(warehouse, path, given)
         return Rows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
-    files = _local_files(spec, str(place) if place.exists() else given, warehouse.root)
+    files = _local_files(spec, str(place) if place is not None and place.exists() else given, warehouse.root)
     schemas = [file_schema(spec, file) for file in files]
     rows = checked_files(warehouse.spark, spec, files, key_types_of(spec.naming_columns, schemas[0]))
     return Rows(rows, given, None, [given, _digest(_stamps(files))], False)

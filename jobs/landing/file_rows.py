@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
-from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
+from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read, read_schema
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES, header_words
-from jobs.landing.json_rows import is_json
+from jobs.landing.json_rows import (
+    SCHEMA_DOCUMENTS,
+    documents,
+    is_json,
+    is_number,
+    is_whole,
+    object_of,
+    read_objects,
+)
+from jobs.landing.json_rows import parts as json_parts
+from jobs.landing.json_rows import read_part as read_documents
 from jobs.landing.raw_rows import Source, joined
-from jobs.landing.reading import endings_of, reader_of, schema_of
+from jobs.landing.reading import ALWAYS_READ, endings_of, reader_of, schema_of
 from jobs.landing.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
@@ -107,13 +119,31 @@ def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> S
         UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it.
     """
     sources: list[Source] = []
-    for path in files_of(input):
-        source = read(path, columns, named)
+    for path in files_of(input, ALWAYS_READ):
+        source = _members(path, columns) if is_json(path) else read(path, columns, named)
         sources.append(source._replace(decimal=named.decimal))
         if columns is None:
             check_columns(path, list(source.columns), list(sources[0].columns))
         check_types(path, sources, list(sources[0].columns))
     return sources[0] if len(sources) == 1 else joined(sources, list(sources[0].columns))
+
+
+def _members(path: Path, columns: Sequence[str] | None) -> Source:
+    """Return the named members, or all, of all objects of a JSON file.
+
+    Raises:
+        UserError: the file cannot be read, lacks a member, or holds something else than objects.
+    """
+    schema = columns_of(path, columns or ())
+    names = list(schema.names if columns is None else columns)
+    found = list(member_rows(path, schema, names))
+    source = joined(_written_alike(found, [True] * len(found)), names)
+    problems = [] if source.problems is None else [one for one in source.problems if one is not None]
+    if problems:
+        raise UserError(
+            f"{path}: {plural(len(problems), 'row')}: {problems[0]}; write one object on each line"
+        )
+    return source
 
 
 def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -> None:
@@ -143,3 +173,69 @@ def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
             if words:
                 found["; ".join(words)] += 1
     return [f"read {plural(count, 'file')}: {words}" for words, count in sorted(found.items())]
+
+
+def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
+    """Return the names and types of the columns of a file that is no model's, after checking that the named ones exist.
+
+    named: what is known of the dialect of CSV files.
+
+    Raises:
+        UserError: the file cannot be read, or lacks a column.
+    """
+    if not is_json(path):
+        return read_schema(path, columns, named)
+    schema = member_schema(path)
+    check_columns(path, schema.names, columns)
+    return schema
+
+
+def member_schema(path: Path) -> pa.Schema:
+    """Return the members of a file's first JSON objects, those of members as `outer.inner`, with their types.
+
+    Raises:
+        UserError: the file cannot be read, or has no object.
+    """
+    rows = [_flat(object_of(document)[0]) for document in documents(path, SCHEMA_DOCUMENTS)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        raise UserError(f"{path}: has no JSON object with members; give a file with an object on each line")
+    values = {name: [row[name] for row in rows if row.get(name) is not None] for name in names}
+    return pa.schema([(name, _kind(some)) for name, some in values.items()])
+
+
+def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Source]:
+    """Read the named members of a file of JSON objects in the types of a schema, in some batches of rows.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    for part in json_parts(path):
+        for some in read_documents(part):
+            exact = [name for name in names if schema.field(name).type == pa.int64()]
+            columns, problems = read_objects(some, names, [], exact)
+            alike = {name: _typed(column, schema.field(name).type) for name, column in columns.items()}
+            yield Source(alike, np.zeros(len(some), bool), len(some), problems=problems)
+
+
+def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
+    """Return an object's members, those of members as `outer.inner`."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        found |= _flat(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": value}
+    return found
+
+
+def _kind(values: list[Any]) -> pa.DataType:
+    """Return the type of a member's values: numbers if all are, else texts."""
+    if not values or not all(map(is_number, values)):
+        return pa.string()
+    return pa.int64() if all(map(is_whole, values)) else pa.float64()
+
+
+def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column in a type, or as texts where a later document has another one."""
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:
+        return column.cast(pa.string())

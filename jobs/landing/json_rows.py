@@ -225,6 +225,11 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, _Number) and value.lstrip("-").isdigit()
 
 
+def is_number(value: Any) -> bool:
+    """Tell if a member returned by `object_of` is a number."""
+    return isinstance(value, _Number)
+
+
 def _key_problem(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
     for name in keys:
         value = member_of(row, name)

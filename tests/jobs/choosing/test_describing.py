@@ -147,3 +147,20 @@ def test_it_says_what_init_takes(tmp_path_factory: pytest.TempPathFactory, text:
     assert roles[found["time"]] == "time"
     assert [name for name, role in roles.items() if role == "measurement"] == found["measurement"]
     assert [name for name, role in roles.items() if role == "key"] == (found["key"] or ["(no key)"])
+
+
+def test_members_of_json_are_columns_and_a_member_that_rows_lack_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    objects = [
+        {"at": 1704067200 + 3600 * i, "device": "a", "value": 20 + i / 8, "inner": {"x": i * i}}
+        for i in range(40)
+    ]
+    del objects[3]["value"]
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in objects))
+    report = described(tmp_path, path)
+    names = ["at", "device", "value", "inner.x"]
+    assert [one["name"] for one in report.data["columns"]][:4] == names and report.data["rows"] == 40
+    assert report.data["understood"][3]["value"] is None and not report.data["rejected"]
+    path.write_text("7\n")
+    with pytest.raises(UserError, match="has no JSON object with members"):
+        described(tmp_path, path)

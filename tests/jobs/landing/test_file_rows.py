@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jobs import filter, forecast
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing.file_rows import read_rows
+from jobs.landing.file_rows import read_all, read_rows
 from jobs.landing.json_rows import NOT_AN_OBJECT
 from jobs.landing.reading import reader_of
 from jobs.specs.loading import load_spec
@@ -157,3 +157,21 @@ def test_files_of_every_format_have_one_reading(drawn: tuple[dict[str, Any], lis
         assert found == [
             filtered_rows(spec, folder / f"rows.{ending}") for ending in ("csv", "jsonl", "parquet")
         ]
+
+
+def test_a_table_that_is_no_models_is_read_from_json_as_from_csv(tmp_path: Path) -> None:
+    rows = [{"site": "a", "gain": 1.5}, {"site": "b", "gain": 2}]
+    path = objects(tmp_path / "inputs.jsonl", rows)
+    pd.DataFrame(rows).to_parquet(tmp_path / "inputs.parquet")
+    wanted = read_all(str(tmp_path / "inputs.parquet"), ["site", "gain"])
+    for columns in (["site", "gain"], None):
+        found = read_all(str(path), columns)
+        assert {name: column.to_pylist() for name, column in found.columns.items()} == {
+            name: column.to_pylist() for name, column in wanted.columns.items()
+        }
+    with pytest.raises(UserError, match="there is no column 'loss'"):
+        read_all(str(path), ["site", "loss"])
+    with path.open("a") as stream:
+        stream.write("3\n")
+    with pytest.raises(UserError, match="inputs.jsonl: 1 row: value: not a JSON object; write one object"):
+        read_all(str(path), None)
