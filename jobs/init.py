@@ -177,14 +177,21 @@ def _columns(found: Found) -> list[str]:
 def _written(found: Found) -> list[str]:
     """Return how CSV files are written, where it is not as most are."""
     from jobs.landing.csv_parquet import FORMATS, found_dialect
-    from jobs.landing.dialects import NAMES
+    from jobs.landing.csv_records import PLAIN
+    from jobs.landing.dialects import NAMES, header_words
 
     files, first = found.table.written, found.table.files[0]
     is_csv = first.name.lower().endswith(FORMATS[:2])
-    separator = found_dialect(first, (), files).separator if is_csv else ","
-    words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
+    dialect = found_dialect(first, (), files.model_copy(update={"wide": None})) if is_csv else PLAIN
+    words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != "," else []
+    words += header_words(dialect)
     words += ["a comma before fractions"] if files.decimal == "," else []
     words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
+    if files.wide is not None:
+        what = f"{files.wide.names}: the column's name, {files.wide.measurement}: the cell"
+        words += [
+            f"a column for each {'series' if files.wide.key else 'time'}: each filled cell is a row ({what})"
+        ]
     return [f"files        {'; '.join(words)}"] if words else []
 
 

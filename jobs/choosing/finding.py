@@ -25,6 +25,7 @@ from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
 from jobs.choosing.table import Table, read_table
+from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.times import UNIT_US
@@ -137,6 +138,7 @@ def find(input: str, wishes: Wishes) -> Found:
         table = read_table(files_of(input))
     with phase("columns"):
         given = Given(wishes.time, wishes.time_format, tuple(wishes.measurement), tuple(wishes.key))
+        table = as_long(table, given)
         roles = find_roles(table, zone, given)
         measurements, notes = _measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)

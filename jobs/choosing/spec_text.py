@@ -58,15 +58,16 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
 def _written(found: Found) -> list[str]:
     """Return how the files are written, where a reader has to be told."""
     files = found.table.written
-    said = {"decimal": '","'} if files.decimal == "," else {}
-    said |= {"columns": _list(files.columns)} if files.columns else {}
-    if not said:
-        return []
-    text = ", ".join(f"{name}: {value}" for name, value in said.items())
-    return [
-        f"files: {{{text}}}"
-        + (_pad("the files have no header; rename the columns here") if files.columns else "")
-    ]
+    said: dict[str, Any] = {} if files.decimal == "." else {"decimal": files.decimal}
+    given = files.model_dump(
+        include={"skip_lines", "units_rows", "comment", "encoding", "wide"}, exclude_none=True
+    )
+    if "wide" in given:
+        given["wide"] = {name: value for name, value in given["wide"].items() if value}
+    said |= given | ({"columns": files.columns} if files.columns else {})
+    why = "the files have no header; rename the columns here" if files.columns else ""
+    why = "a column for each series: each filled cell is a row" if files.wide is not None else why
+    return [f"files: {_flow(said)}{_pad(why) if why else ''}"] if said else []
 
 
 def _rhythm_words(found: Found) -> str:

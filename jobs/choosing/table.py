@@ -10,9 +10,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, without_header
+from jobs.landing.csv_parquet import check_format, parts, read_part, read_schema, written_as
 from jobs.landing.dialects import ANY, decimal_of
-from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source, joined
 from jobs.specs.files import Files
 
 MOST_FILES = 1_000
@@ -51,8 +51,7 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    headless = without_header(chosen[0])
-    written = ANY if headless is None else Files(columns=list(headless.names))
+    written = written_as(chosen[0])
     names, partial = _common_columns(chosen, written)
     if not names:
         raise UserError(f"{chosen[0]}: no column is in every file; give files of one kind")
@@ -107,6 +106,8 @@ def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple
 
 
 def _first(source: Source, names: list[str], most: int) -> Source:
-    columns = {name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, BYTES)}
+    columns = {
+        name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, FIELDS, BYTES)
+    }
     marks = None if source.not_utf8 is None else source.not_utf8[:most]
     return Source(columns, source.misshapen[:most], min(source.rows, most), marks)

@@ -28,8 +28,7 @@ from jobs.landing.csv_records import (
     pieces,
     read_header,
 )
-from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint
-from jobs.landing.dialects import without_header as made_up
+from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
 from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
 from jobs.landing.recoded_text import RecodedText
@@ -244,16 +243,16 @@ def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dia
     return find_dialect(_beginning(path), columns if wide is None else wide.kept, named)
 
 
-def without_header(path: Path) -> Dialect | None:
-    """Return the dialect of a CSV file without a header, with names made up; None of any other file.
+def written_as(path: Path) -> Files:
+    """Return what a spec has to say of how a CSV file is written; nothing of any other file.
 
     Raises:
         UserError: the file cannot be read.
     """
     if check_format(path) not in (".csv", ".csv.gz"):
-        return None
+        return ANY
     with _readable(path):
-        return made_up(_beginning(path))
+        return settings_of(_beginning(path))
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:

@@ -235,10 +235,30 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     return ""
 
 
-def without_header(beginning: bytes) -> Dialect | None:
-    """Return the dialect of a file without a header, with names made up for its columns; None if it has a header."""
-    found = find_dialect(beginning)
-    _, text = _text_of(beginning, ANY)
+def settings_of(beginning: bytes) -> Files:
+    """Return what a spec has to say of a file: encoding, lines above the header, units, comments; names made up for its
+    columns, if it has no header."""
+    encoding = "cp1252" if _is_windows(beginning) else None
+    found = find_dialect(beginning, (), Files(encoding=encoding))
+    return Files(
+        columns=list(_made_up_names(beginning, found)),
+        skip_lines=found.skip or None,
+        units_rows=found.below or None,
+        comment=found.comment or None,
+        encoding=found.encoding if found.is_recoded else None,
+    )
+
+
+def _is_windows(beginning: bytes) -> bool:
+    """Tell if bytes are neither UTF-8, nor UTF-16, so that they are probably Windows-1252."""
+    if _wide_encoding(beginning) or beginning.isascii():
+        return False
+    return beginning.decode("utf-8", "ignore").isascii()
+
+
+def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
+    """Return names for the columns of a file without a header; none of any other file."""
+    _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     text = text.split("\n", found.skip)[-1]
     rows = [
         one.fields
@@ -246,8 +266,8 @@ def without_header(beginning: bytes) -> Dialect | None:
         if not (found.comment and one.fields[0].startswith(found.comment))
     ]
     if found.first is not None or not has_no_header(rows):
-        return None
-    return found._replace(names=tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
+        return ()
+    return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
 
 
 def decimal_of(columns: Sequence[pa.Array]) -> Literal[".", ","]:
