@@ -113,6 +113,10 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
     counts = Counter(rows.reason[bad].tolist())
     lines = [f"  {line}" for line in advice(spec, counts, dict(zip(reasons.tolist(), shown, strict=True)))]
+    if source.left_out:
+        lines.append(
+            f"left out {plural(source.left_out, 'line')} between the rows: comments, and headers again"
+        )
     good = np.flatnonzero(~bad)
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
     if repeats and spec.duplicates is None:

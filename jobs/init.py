@@ -179,6 +179,7 @@ def _written(found: Found) -> list[str]:
     from jobs.landing.csv_parquet import FORMATS, found_dialect
     from jobs.landing.csv_records import PLAIN
     from jobs.landing.dialects import NAMES, header_words
+    from jobs.landing.wide_files import wide_words
 
     files, first = found.table.written, found.table.files[0]
     is_csv = first.name.lower().endswith(FORMATS[:2])
@@ -187,11 +188,7 @@ def _written(found: Found) -> list[str]:
     words += header_words(dialect)
     words += ["a comma before fractions"] if files.decimal == "," else []
     words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
-    if files.wide is not None:
-        what = f"{files.wide.names}: the column's name, {files.wide.measurement}: the cell"
-        words += [
-            f"a column for each {'series' if files.wide.key else 'time'}: each filled cell is a row ({what})"
-        ]
+    words += [] if files.wide is None else [wide_words(files.wide)]
     return [f"files        {'; '.join(words)}"] if words else []
 
 

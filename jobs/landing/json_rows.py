@@ -329,6 +329,10 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     Raises:
         UserError: the file cannot be read, is empty, or a column is in none of the first documents.
     """
+    if spec.files.wide is not None:
+        raise UserError(
+            f"{path}: files.wide of the spec is for CSV, Parquet and ORC; write a row for each value, or convert it"
+        )
     rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS, spec.file_columns)]
     if not rows:
         raise UserError(f"{path}: is empty; give a file with an object on each line")

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
-from jobs.specs.files import Files
+from jobs.specs.files import Files, Wide
 
 _YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
 """How the World Bank, and R after it, call the column of a year."""
@@ -57,6 +57,12 @@ def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
         return None
     kept = tuple(name for name in columns if name not in (wide.names, wide.measurement))
     return WideColumns(wide.names, wide.measurement, kept, tuple(wide.columns), wide.time is not None)
+
+
+def wide_words(wide: Wide) -> str:
+    """Return in words what a row of a wide file becomes."""
+    of = "time" if wide.key is None else "series"
+    return f"a column for each {of}, each filled cell a row ({wide.names}: its column, {wide.measurement}: its value)"
 
 
 def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:

@@ -56,7 +56,7 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     Raises:
         UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
     """
-    source = read_all(file, None, spec.files)
+    source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
     needed = [*spec.key, spec.time, *spec.control]
     check_columns(Path(file), list(source.columns), needed)
     empty = {name: pa.nulls(source.rows) for name in (*spec.measurement, *spec.id_columns)}

@@ -14,6 +14,7 @@ from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES, header_words
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
+from jobs.landing.wide_files import wide_words
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
@@ -74,6 +75,7 @@ def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
             words += header_words(dialect)
             words += [f"no header, columns {', '.join(dialect.names)}"] if dialect.names else []
             words += ["a comma before fractions"] if spec.files.decimal == "," else []
+            words += [] if spec.files.wide is None else [wide_words(spec.files.wide)]
             if words:
                 found["; ".join(words)] += 1
     return [f"read {plural(count, 'file')}: {words}" for words, count in sorted(found.items())]

@@ -178,7 +178,7 @@ def test_init_finds_wide_files_and_filter_reads_the_same_rows(tmp_path: Path, na
     path = wide_file(tmp_path / "wide.csv", names)
     setting = Settings.load(warehouse=str(tmp_path / "warehouse"), models=tmp_path, quiet=True)
     report = init.run(setting, str(path), quick=True, no_picture=True)
-    assert any("a column for each series: each filled cell is a row" in line for line in report.lines)
+    assert any("a column for each series, each filled cell a row" in line for line in report.lines)
     assert (report.data["key"], report.data["measurement"], report.data["keys"]) == (
         ["series"],
         ["value"],
