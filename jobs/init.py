@@ -179,7 +179,7 @@ def _written(found: Found) -> list[str]:
     from jobs.landing.csv_parquet import FORMATS, found_dialect
     from jobs.landing.csv_records import PLAIN
     from jobs.landing.dialects import NAMES, header_words
-    from jobs.landing.wide_files import wide_words
+    from jobs.landing.shapes.wide_files import wide_words
 
     files, first = found.table.written, found.table.files[0]
     is_csv = first.name.lower().endswith(FORMATS[:2])

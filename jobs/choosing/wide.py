@@ -11,7 +11,7 @@ from jobs.choosing.columns import Given, numbers_in
 from jobs.choosing.table import Table
 from jobs.choosing.times import TimeColumn, time_of
 from jobs.encoding import arrow
-from jobs.landing.wide_files import long_rows, wide_columns
+from jobs.landing.shapes.wide_files import long_rows, wide_columns
 from jobs.specs.files import Wide
 
 FEWEST = 3

@@ -31,8 +31,8 @@ from jobs.landing.csv_records import (
 from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
 from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
-from jobs.landing.recoded_text import RecodedText
-from jobs.landing.wide_files import WideColumns, long_rows, long_schema, wide_columns
+from jobs.landing.shapes.recoded_text import RecodedText
+from jobs.landing.shapes.wide_files import WideColumns, long_rows, long_schema, wide_columns
 from jobs.specs.files import Files
 from jobs.specs.problems import closest
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from jobs.core.report import plural
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
-from jobs.landing.header_lines import (
+from jobs.landing.shapes.header_lines import (
     NUMBER_OR_TIME,
     HeaderPlace,
     Record,

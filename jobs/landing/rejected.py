@@ -11,7 +11,7 @@ from typing import Any
 from jobs.core.report import plural
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
-from jobs.landing.row_shapes import shape_cause
+from jobs.landing.shapes.row_shapes import shape_cause
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5

@@ -13,8 +13,8 @@ from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES, header_words
 from jobs.landing.raw_rows import Source, joined
+from jobs.landing.shapes.wide_files import wide_words
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
-from jobs.landing.wide_files import wide_words
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

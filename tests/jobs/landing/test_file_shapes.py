@@ -14,7 +14,7 @@ from jobs.landing import csv_parquet
 from jobs.landing.csv_parquet import found_dialect, parts, read, read_part
 from jobs.landing.dialects import header_words
 from jobs.landing.raw_rows import CORRUPT, FIELDS
-from jobs.landing.row_shapes import shape_cause
+from jobs.landing.shapes.row_shapes import shape_cause
 from jobs.specs.files import Files
 
 A = [

@@ -95,8 +95,10 @@ NAMES = st.lists(
 def test_wide_rows_are_those_of_pandas_melt(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], cells: list[list[str | None]], size: int
 ) -> None:
-    frame = pd.DataFrame([row[: len(names)] for row in cells], columns=names, dtype=object)
-    frame.insert(0, "at", [f"2024-01-{place:02}" for place in range(1, len(cells) + 1)])
+    at = [f"2024-01-{place:02}" for place in range(1, len(cells) + 1)]
+    frame = pd.DataFrame(
+        {"at": at, **{name: [row[n] for row in cells] for n, name in enumerate(names)}}, dtype=object
+    )
     path = tmp_path_factory.mktemp("wide") / "wide.csv"
     frame.to_csv(path, index=False)
     long = frame.melt("at", var_name="station", value_name="level").dropna()
