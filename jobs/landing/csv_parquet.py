@@ -81,11 +81,10 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
     if path.is_dir() and check_format(path) not in (".parquet", ".orc"):
         raise UserError(f"{path}: is a folder; give one file")
     names = read_schema(path, columns or (), named).names
-    found = [
-        source
-        for part in parts(path, columns=columns or (), named=named)
-        for source in read_part(part, columns)
-    ]
+    with _readable(path):
+        whole = [_records(path, 0, columns or (), named)] if _is_csv(path) else None
+    some = parts(path, columns=columns or (), named=named) if whole is None else whole
+    found = [source for part in some for source in read_part(part, columns)]
     return joined(found, names if columns is None else list(columns))
 
 
@@ -111,9 +110,8 @@ def parts(
             return [Part(str(file), *some, wide=wide) for file in files for some in stripe_ranges(file)]
         if not _is_csv(path):
             return [part._replace(wide=wide) for part in _row_groups(path)]
-        dialect = found_dialect(path, columns, named)
-        header = _header(path, dialect)
-        whole = Part(str(path), max(header.end, start), None, dialect, tuple(header.names), wide)
+        whole = _records(path, start, columns, named)
+        dialect = whole.dialect
         if not can_be_cut(path, dialect):
             return [whole]
         found: list[Part] = []
@@ -127,6 +125,14 @@ def parts(
                 if stop is not None and end >= stop:
                     break
         return [part for part in found if part.stop is None or part.start < part.stop]
+
+
+def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Part:
+    """Return all records of a CSV file from a place on as one part."""
+    dialect = found_dialect(path, columns, named)
+    header = _header(path, dialect)
+    names, wide = tuple(header.names), wide_columns(named, columns)
+    return Part(str(path), max(header.end, start), None, dialect, names, wide)
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:
@@ -296,8 +302,8 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: is not {encoding} text; {remedy}") from None
     except OtherTable as error:
         raise UserError(
-            f"{path}: another table with other columns begins between its rows ({first_line(error)}); write each table "
-            "into a file of its own"
+            f"{path}: another table with other columns begins between its rows ({first_line(error)[:80]}); write each "
+            "table into a file of its own"
         ) from error
     except csv.Error as error:
         if "field limit" in str(error):

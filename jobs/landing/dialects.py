@@ -73,7 +73,14 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     is_cut = len(beginning) == BEGINNING
     plain = plain._replace(skip=skip, quote=_quote_of(text))
     possible = (*SEPARATORS, BLANK) if given is None else (given,)
-    cuts = [_cut(text, one, plain.quote, is_cut, named) for one in possible]
+    cuts: list[_Cut] = []
+    for one in possible:
+        records = read_records(text, one, plain.quote, is_cut)
+        if columns and records and set(columns) <= set(records[0].fields):  # as in most files
+            return _with_header(
+                plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
+            )
+        cuts.append(_Cut(one, records, HeaderPlace(0, 1, 0)))
     if columns:
         mark = named.comment or COMMENT
         most = None if named.skip_lines is None else 1
@@ -81,6 +88,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         if sure := [(place, order) for place, order in places if place is not None]:
             place, order = min(sure)
             return _with_header(plain, cuts[order], place, columns, named)
+    cuts = [_with_place(cut, named) for cut in cuts]
     fields = len(named.columns) or None
     best = max(cuts[: len(SEPARATORS)], key=lambda cut: _merit(cut, fields))
     if len(cuts) > len(SEPARATORS) and _merit(best, fields)[0] < 1.0:
@@ -128,13 +136,12 @@ def _quote_of(text: str) -> str:
     return "'" if is_quoted else '"'
 
 
-def _cut(text: str, separator: str, quote: str, is_cut: bool, named: Files) -> _Cut:
-    records = read_records(text, separator, quote, is_cut)
-    if named.skip_lines is not None:
-        width = len(records[0].fields) if records else 0
-        below = units_below(records, 0)
-        return _Cut(separator, records, HeaderPlace(0, 1 + below, width, below))
-    return _Cut(separator, records, find_header(records, named.comment or COMMENT))
+def _with_place(cut: _Cut, named: Files) -> _Cut:
+    """Return records with the likely place of their header; the first one, where the spec says what is above it."""
+    if named.skip_lines is None:
+        return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
+    width = len(cut.records[0].fields) if cut.records else 0
+    return cut._replace(place=HeaderPlace(0, 1, width, units_below(cut.records, 0)))
 
 
 def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
@@ -150,7 +157,7 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
         return plain._replace(
             separator=cut.separator, skip=plain.skip + records[cut.place.first].line, comment=comment
         )
-    below = cut.place.below if place == cut.place.record else units_below(records, place)
+    below = units_below(records, place)
     header = records[place].fields
     rows = [
         one.fields

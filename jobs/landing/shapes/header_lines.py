@@ -57,13 +57,14 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Re
     """Return the first records of a text; of one that is cut off without the last one, if there are several."""
     lines = io.StringIO(text, newline="")
     found: list[Record] = []
-    begin = 0
+    begin = line = 0
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
             if fields:
-                found.append(Record(text.count("\n", 0, begin), fields))
-            begin = lines.tell()
+                found.append(Record(line, fields))
+            begin, end = lines.tell(), begin
+            line += text.count("\n", end, begin)
             if len(found) > MOST_RECORDS:
                 break
     except csv.Error:
