@@ -150,13 +150,12 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
     if not records:
         return plain._replace(separator=cut.separator)
     first = records[max(place, 0)].fields[0]
-    above = [one.fields[0].startswith(mark) for one in records[: max(place, 0)]]
+    begin = cut.place.first if place < 0 else place
+    above = [one.fields[0].startswith(mark) for one in records[:begin]]
     commented = any(above) or place >= 0 and first.startswith(mark) and first not in columns
     comment = named.comment or (mark if commented else "")
     if place < 0:
-        return plain._replace(
-            separator=cut.separator, skip=plain.skip + records[cut.place.first].line, comment=comment
-        )
+        return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
     below = units_below(records, place)
     header = records[place].fields
     rows = [
@@ -302,7 +301,8 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     into most fields. A comma before fractions cuts as evenly as a semicolon between fields, but not into numbers.
     """
     width = cut.place.width
-    rows = [one.fields for one in cut.records[max(cut.place.record, 0) :]]
+    begin = cut.place.first if cut.place.record < 0 else cut.place.record
+    rows = [one.fields for one in cut.records[begin:]]
     even = [row for row in rows if len(row) == width]
     if (
         width < 2
