@@ -15,14 +15,16 @@ from jobs.choosing.columns import Numbers
 from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
-from jobs.core.times import EPOCH_FORMATS
+from jobs.core.time_counts import COUNTS
 from jobs.landing.csv_parquet import FORMATS, found_dialect
-from jobs.landing.dialects import NAMES
+from jobs.landing.csv_records import PLAIN
+from jobs.landing.dialects import NAMES, header_words
 from jobs.landing.file_rows import files_of, first_rows
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.remarks import remarks_on
+from jobs.landing.shapes.wide_files import wide_words
 from jobs.landing.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
@@ -102,8 +104,8 @@ def describe(input: str) -> Description:
     return Description(
         table.files[0],
         table.found,
-        dialect,
-        _found_readings(table, found),
+        dialect_words(table.files[0], found.files),
+        _found_readings(found.table, found),
         written,
         _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
         table.source.rows,
@@ -144,10 +146,16 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
         columns: that the file has, to find its dialect by.
     """
     is_csv = path.name.lower().endswith(FORMATS[:2])
-    separator = found_dialect(path, columns, files).separator if is_csv else ","
-    words = [f"fields separated by {NAMES[separator]}"] if separator != "," else []
+    dialect = found_dialect(path, columns, files.model_copy(update={"wide": None})) if is_csv else PLAIN
+    words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != "," else []
+    words += header_words(dialect)
     words += ["a comma before fractions"] if files.decimal == "," else []
-    return words + ([f"no header: columns are called {', '.join(files.columns)}"] if files.columns else [])
+    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
+    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
+    words += [f"{name} in {unit}" for name, unit in files.units.items()]
+    words += [f"{word} is {number:g}" for word, number in files.words.items()]
+    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
+    return words + ([] if files.wide is None else [wide_words(files.wide)])
 
 
 def _found_readings(table: Table, found: Columns) -> list[ColumnReading]:
@@ -157,7 +165,7 @@ def _found_readings(table: Table, found: Columns) -> list[ColumnReading]:
     others = [name for name in roles.keys if name not in keys.columns]
     readings: list[ColumnReading] = []
     for name in [*table.source.columns, *table.partial]:
-        if name == roles.time.name:
+        if name in roles.time.columns:
             role, why, otherwise = "time", _time_words(found.spec), (roles.time.note or "").partition("; ")[2]
             setting = "time, time_format, time_zone; --time, --time-format, --time-zone"
         elif name in keys.columns:
@@ -217,7 +225,7 @@ def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
 
 def _time_words(spec: ModelSpec) -> str:
     form = "ISO 8601" if spec.time_format is None else spec.time_format
-    if form in EPOCH_FORMATS:
+    if form in COUNTS:
         return f"numbers, {form}"
     return f"{form}; without an offset in {spec.time_zone}"
 

@@ -23,6 +23,7 @@ from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import column_within_times, shows_clock
 from jobs.choosing.times import TimeColumn
+from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
@@ -102,6 +103,7 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
     zone = UTC if wishes.time_zone == "UTC" else ZoneInfo(wishes.time_zone)
     with phase("columns"):
         given = Given(wishes.time, wishes.time_format, tuple(wishes.measurement), tuple(wishes.key))
+        table = as_long(table, given)
         roles = find_roles(table, zone, given)
         measurements, notes = _measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)

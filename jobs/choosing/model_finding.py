@@ -95,7 +95,8 @@ def find(input: str, wishes: Wishes) -> Found:
     with phase("read"):
         table = read_table(files_of(input, ALWAYS_READ))
     columns = find_columns(input, table, wishes, phase)
-    roles, keys, rhythm, parsed, notes = (
+    table, roles, keys, rhythm, parsed, notes = (
+        columns.table,
         columns.roles,
         columns.keys,
         columns.rhythm,

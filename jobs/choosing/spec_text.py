@@ -67,10 +67,11 @@ def _written(found: Found) -> list[str]:
     said = files.model_dump(exclude_defaults=True)
     if not said:
         return []
-    return [
-        setting_text(said)
-        + (_pad("the files have no header; rename the columns here") if files.columns else "")
-    ]
+    if files.wide is not None:
+        said["wide"] = {name: value for name, value in said["wide"].items() if value}
+    why = "the files have no header; rename the columns here" if files.columns else ""
+    why = "a column for each series: each filled cell is a row" if files.wide is not None else why
+    return [setting_text(said) + (_pad(why) if why else "")]
 
 
 def _rhythm_words(found: Found) -> str:

@@ -11,13 +11,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import FORMATS, found_dialect, parts, read_part, without_header
+from jobs.landing.csv_parquet import FORMATS, found_dialect, parts, read_part, written_as
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import columns_of, member_rows
 from jobs.landing.json_rows import is_json
 from jobs.landing.number_writing import Writing, find_writing
-from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source, joined
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
 
@@ -59,8 +59,7 @@ def read_table(paths: list[Path]) -> Table:
     if len(paths) > MOST_FILES:
         chosen = [paths[i] for i in np.linspace(0, len(paths) - 1, MOST_FILES).astype(int)]
     most = min(MOST_OF_A_FILE, max(LEAST_OF_A_FILE, MOST_ROWS // len(chosen)))
-    headless = None if is_json(chosen[0]) else without_header(chosen[0])
-    written = ANY if headless is None else Files(columns=list(headless.names))
+    written = ANY if is_json(chosen[0]) else written_as(chosen[0])
     names, partial = _common_columns(chosen, written)
     if not names:
         raise UserError(f"{chosen[0]}: no column is in every file; give files of one kind")
@@ -124,6 +123,8 @@ def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:
 
 
 def _first(source: Source, names: list[str], most: int) -> Source:
-    columns = {name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, BYTES)}
+    columns = {
+        name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, FIELDS, BYTES)
+    }
     marks = None if source.not_utf8 is None else source.not_utf8[:most]
     return Source(columns, source.misshapen[:most], min(source.rows, most), marks)

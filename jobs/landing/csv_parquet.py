@@ -28,12 +28,11 @@ from jobs.landing.csv_records import (
     pieces,
     read_header,
 )
-from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint
-from jobs.landing.dialects import without_header as made_up
+from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
 from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
-from jobs.landing.recoded_text import RecodedText
-from jobs.landing.wide_files import WideColumns, long_rows, long_schema, wide_columns
+from jobs.landing.shapes.recoded_text import RecodedText
+from jobs.landing.shapes.wide_files import WideColumns, long_rows, long_schema, wide_columns
 from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
@@ -88,11 +87,10 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
     if path.is_dir() and check_format(path) not in (".parquet", ".orc"):
         raise UserError(f"{path}: is a folder; give one file")
     names = read_schema(path, columns or (), named).names
-    found = [
-        source
-        for part in parts(path, columns=columns or (), named=named)
-        for source in read_part(part, columns)
-    ]
+    with _readable(path):
+        whole = [_records(path, 0, columns or (), named)] if _is_csv(path) else None
+    some = parts(path, columns=columns or (), named=named) if whole is None else whole
+    found = [source for part in some for source in read_part(part, columns)]
     return joined(found, names if columns is None else list(columns))
 
 
@@ -118,9 +116,8 @@ def parts(
             return [Part(str(file), *some, wide=wide) for file in files for some in stripe_ranges(file)]
         if not _is_csv(path):
             return [part._replace(wide=wide) for part in _row_groups(path)]
-        dialect = found_dialect(path, columns, named)
-        header = _header(path, dialect)
-        whole = Part(str(path), max(header.end, start), None, dialect, tuple(header.names), wide)
+        whole = _records(path, start, columns, named)
+        dialect = whole.dialect
         if not can_be_cut(path, dialect):
             return [whole]
         found: list[Part] = []
@@ -134,6 +131,14 @@ def parts(
                 if stop is not None and end >= stop:
                     break
         return [part for part in found if part.stop is None or part.start < part.stop]
+
+
+def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Part:
+    """Return all records of a CSV file from a place on as one part."""
+    dialect = found_dialect(path, columns, named)
+    header = _header(path, dialect)
+    names, wide = tuple(header.names), wide_columns(named, columns)
+    return Part(str(path), max(header.end, start), None, dialect, names, wide)
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:
@@ -256,16 +261,16 @@ def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dia
     return _FOUND[known]
 
 
-def without_header(path: Path) -> Dialect | None:
-    """Return the dialect of a CSV file without a header, with names made up; None of any other file.
+def written_as(path: Path) -> Files:
+    """Return what a spec has to say of how a CSV file is written; nothing of any other file.
 
     Raises:
         UserError: the file cannot be read.
     """
     if check_format(path) not in (".csv", ".csv.gz"):
-        return None
+        return ANY
     with _readable(path):
-        return made_up(_beginning(path))
+        return settings_of(_beginning(path))
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
@@ -309,8 +314,8 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: is not {encoding} text; {remedy}") from None
     except OtherTable as error:
         raise UserError(
-            f"{path}: another table with other columns begins between its rows ({first_line(error)}); write each table "
-            "into a file of its own"
+            f"{path}: another table with other columns begins between its rows ({first_line(error)[:80]}); write each "
+            "table into a file of its own"
         ) from error
     except csv.Error as error:
         if "field limit" in str(error):

@@ -273,7 +273,8 @@ def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool
     if dialect.names or len(names) < 2:
         return False
     place = next((place for place, name in enumerate(names) if name), 0)
-    return bool(pc.any(pc.equal(table.column(place), names[place])).as_py())
+    # Comparing with a Python value would import pandas.
+    return bool(pc.any(pc.is_in(table.column(place), value_set=arrow.texts([names[place]]))).as_py())
 
 
 def _by_python(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.core.report import plural
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
-from jobs.landing.header_lines import (
+from jobs.landing.shapes.header_lines import (
     NUMBER_OR_TIME,
     HeaderPlace,
     Record,
@@ -70,7 +70,14 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     is_cut = len(beginning) == BEGINNING
     plain = plain._replace(skip=skip, quote=_quote_of(text))
     possible = (*SEPARATORS, BLANK) if given is None else (given,)
-    cuts = [_cut(text, one, plain.quote, is_cut, named) for one in possible]
+    cuts: list[_Cut] = []
+    for one in possible:
+        records = read_records(text, one, plain.quote, is_cut)
+        if columns and records and set(columns) <= set(records[0].fields):  # as in most files
+            return _with_header(
+                plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
+            )
+        cuts.append(_Cut(one, records, HeaderPlace(0, 1, 0)))
     if columns:
         mark = named.comment or COMMENT
         most = None if named.skip_lines is None else 1
@@ -78,6 +85,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         if sure := [(place, order) for place, order in places if place is not None]:
             place, order = min(sure)
             return _with_header(plain, cuts[order], place, columns, named)
+    cuts = [_with_place(cut, named) for cut in cuts]
     fields = len(named.columns) or None
     best = max(cuts[: len(SEPARATORS)], key=lambda cut: _merit(cut, fields))
     if len(cuts) > len(SEPARATORS) and _merit(best, fields)[0] < 1.0:
@@ -125,13 +133,12 @@ def _quote_of(text: str) -> str:
     return "'" if is_quoted else '"'
 
 
-def _cut(text: str, separator: str, quote: str, is_cut: bool, named: Files) -> _Cut:
-    records = read_records(text, separator, quote, is_cut)
-    if named.skip_lines is not None:
-        width = len(records[0].fields) if records else 0
-        below = units_below(records, 0)
-        return _Cut(separator, records, HeaderPlace(0, 1 + below, width, below))
-    return _Cut(separator, records, find_header(records, named.comment or COMMENT))
+def _with_place(cut: _Cut, named: Files) -> _Cut:
+    """Return records with the likely place of their header; the first one, where the spec says what is above it."""
+    if named.skip_lines is None:
+        return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
+    width = len(cut.records[0].fields) if cut.records else 0
+    return cut._replace(place=HeaderPlace(0, 1, width, units_below(cut.records, 0)))
 
 
 def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
@@ -140,14 +147,13 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
     if not records:
         return plain._replace(separator=cut.separator)
     first = records[max(place, 0)].fields[0]
-    above = [one.fields[0].startswith(mark) for one in records[: max(place, 0)]]
+    begin = cut.place.first if place < 0 else place
+    above = [one.fields[0].startswith(mark) for one in records[:begin]]
     commented = any(above) or place >= 0 and first.startswith(mark) and first not in columns
     comment = named.comment or (mark if commented else "")
     if place < 0:
-        return plain._replace(
-            separator=cut.separator, skip=plain.skip + records[cut.place.first].line, comment=comment
-        )
-    below = cut.place.below if place == cut.place.record else units_below(records, place)
+        return plain._replace(separator=cut.separator, skip=plain.skip + records[begin].line, comment=comment)
+    below = units_below(records, place)
     header = records[place].fields
     rows = [
         one.fields
@@ -232,10 +238,30 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     return ""
 
 
-def without_header(beginning: bytes) -> Dialect | None:
-    """Return the dialect of a file without a header, with names made up for its columns; None if it has a header."""
-    found = find_dialect(beginning)
-    _, text = _text_of(beginning, ANY)
+def settings_of(beginning: bytes) -> Files:
+    """Return what a spec has to say of a file: encoding, lines above the header, units, comments; names made up for its
+    columns, if it has no header."""
+    encoding = "cp1252" if _is_windows(beginning) else None
+    found = find_dialect(beginning, (), Files(encoding=encoding))
+    return Files(
+        columns=list(_made_up_names(beginning, found)),
+        skip_lines=found.skip or None,
+        units_rows=found.below or None,
+        comment=found.comment or None,
+        encoding=found.encoding if found.is_recoded else None,
+    )
+
+
+def _is_windows(beginning: bytes) -> bool:
+    """Tell if bytes are neither UTF-8, nor UTF-16, so that they are probably Windows-1252."""
+    if _wide_encoding(beginning) or beginning.isascii():
+        return False
+    return beginning.decode("utf-8", "ignore").isascii()
+
+
+def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
+    """Return names for the columns of a file without a header; none of any other file."""
+    _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     text = text.split("\n", found.skip)[-1]
     rows = [
         one.fields
@@ -243,8 +269,8 @@ def without_header(beginning: bytes) -> Dialect | None:
         if not (found.comment and one.fields[0].startswith(found.comment))
     ]
     if found.first is not None or not has_no_header(rows):
-        return None
-    return found._replace(names=tuple(f"c{place}" for place in range(1, len(rows[0]) + 1)))
+        return ()
+    return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
 
 
 def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
@@ -254,7 +280,8 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     into most fields. A comma before fractions cuts as evenly as a semicolon between fields, but not into numbers.
     """
     width = cut.place.width
-    rows = [one.fields for one in cut.records[max(cut.place.record, 0) :]]
+    begin = cut.place.first if cut.place.record < 0 else cut.place.record
+    rows = [one.fields for one in cut.records[begin:]]
     even = [row for row in rows if len(row) == width]
     if (
         width < 2

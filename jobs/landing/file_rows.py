@@ -29,6 +29,7 @@ from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_documents
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.reading import ALWAYS_READ, endings_of, reader_of, schema_of
+from jobs.landing.shapes.wide_files import wide_words
 from jobs.landing.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
@@ -168,6 +169,7 @@ def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
             dialect = found_dialect(path, spec.file_columns, spec.files)
             words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
             words += header_words(dialect)
+            words += [] if spec.files.wide is None else [wide_words(spec.files.wide)]
             words += [f"no header, columns {', '.join(dialect.names)}"] if dialect.names else []
             words += ["a comma before fractions"] if spec.files.decimal == "," else []
             if words:

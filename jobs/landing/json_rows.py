@@ -24,11 +24,11 @@ from jobs.encoding.arrow import compute
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
 from jobs.landing.csv_records import BOM, PIECE_BYTES
-from jobs.landing.json_values import BEGINNING, described, row_texts
-from jobs.landing.json_values import spans_lines as values_span_lines
 from jobs.landing.key_from_name import document_with_key, with_key
 from jobs.landing.line_parts import line_parts, lines_of, open_lines, readable
 from jobs.landing.raw_rows import Source
+from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
+from jobs.landing.shapes.json_values import spans_lines as values_span_lines
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -335,6 +335,10 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     Raises:
         UserError: the file cannot be read, is empty, or a column is in none of the first documents.
     """
+    if spec.files.wide is not None:
+        raise UserError(
+            f"{path}: files.wide of the spec is for CSV, Parquet and ORC; write a row for each value, or convert it"
+        )
     rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS, spec.file_columns)]
     if not rows:
         raise UserError(f"{path}: is empty; give a file with an object on each line")

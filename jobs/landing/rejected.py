@@ -17,7 +17,7 @@ from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.keys import NOT_WHOLE
 from jobs.landing.number_writing import setting_of, setting_text
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
-from jobs.landing.row_shapes import shape_cause
+from jobs.landing.shapes.row_shapes import shape_cause
 from jobs.landing.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
 from jobs.specs.model_spec import ModelSpec
 

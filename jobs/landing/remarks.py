@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 
+from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.payloads import payloads
@@ -32,6 +33,10 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     span = (int(times.min()), int(times.max())) if len(good) else (None, None)
     examples = dict(zip(reasons.tolist(), shown, strict=True))
     lines = [f"  {line}" for line in advice(spec, counts, examples, span[1])]
+    if source.left_out:
+        lines.append(
+            f"left out {plural(source.left_out, 'line')} between the rows: comments, and headers again"
+        )
     lines += clock_notes(spec, rows.clocks)
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], times]), axis=1).T)
     if repeats and spec.duplicates is None:

@@ -60,7 +60,7 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     Raises:
         UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
     """
-    source = read_all(file, None, spec.files)
+    source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
     check_columns(Path(file), list(source.columns), spec.file_names([*spec.key, spec.time, *spec.control]))
     inputs_columns = [] if spec.inputs is None else list(spec.inputs.columns.values())
     source = take_columns(spec, source, [*spec.columns, *inputs_columns])

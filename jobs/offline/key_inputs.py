@@ -43,7 +43,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
 
 def _without_columns(spec: ModelSpec) -> Files:
     """Return what the spec says of a file of inputs: its header is its own."""
-    return spec.files.model_copy(update={"columns": []})
+    return spec.files.own_header()
 
 
 def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:

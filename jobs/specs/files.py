@@ -38,6 +38,21 @@ class Wide(Section):
         """Return the column that takes the names of the columns."""
         return self.key or self.time or ""
 
+    def check_names(self, key: list[str], time: str, measurement: list[str]) -> None:
+        """Check that the spec has the columns that take names and values.
+
+        Raises:
+            SpecError: it has not.
+        """
+        for field, name, known in (
+            ("key", self.key, key),
+            ("time", self.time, [time]),
+            ("measurement", self.measurement, measurement),
+        ):
+            if name is not None and name not in known:
+                remedy = f"name one of {', '.join(known)}" if known else f"name one in the spec's {field}"
+                raise invalid(f"'{name}' is not in the spec's {field}", remedy, f"files.wide.{field}")
+
     @model_validator(mode="after")
     def _key_or_time(self) -> Self:
         if (self.key is None) == (self.time is None):
@@ -120,6 +135,10 @@ class Files(Section):
             if not isinstance(name, str) or not all(isinstance(text, str) for text in one):
                 raise invalid(f"'{name}' must have the name of a column", "put the name in quotes", str(name))
         return names
+
+    def own_header(self) -> Files:
+        """Return what holds of a file that has a header of its own, such as one of inputs."""
+        return Files(separator=self.separator, decimal=self.decimal, encoding=self.encoding)
 
     @field_validator("columns")
     @classmethod

@@ -354,6 +354,8 @@ class ModelSpec(Section):
                 raise invalid(problem, remedy, "time") from error
 
     def _check_lines(self) -> None:
+        if self.files.wide is not None:
+            self.files.wide.check_names(self.key, self.time, self.measurement)
         if self.files.columns:
             for name in self.file_columns:
                 if name not in self.files.columns:

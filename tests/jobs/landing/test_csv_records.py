@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, csv_records
-from jobs.landing.csv_parquet import begins_record, parts, read, read_part, read_schema
+from jobs.landing.csv_parquet import begins_record, found_dialect, parts, read, read_part, read_schema
 from jobs.landing.raw_rows import BYTES, CORRUPT
 from jobs.specs.files import Files
 
@@ -87,6 +87,10 @@ def test_a_file_gives_the_same_rows_whole_and_in_parts(
     names = ["x", 'y\n"', "z"]
     assert read_schema(path, names).names == names
     as_written = Files(separator=",", skip_lines=0, units_rows=0)
+    dialect = found_dialect(path, (), as_written)
+    assume(
+        not dialect.extra and dialect.first is None and dialect.quote == '"'
+    )  # rows of another width that are read
     with pytest.MonkeyPatch.context() as patch:
         whole = read(path, named=as_written)
         patch.setattr(csv_parquet, "PIECE_BYTES", size)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing import csv_parquet
-from jobs.landing.csv_parquet import found_dialect, parts, read, read_part
+from jobs.landing.csv_parquet import found_dialect, parts, read, read_part, written_as
 from jobs.landing.dialects import header_words
 from jobs.landing.raw_rows import CORRUPT, FIELDS
-from jobs.landing.row_shapes import shape_cause
+from jobs.landing.shapes.row_shapes import shape_cause
 from jobs.specs.files import Files
 
 A = [
@@ -262,3 +262,30 @@ def test_any_encoding_line_end_and_trailing_separator_give_the_rows(
     text = "at;sensor;value" + end + lines([(*row, *[""] * trailing) for row in rows], ";", end)
     path = written(tmp_path_factory.mktemp("shapes") / "rows.csv", text.encode(encoding))
     assert rows_of(path) == rows_of(path, size=size) == rows
+
+
+@pytest.mark.parametrize(
+    ("content", "settings_written"),
+    [
+        ("at,a\n2024-01-01,1\n2024-01-02,2\n", Files()),
+        ("# x\n2024-01-01,1\n2024-01-02,2\n", Files(columns=["c1", "c2"], skip_lines=1, comment="#")),
+        ("Logger\n\nat,a\nUTC,V\n2024-01-01,1\n2024-01-02,2\n", Files(skip_lines=2, units_rows=1)),
+        ("at,höhe\n2024-01-01,1\n2024-01-02,2\n", Files(encoding="cp1252")),
+        ("at;Ort\n2024-01-01;Köln €\n2024-01-02;Paris\n", Files(encoding="cp1252")),
+    ],
+)
+def test_init_writes_what_it_found(tmp_path: Path, content: str, settings_written: Files) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content.encode(settings_written.encoding or "utf-8"))
+    found = written_as(path)
+    assert found == settings_written
+    columns = found.columns or list(read(path, named=found).columns)
+    again = read(path, columns, found)
+    assert again.rows == 2 and not again.misshapen.any()
+
+
+def test_lines_between_the_rows_are_counted(tmp_path: Path) -> None:
+    content = "# a\nat,sensor,value\n" + lines(A[:1]) + "# b, c\nat,sensor,value\n" + lines(A[1:]) + "#d\n"
+    assert read(written(tmp_path / "rows.csv", content), COLUMNS).left_out == 3
+    assert read(written(tmp_path / "rows.csv", SHAPES["repeated headers"]), COLUMNS).left_out == 1
+    assert read(written(tmp_path / "rows.csv", SHAPES["as most files"]), COLUMNS).left_out == 0

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.landing import json_values
 from jobs.landing.json_rows import check_documents, documents, json_schema, parts, read_part, spans_lines
+from jobs.landing.shapes import json_values
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
 from tests.jobs.support.pipeline import random_walk_spec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +13,10 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
-from jobs.specs.files import Files
+from jobs.specs.files import Files, Wide
+
+_YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
+"""How the World Bank, and R after it, call the column of a year."""
 
 
 class WideColumns(NamedTuple):
@@ -37,6 +41,11 @@ class WideColumns(NamedTuple):
         others = [name for name in columns if name not in (*self.kept, CORRUPT, FIELDS, BYTES)]
         return [name for name in others if name[:1].isdigit()] if self.by_digits else others
 
+    def label(self, name: str) -> str:
+        """Return what a column's name becomes in a row: of a year its first day, where names are times."""
+        year = _YEAR.fullmatch(name) if self.by_digits else None
+        return name if year is None else f"{year[1]}-01-01"
+
 
 def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
     """Return which columns of files become rows, where a spec says that some do.
@@ -48,6 +57,12 @@ def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
         return None
     kept = tuple(name for name in columns if name not in (wide.names, wide.measurement))
     return WideColumns(wide.names, wide.measurement, kept, tuple(wide.columns), wide.time is not None)
+
+
+def wide_words(wide: Wide) -> str:
+    """Return in words what a row of a wide file becomes."""
+    of = "time" if wide.key is None else "series"
+    return f"a column for each {of}, each filled cell a row ({wide.names}: its column, {wide.measurement}: its value)"
 
 
 def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
@@ -93,7 +108,7 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
     wanted = np.where(np.repeat(broken, count), first, filled)
     place = np.flatnonzero(wanted)
     row, column = place // count, place % count
-    names = arrow.texts(series).take(arrow.integers(column))
+    names = arrow.texts([wide.label(name) for name in series]).take(arrow.integers(column))
     found = {
         name: values.take(arrow.integers(row))
         for name, values in source.columns.items()

@@ -18,6 +18,9 @@ _TIME_NAME = re.compile(
     r"time|date|zeit|datum|fecha|heure|stamp|jahr|year|month|^(at|ts|t|when|day|hour|_time|epoch|utc)$",
     re.IGNORECASE,
 )
+_YEAR_OR_DATE = re.compile(
+    r"(?:1[5-9]|20|21)[0-9]{2}(?:[-./][0-9]{1,2}){0,2}|[0-9]{1,2}[-./][0-9]{1,2}[-./][0-9]{2,4}"
+)
 _FORMAT = re.compile(r"[\[(]?(?:y{2,4}|d{1,2}|m{1,2}|h{1,2}|hh24|s{2,}|mi|z|[-/.:T ])+[\])]?", re.IGNORECASE)
 _UNITS = frozenset(
     "c degc deg f degf k kelvin celsius v volt volts mv a amp ma w kw mw gw kwh wh mwh va kva var hz khz mhz rpm % pct "
@@ -54,13 +57,14 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Re
     """Return the first records of a text; of one that is cut off without the last one, if there are several."""
     lines = io.StringIO(text, newline="")
     found: list[Record] = []
-    begin = 0
+    begin = line = 0
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
             if fields:
-                found.append(Record(text.count("\n", 0, begin), fields))
-            begin = lines.tell()
+                found.append(Record(line, fields))
+            begin, end = lines.tell(), begin
+            line += text.count("\n", end, begin)
             if len(found) > MOST_RECORDS:
                 break
     except csv.Error:
@@ -100,9 +104,22 @@ def find_header(records: Sequence[Record], comment: str = "#") -> HeaderPlace:
         )
         return HeaderPlace(header, first, width, units_below(records[: first + 1], header))
     begin = plain[0] if plain else 0
+    if (
+        first is not None
+        and _names_times(records[first].fields)
+        and not has_no_header([one.fields for one in records[first:]])
+    ):
+        return HeaderPlace(first, first + 1, width)
     if first is not None and has_no_header([one.fields for one in records[begin:]]):
         return HeaderPlace(-1, begin, width)
     return HeaderPlace(begin, begin + 1, width)
+
+
+def _names_times(fields: Sequence[str]) -> bool:
+    """Tell if a record has a text and then years or dates, which are names of columns, each another one."""
+    times = [text for text in fields if _YEAR_OR_DATE.fullmatch(text)]
+    texts = [text for text in fields if text and NUMBER_OR_TIME.fullmatch(text) is None]
+    return len(texts) > 0 and len(times) >= 3 and len(set(times)) == len(times)
 
 
 def _texts_above(records: Sequence[Record], first: int, width: int, plain: Sequence[int]) -> list[int]:

@@ -1,0 +1,149 @@
+"""Find out if files are wide: a column for each series, or for each time, of one kind of measurement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from jobs.choosing.columns import Given, numbers_in
+from jobs.choosing.table import Table
+from jobs.choosing.times import TimeColumn, time_of
+from jobs.encoding import arrow
+from jobs.landing.shapes.wide_files import long_rows, wide_columns
+from jobs.specs.files import Wide
+
+FEWEST = 3
+"""Columns that are series of one kind, at least."""
+FEWEST_CODES = 5
+"""Columns whose names are codes of capital letters, such as of shares, at least."""
+FEWEST_TIMES = 4
+NEAR = 4.0
+"""Factor up to which the usual sizes of series of one kind differ, where only a part of their names is equal."""
+_TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,2}([-./][0-9]{1,4})?")
+_CODE = re.compile(r"[A-Z^][A-Z0-9.^-]{0,5}")
+_QUANTITIES = frozenset(
+    "OPEN HIGH LOW CLOSE VOLUME ADJ TMAX TMIN TAVG PRCP SNOW SNWD AWND TEMP HUM PM10 CO CO2 NO2 O3".split()
+)
+_UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
+
+
+def as_long(table: Table, given: Given) -> Table:
+    """Return a table of wide files as rows of one measurement each, with the setting; any other table as it is.
+
+    given: what the user says of the columns; who names a key or a measurement says that the files are not wide.
+    """
+    if given.key or given.measurement:
+        return table
+    names = [name for name in table.source.columns if name != given.time]
+    found = _columns_of_times(table, names) or _columns_of_series(table, names, given)
+    if found is None:
+        return table
+    wide, series = found
+    kept = [given.time] if given.time else []
+    if wide.key is not None:
+        kept = [name for name in names if isinstance(time_of(table, name), TimeColumn)][:1] or kept
+        dropped = [name for name in table.source.columns if name not in (*series, *kept)]
+    else:
+        kept, dropped = [name for name in names if name not in series], []
+    columns = wide_columns(
+        table.written.model_copy(update={"wide": wide}), [*kept, wide.names, wide.measurement]
+    )
+    if columns is None:
+        return table
+    columns = columns._replace(listed=tuple(series))
+    number = arrow.integers(table.file)
+    source = table.source._replace(columns={**table.source.columns, _FILE: number}, not_utf8=None)
+    rows = long_rows(source, columns, [*kept, wide.names, wide.measurement, _FILE])
+    file = arrow.to_numpy(rows.columns.pop(_FILE))
+    long = table._replace(
+        source=rows,
+        file=file,
+        partial={
+            **table.partial,
+            **dict.fromkeys(dropped, "is none of the series that the other columns are"),
+        },
+        written=table.written.model_copy(update={"wide": wide}),
+    )
+    if wide.time is not None and isinstance(time_of(long, wide.time), str):
+        return table
+    return long
+
+
+_FILE = "\0file"
+
+
+def _columns_of_times(table: Table, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
+    """Return the setting for files with a column for each time, whose names are years or dates, and these columns."""
+    series = [name for name in names if _TIME_NAME.fullmatch(name)]
+    others = [name for name in names if name not in series]
+    if len(series) < FEWEST_TIMES or not all(_holds_numbers(table, name) for name in series):
+        return None
+    if any(isinstance(time_of(table, name), TimeColumn) for name in others):
+        return None
+    time, value = _free("time", names), _free("value", names)
+    listed = [] if all(name[0].isdigit() for name in series) else series
+    return Wide(time=time, measurement=value, columns=listed), series
+
+
+def _columns_of_series(table: Table, names: Sequence[str], given: Given) -> tuple[Wide, list[str]] | None:
+    """Return the setting for files with a column for each series, and these columns."""
+    times = [name for name in names if isinstance(time_of(table, name), TimeColumn)]
+    if len(times) + (given.time is not None) != 1:
+        return None
+    numbers = [name for name in names if name not in times]
+    series = [name for name in numbers if name and _holds_numbers(table, name)]
+    texts = [
+        name
+        for name in numbers
+        if name not in series and table.source.columns[name].null_count < table.source.rows
+    ]
+    if texts or not _are_of_one_kind(table, series):
+        return None
+    time = given.time or times[0]
+    listed = [] if len(series) == len(numbers) else series
+    key, value = _free("series", [time, *names]), _free("value", [time, *names])
+    return Wide(key=key, measurement=value, columns=listed), series
+
+
+def _are_of_one_kind(table: Table, series: Sequence[str]) -> bool:
+    """Tell if columns look like series of one kind: names that differ by a number, or in part, with one size."""
+    if len(series) < FEWEST:
+        return False
+    skeletons = {re.sub(r"[0-9]+|(?<=[^A-Za-z])[A-Z](?=$|[^A-Za-z])", "#", name) for name in series}
+    if len(skeletons) == 1 and "#" in next(iter(skeletons)):
+        return _sizes_are_near(table, series, 1000.0)
+    if len(series) >= FEWEST_CODES and all(
+        _CODE.fullmatch(name) and name not in _QUANTITIES for name in series
+    ):
+        return True
+    units = {match[1] if (match := _UNIT.search(name)) else None for name in series}
+    parts = [re.split(r"[_\-. :]+", name.casefold()) for name in series]
+    shared = all(len(one) > 1 for one in parts) and any(
+        len({one[place] for one in parts}) == 1 for place in (0, -1)
+    )
+    return (shared or len(units) == 1 and None not in units) and _sizes_are_near(table, series, NEAR)
+
+
+def _sizes_are_near(table: Table, series: Sequence[str], factor: float) -> bool:
+    sizes = []
+    for name in series:
+        found = numbers_in(table, name)
+        if isinstance(found, str):
+            continue  # an empty column
+        sizes.append(float(np.median(np.abs(found.values[np.isfinite(found.values)]))))
+    return bool(sizes) and max(sizes) <= factor * max(min(sizes), 1e-300)
+
+
+def _holds_numbers(table: Table, name: str) -> bool:
+    return (
+        not isinstance(numbers_in(table, name), str)
+        or not table.source.columns[name].null_count < table.source.rows
+    )
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name = f"{name}_"
+    return name
