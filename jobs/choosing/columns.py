@@ -35,6 +35,19 @@ KEY = re.compile(
     r"([^a-z]|$)",
     re.IGNORECASE,
 )
+SERIES = re.compile(
+    r"(^|[^a-z])(sensor|probe|station|device|host|server|site|river|meter|city|town|entity|room|zone|node|machine|asset|"
+    r"location|place|gauge|buoy|well|pump|inverter|panel|plant|turbine|vehicle|truck|patient|subject|logger|instance|"
+    r"symbol|ticker|variable|parameter|metric|element|quantity|channel|tag)(s|_?(id|name|no|nr|key|code))?([^a-z]|$)",
+    re.IGNORECASE,
+)
+"""Names of columns whose texts name devices, places or what is measured."""
+DESCRIBES = re.compile(
+    r"(^|[^a-z])(state|status|type|unit|units|quality|flag|class|kind|mode|level|severity)([^a-z]|$)|"
+    r"unit_of_measurement",
+    re.IGNORECASE,
+)
+"""Names of columns that describe a row and not what it is of."""
 USUAL = {text.casefold() for text in DEFAULT_MISSING}
 BY_NAME = "looks like an id, by its name"
 VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a-z]|$)", re.IGNORECASE)
@@ -245,6 +258,13 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
     return None
 
 
+def is_text(table: Table, name: str) -> bool:
+    """Tell if a column holds texts that are no numbers."""
+    if not pa.types.is_string(table.source.columns[name].type):
+        return False
+    return name in table.numbers.verbal or isinstance(numbers_in(table, name), str)
+
+
 def _may_be_key(table: Table, name: str) -> bool:
     """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
     column = table.source.columns[name]
@@ -256,6 +276,6 @@ def _may_be_key(table: Table, name: str) -> bool:
     distinct = len(column.unique())
     if distinct > max(1, len(column) / 4):
         return False
-    if name in table.numbers.verbal or isinstance(numbers_in(table, name), str):
+    if is_text(table, name):
         return True
     return ID.search(name) is not None or KEY.search(name) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.columns import Given, Roles, find_roles
+from jobs.choosing.columns import Given, Roles, find_roles, is_text
 from jobs.choosing.held_out import FEWEST
 from jobs.choosing.keys import Keys, find_keys, no_key
 from jobs.choosing.missing_marks import Numbers, name_marks
@@ -355,6 +356,7 @@ def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: F
         notes.append(
             "the key is the file's name: another file is another series; use --no-key if later files continue this one"
         )
+    notes += left_out_texts(table, roles, keys)
     if table.cut:
         notes.append("of long files only the first rows were read; filter and ingest read all")
     if table.found > len(table.files):
@@ -369,6 +371,22 @@ def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: F
             f"for {final.still:,} of {plural(final.parameters.shape[1], 'sampled key')} a variance is zero: that part "
             "of the state (level, slope or season) never changes"
         )
+    return notes
+
+
+def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
+    """Return notes on columns of few texts that are no key, where no column is one."""
+    if any(name in table.source.columns for name in keys.columns):
+        return []
+    notes = []
+    for name in roles.keys:
+        count = len(table.source.columns[name].unique())
+        if count > 1 and is_text(table, name):
+            rows = table.source.rows // count
+            notes.append(
+                f"{name} holds {count:,} texts, each in about {plural(rows, 'row')}, and is not taken as a key; if "
+                f"each is a series of its own, give --key {shlex.quote(name)}"
+            )
     return notes
 
 
