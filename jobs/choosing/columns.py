@@ -69,12 +69,14 @@ class Roles(NamedTuple):
     time         of the event
     measurements candidates, in the files' order
     keys         names of columns that may be keys, in the files' order
+    texts        those among them that hold texts
     refused      column name: why it is no measurement
     """
 
     time: TimeColumn
     measurements: list[Numbers]
     keys: list[str]
+    texts: frozenset[str]
     refused: dict[str, str]
 
 
@@ -91,6 +93,7 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
     refused = dict(table.partial)
     numbers: list[Numbers] = []
     keys: list[str] = []
+    texts: set[str] = set()
     for name in table.source.columns:
         if name == found.name or name in key:
             continue
@@ -105,8 +108,10 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
             numbers.append(one)
             continue
         reason = one if isinstance(one, str) else _why_no_measurement(one, table, found)
-        if reason is not None and _may_be_key(table, name):
+        is_text = isinstance(one, str) or name in table.numbers.verbal
+        if reason is not None and _may_be_key(table, name, is_text):
             keys.append(name)
+            texts |= {name} if is_text else set()
         if reason is not None:
             refused[name] = reason
         elif not measurement and not isinstance(one, str):
@@ -121,7 +126,7 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
     if not numbers:
         listed = "".join(f"\n  {name}: {reason}" for name, reason in refused.items())
         raise UserError(f"{table.files[0]}: no column is a measurement; name one with --measurement{listed}")
-    return Roles(found, numbers, keys, refused)
+    return Roles(found, numbers, keys, frozenset(texts), refused)
 
 
 def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
@@ -258,14 +263,7 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
     return None
 
 
-def is_text(table: Table, name: str) -> bool:
-    """Tell if a column holds texts that are no numbers."""
-    if not pa.types.is_string(table.source.columns[name].type):
-        return False
-    return name in table.numbers.verbal or isinstance(numbers_in(table, name), str)
-
-
-def _may_be_key(table: Table, name: str) -> bool:
+def _may_be_key(table: Table, name: str, is_text: bool) -> bool:
     """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
     column = table.source.columns[name]
     kind = column.type
@@ -276,6 +274,4 @@ def _may_be_key(table: Table, name: str) -> bool:
     distinct = len(column.unique())
     if distinct > max(1, len(column) / 4):
         return False
-    if is_text(table, name):
-        return True
-    return ID.search(name) is not None or KEY.search(name) is not None
+    return is_text or ID.search(name) is not None or KEY.search(name) is not None

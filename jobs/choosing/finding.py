@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.columns import Given, Roles, find_roles, is_text
+from jobs.choosing.columns import Given, Roles, find_roles
 from jobs.choosing.held_out import FEWEST
 from jobs.choosing.keys import Keys, find_keys, no_key
 from jobs.choosing.missing_marks import Numbers, name_marks
@@ -381,7 +381,7 @@ def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
     notes = []
     for name in roles.keys:
         count = len(table.source.columns[name].unique())
-        if count > 1 and is_text(table, name):
+        if count > 1 and name in roles.texts:
             rows = table.source.rows // count
             notes.append(
                 f"{name} holds {count:,} texts, each in about {plural(rows, 'row')}, and is not taken as a key; if "

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles, is_text
+from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
@@ -172,7 +172,7 @@ def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
         codes = _codes(table, name)
         if codes.max() == 0 or KEY.search(name) is None and not _names_series(name):
             continue
-        if _names_series(name) and is_text(table, name) and np.median(np.bincount(codes)) >= OFTEN:
+        if _names_series(name) and name in roles.texts and np.median(np.bincount(codes)) >= OFTEN:
             return name
         if any(_share_between(codes, one.values) > APART for one in roles.measurements):
             return name
@@ -193,7 +193,7 @@ def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
     for name in candidates:
         codes = _codes(table, name)[known][order]
         counts = np.bincount(codes)
-        if len(counts) < 2 or np.median(counts) < OFTEN or not is_text(table, name):
+        if len(counts) < 2 or np.median(counts) < OFTEN or name not in roles.texts:
             continue
         by_chance = 1.0 - ((counts / len(codes)) ** 2).sum()
         if (np.diff(codes) != 0).mean() < TURNS * by_chance:

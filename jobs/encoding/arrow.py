@@ -35,9 +35,10 @@ def numbers(values: NDArray[np.float64]) -> pa.Array:
     return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
 
 
-def integers(values: NDArray[np.int64]) -> pa.Array:
-    """Return N integers as an Arrow array."""
-    return _primitive(pa.int64(), np.ascontiguousarray(values), np.ones(len(values), dtype=bool))
+def integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return N integers as an Arrow array; null where not `valid`."""
+    known = np.ones(len(values), dtype=bool) if valid is None else valid
+    return _primitive(pa.int64(), np.ascontiguousarray(values), known)
 
 
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
@@ -65,6 +66,18 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
     # `fill_null` imports pandas too.
     values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
     return np.where(to_numpy(array.is_valid()), np.from_dlpack(values), null)
+
+
+def distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
+    """Return the distinct values, and each row's place among them; the place of a null is after the last."""
+    encoded = column.dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    return found, to_numpy(encoded.indices, len(found)).astype(np.int64)
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Tell if a type holds numbers: whole ones, floating-point ones or decimals."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _primitive(kind: pa.DataType, values: NDArray[np.generic], valid: NDArray[np.bool_]) -> pa.Array:

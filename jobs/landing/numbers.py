@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
-from jobs.landing.raw_rows import Source, distinct_texts, is_number, reject
+from jobs.landing.raw_rows import Source, reject
 from jobs.specs.files import Files
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,11 @@ def numbers_of(
         kind = column.type
         if pa.types.is_string(kind):
             values, codes = _read_texts(column, rules, source.decimal, name)
-        elif is_number(kind) or pa.types.is_boolean(kind) and {"true", "false"} <= rules.files.words.keys():
+        elif (
+            arrow.is_number(kind)
+            or pa.types.is_boolean(kind)
+            and {"true", "false"} <= rules.files.words.keys()
+        ):
             values = _read_stored(column, rules)
             codes = np.where(np.isinf(values), _NOT_FINITE, _OK)
         elif pa.types.is_null(kind):
@@ -124,9 +128,9 @@ def _read_texts(
     reader = NumberReader(files, files.units.get(name))
     read, usual = reader.read_usual(column)
     values, codes = arrow.to_numpy(read, math.nan).copy(), np.full(len(column), _OK)
-    places = np.flatnonzero(~arrow.to_numpy(usual, False))
+    places = np.flatnonzero(~usual)
     words = {word.casefold(): number for word, number in files.words.items()}
-    texts, which = distinct_texts(column.take(arrow.integers(places)))
+    texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
     parsed = [_read_text(text, rules.texts, words, reader) for text in texts]
     values[places] = np.array([value for value, _ in parsed] + [math.nan])[which]
     codes[places] = np.array([code for _, code in parsed] + [_OK])[which]

@@ -24,7 +24,7 @@ from jobs.core.times import (
 from jobs.encoding import arrow
 from jobs.landing.keys import codes_of_ids, codes_of_keys
 from jobs.landing.numbers import numbers_of, rules_of
-from jobs.landing.raw_rows import Source, distinct_texts, is_number, reject
+from jobs.landing.raw_rows import Source, reject
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -113,7 +113,7 @@ def read_times(
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros, known = _stored_times(column)
         is_local = pa.types.is_date(kind) or kind.tz is None
-    elif is_number(kind):
+    elif arrow.is_number(kind):
         epoch = EPOCH_FORMATS.get(time_format or "")
         if epoch is None:
             digits = ", ".join(f"{name} ({count} digits today)" for name, count in _DIGITS.items())
@@ -148,7 +148,7 @@ def _written_times(
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
         places = np.flatnonzero(rest)
-        texts, which = distinct_texts(column.take(arrow.integers(places)))
+        texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
         parsed = [parser(text) for text in texts]
         micros[places] = np.array([0 if value is None else value for value in parsed] + [0])[which]
         known[places] = np.array([value is not None for value in parsed] + [False])[which]

@@ -90,18 +90,6 @@ def _joined_marks(parts: list[Source], marks: list[NDArray[np.bool_] | None]) ->
     return np.concatenate([np.zeros(0, bool), *each])
 
 
-def distinct_texts(column: pa.Array) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the distinct texts, and each row's place among them; the place of a null is after the last."""
-    encoded = column.dictionary_encode()
-    texts = encoded.dictionary.to_pylist()
-    return texts, arrow.to_numpy(encoded.indices, len(texts)).astype(np.int64)
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Tell if a type is one of numbers."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-
-
 def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], text: str) -> None:
     """Reject the bad rows (N,) that have no reason yet with `text`."""
     if bad.any():
