@@ -12,7 +12,7 @@ from typer import Option
 
 from jobs.core.command import Model, command
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.core.progress import Progress
+from jobs.core.progress import BytesRead, Progress, megabytes
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
@@ -66,23 +66,6 @@ def run(
         UserError: a file cannot be read, lacks a column, or has landed with another content; nothing has been landed
             then.
     """
-    from jobs.core.input_files import find_files
-    from jobs.landing import folder_watch
-    from jobs.landing.file_landing import (
-        SMALL_BYTES,
-        FileLanding,
-        endings_of,
-        file_schema,
-        file_size,
-    )
-    from jobs.landing.keys import key_types_of
-    from jobs.landing.small_files import land_all
-    from jobs.landing.target_table import prepare
-    from jobs.offline.whole_files import dialects
-    from jobs.sources.choice import land_source
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
     from jobs.specs.loading import load_spec
 
     spec = load_spec(model, settings.models)
@@ -94,21 +77,44 @@ def run(
     if changed != "refuse" and not input:
         raise UserError("--changed is for files: give --input")
     if not input:
+        from jobs.sources.choice import land_source
+
         return land_source(settings, spec, seconds, accept_loss)
     if seconds is not None:
+        from jobs.landing import folder_watch
+
         return folder_watch.run(settings, spec, input, seconds, changed)
+    return _land_files(settings, spec, input, changed, history)
+
+
+def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: str, history: bool) -> Report:
+    from jobs.core.input_files import find_files
+    from jobs.landing.file_groups import land_all, needs_workers
+    from jobs.landing.file_landing import FileLanding, file_size
+    from jobs.landing.keys import key_types_of
+    from jobs.landing.reading import endings_of, file_schema
+    from jobs.landing.target_table import prepare
+    from jobs.landing.workers import Workers
+    from jobs.offline.whole_files import dialects
+    from jobs.storage.warehouse import Tables
+
     files = find_files(input, endings_of(spec))
-    schemas = [file_schema(spec, path) for path in files]
-    small = sum(file_size(path) for path in files) < SMALL_BYTES
-    spark = spark_session(settings, f"ingest {spec.name}", short_command_conf() if small else None)
-    warehouse = Warehouse(spark, settings.warehouse)
-    landing = FileLanding(warehouse, spec, changed, history)
-    numbers = landing.landed.numbers()
-    states = [landing.check(path, numbers) for path in files]
-    key_types = prepare(warehouse, spec, key_types_of(spec.naming_columns, schemas[0]))
+    size = sum(file_size(path) for path in files)
+    warehouse = Tables(settings.warehouse)
     landed: list[Landed] = []
-    with Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress:
-        for some in land_all(landing, states, key_types):
+    with (
+        Workers(settings.master) as workers,
+        Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress,
+    ):
+        if needs_workers(size, len(files)):
+            workers.start()  # while the files are checked
+        progress.note(f"checking {megabytes(size)}")
+        schemas = [file_schema(spec, path) for path in files]
+        landing = FileLanding(warehouse, spec, changed, history, workers)
+        states = landing.check_all(files)
+        key_types = prepare(warehouse, spec, key_types_of(spec.naming_columns, schemas[0]))
+        read = BytesRead(progress, size)
+        for some in land_all(landing, states, key_types, on_read=read):
             landed += some
             progress.advance(len(some), f"{sum(one.rows for one in landed):,} rows")
     return _report(spec, landed, history, dialects(spec, files))
@@ -125,7 +131,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         for reason, count in one.reasons.items():
             reasons[reason] = reasons.get(reason, 0) + count
     quarantined = sum(reasons.values())
-    known = sum(1 for one in landed if one.version is None and one.rows)
+    known = sum(one.before for one in landed)
     kind = " of history" if history else ""
     versions = sorted({one.version for one in new if one.version is not None})
     commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
@@ -138,12 +144,12 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             f"quarantined {plural(quarantined, 'row')}: "
             + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
         )
-        examples = {reason: text for one in landed for reason, text in one.remarks.examples.items()}
+        examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
         lines += [f"  {line}" for line in advice(spec, reasons, examples)]
-    repeats = sum(one.remarks.repeats for one in new)
+    repeats = sum(one.counts.repeats for one in new)
     if repeats and spec.duplicates is None:
         lines.append(repeated(repeats))
-    doubts = {doubtful_epoch(spec, *one.remarks.span) for one in new} - {None}
+    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
     lines += [f"note: {doubt}" for doubt in doubts]
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
@@ -183,7 +189,7 @@ def _all_rejected(
     first = max(one.reasons, key=lambda reason: one.reasons[reason])
     return (
         f"{one.path}: every row was rejected ({plural(sum(one.reasons.values()), 'row')}, now in quarantine), most for "
-        f"{explained(spec, first, one.remarks.examples.get(first))}; then land them with "
+        f"{explained(spec, first, one.counts.examples.get(first))}; then land them with "
         f"`kalman-pipeline quarantine replay --model {spec.name}`"
     )
 

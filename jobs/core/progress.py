@@ -132,3 +132,24 @@ class Progress:
         self._told = state
         seconds = time.monotonic() - self._started
         print(f"{self.title}: {self.text()} · {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+class BytesRead:
+    """Shows how many bytes of a total a command has read, from any of its threads."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._read = progress, max(total, 1), 0
+        self._lock = threading.Lock()
+
+    def __call__(self, size: int) -> None:
+        with self._lock:
+            self._read += size
+            # What is read anew, since a file beside it could not land, counts twice.
+            self._progress.note(
+                f"read {min(100, 100 * self._read // self._total)} % of {megabytes(self._total)}"
+            )
+
+
+def megabytes(size: int) -> str:
+    """Return a size in words."""
+    return f"{max(size / 1e6, 0.1):,.{0 if size >= 1e7 else 1}f} MB"

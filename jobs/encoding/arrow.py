@@ -30,6 +30,14 @@ def texts(values: Sequence[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.large_string(), len(coded), buffers).cast(pa.string())
 
 
+def repeated(text: str, count: int) -> pa.Array:
+    """Return one text `count` times as Arrow strings."""
+    coded = text.encode()
+    offsets = np.arange(count + 1, dtype=np.int64) * len(coded)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(coded * count)]
+    return pa.Array.from_buffers(pa.large_string(), count, buffers).cast(pa.string())
+
+
 def numbers(values: NDArray[np.float64]) -> pa.Array:
     """Return N numbers as an Arrow array; NaN becomes null."""
     return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))

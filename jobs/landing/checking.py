@@ -29,7 +29,7 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     Raises:
         UserError: a column has such a type; the message names it and the remedy.
     """
-    empty = {name: pa.array([], schema.field(name).type) for name in spec.columns}
+    empty = {name: pa.nulls(0, schema.field(name).type) for name in spec.columns}
     parse(spec, Source(empty, np.zeros(0, bool), 0), file)
 
 
@@ -44,10 +44,10 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
         )
         for name in spec.id_columns
     ]
-    fits = np.array([one is None for one in reason], bool)
+    fits = reason == None  # noqa: E711 - elementwise
     numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
-        pa.array(reason.tolist(), pa.string()),
+        pa.nulls(len(reason), pa.string()) if fits.all() else arrow.texts(reason.tolist()),
         payloads(source, ~fits),
         *keys,
         arrow.times(np.where(fits, rows.time, 0), fits),

@@ -33,8 +33,14 @@ from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
+HEADER_BYTES = 1 << 16
+"""Bytes that are read at once where only the header is wanted."""
 ROWS_A_BATCH = 250_000
 """Rows of a Parquet file that are in memory at once."""
+
+_FOUND: dict[tuple[object, ...], Dialect] = {}
+"""The dialects of the files that were looked at, each found once."""
+_MOST_FOUND = 1 << 15
 
 
 class Part(NamedTuple):
@@ -163,7 +169,8 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     with _readable(path):
         if _is_csv(path):
             with _bytes(path) as stream:
-                header, rest = _after_header(path, stream, part.dialect)
+                size = PIECE_BYTES if part.stop is None else HEADER_BYTES
+                header, rest = _after_header(path, stream, part.dialect, size)
                 check_columns(path, header.names, header.names if columns is None else columns)
                 if part.stop is not None:
                     stream.seek(part.start)
@@ -216,7 +223,13 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
 
 def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
-    return find_dialect(_beginning(path), columns, named)
+    there = path.stat()
+    known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
+    if known not in _FOUND:
+        if len(_FOUND) == _MOST_FOUND:
+            _FOUND.clear()
+        _FOUND[known] = find_dialect(_beginning(path), columns, named)
+    return _FOUND[known]
 
 
 def without_header(path: Path) -> Dialect | None:
@@ -308,12 +321,14 @@ def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
 
 def _header(path: Path, dialect: Dialect) -> Header:
     with _bytes(path) as stream:
-        return _after_header(path, stream, dialect)[0]
+        return _after_header(path, stream, dialect, HEADER_BYTES)[0]
 
 
-def _after_header(path: Path, stream: io.BufferedIOBase, dialect: Dialect) -> tuple[Header, Iterator[bytes]]:
-    """Return the header of a CSV file, and the pieces after it."""
-    found = read_header(stream, PIECE_BYTES, *dialect)
+def _after_header(
+    path: Path, stream: io.BufferedIOBase, dialect: Dialect, size: int = PIECE_BYTES
+) -> tuple[Header, Iterator[bytes]]:
+    """Return the header of a CSV file, and the pieces of about `size` bytes after it."""
+    found = read_header(stream, size, *dialect)
     if found is None:
         raise UserError(f"{path}: is empty; give a file with a header and rows")
     return found

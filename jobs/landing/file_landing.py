@@ -1,4 +1,4 @@
-"""Land files in the measurements table; rejected rows go to quarantine with the reason.
+"""The landing of the files of one model: which files may land, what of them lands, and what the commits say of them.
 
 A file is identified by its content (SHA-256) and its path; where its name is a key (`key_from_name`), the name counts
 as content. Its rejected rows and its accepted rows are one commit
@@ -11,60 +11,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-from pyspark.sql import functions as F
-
-from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.errors import UserError
 from jobs.landing.appended import can_be_appended_to, end_of
-from jobs.landing.checking import refuse_types
-from jobs.landing.csv_parquet import FORMATS, check_columns, read_schema
-from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import is_array, is_json, json_schema
-from jobs.landing.key_from_name import salt_of, schema_with_key
-from jobs.landing.landed_files import Known, LandedFiles, Numbers, transaction
-from jobs.landing.line_parts import expands_beyond
-from jobs.landing.reading import (
-    CheckedRows,
-    CheckedTables,
-    Remarks,
-    RowCounts,
-    Rows,
-    checked_in_driver,
-    checked_in_workers,
-    checked_tables,
-    parts_of,
-)
-from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
-from jobs.landing.text_lines import is_text, text_schema
-from jobs.spark.quarantine import keep, rejected_rows
-from jobs.spark.warehouse import Warehouse
+from jobs.landing.key_from_name import salt_of
+from jobs.landing.landed_files import Known, LandedFiles, Numbers
+from jobs.landing.reading import Piece, pieces_of
+from jobs.landing.workers import Workers
+from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
-from jobs.storage.quarantine import refusal, too_many
-from jobs.storage.tables import measurements
-
-IN_DRIVER_BYTES = 16 << 20
-"""A file up to this size is read in the driver, which is faster than the Spark jobs that would read it in workers."""
-
-SMALL_BYTES = 64 << 20
-"""Below this total size, landing ends before compiled code would pay for its compilation."""
+from jobs.storage.measurements_table import HISTORY_PREFIX
+from jobs.storage.warehouse import Tables
 
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 """What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
 land all its rows, as those of another file of the same name."""
-
-
-ALWAYS_READ = (*FORMATS, *JSON_FORMATS)
-"""Endings of the files that can be landed for any model."""
-
-
-def endings_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the endings of the files that can be landed; those of text where the spec says how to read lines."""
-    return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +38,17 @@ class Landed:
     """The outcome of one file.
 
     rows: accepted; reasons: rows quarantined by this run, by reason; version: the measurements table's commit of the
-    rows, None if the file had already landed; note: what to tell about a file that had landed with another content;
-    remarks: examples of rejected rows, and repeats.
+    rows, None if there is none; before: the file had already landed, and was not read again; note: what to tell about a
+    file that had landed with another content; counts: of all its rows.
     """
 
     path: str
     rows: int
-    reasons: dict[str, int]
+    reasons: Mapping[str, int]
     version: int | None
+    before: bool = False
     note: str | None = None
-    remarks: Remarks = Remarks()
+    counts: RowCounts = field(default_factory=RowCounts)
 
 
 class ChangedFile(UserError):
@@ -89,21 +56,20 @@ class ChangedFile(UserError):
 
 
 class FileState(NamedTuple):
-    """A file as it was when its content was hashed; small: it is read in the driver."""
+    """A file as it was when its content was hashed."""
 
     path: str
     digest: str
     size: int
     changed: int
-    small: bool = False
 
 
-class ReadFile(NamedTuple):
-    """A small file whose rows are checked and not committed yet; known: what was committed of it before."""
+class FilePlan(NamedTuple):
+    """What of a file lands: its pieces; known: what was committed of it before."""
 
     file: FileState
     known: Known
-    rows: CheckedTables
+    pieces: list[Piece]
 
 
 @dataclass
@@ -112,15 +78,27 @@ class FileLanding:
 
     changed: what a file is that has landed with another content (one of `CHANGED`).
     history: the files are history of new keys.
+    workers: processes that read and write.
     """
 
-    warehouse: Warehouse
+    warehouse: Tables
     spec: ModelSpec
     changed: str = REFUSE
     history: bool = False
+    workers: Workers = field(default_factory=Workers)
 
     def __post_init__(self) -> None:
         self.landed = LandedFiles(self.warehouse, self.spec.name)
+
+    def check_all(self, paths: Sequence[str]) -> list[FileState]:
+        """Return the states of files, after checking that each may land; several files are hashed at once.
+
+        Raises:
+            ChangedFile: one has landed with another content.
+        """
+        numbers = self.landed.numbers()
+        with ThreadPoolExecutor(self.workers.count) as threads:
+            return list(threads.map(lambda path: self.check(path, numbers), paths))
 
     def check(self, path: str, numbers: Numbers | None = None) -> FileState:
         """Return the state of a file, after checking that it may land.
@@ -134,47 +112,14 @@ class FileLanding:
         self._starts(file, self.landed.known(path, file.digest, numbers))
         return file
 
-    def land(self, file: FileState, key_types: KeyTypes) -> Landed:
-        """Land a file: rejected rows first, then accepted ones. Idempotent.
+    def plan(self, file: FileState, known: Known) -> FilePlan:
+        """Return what of a file lands.
 
         Raises:
-            UserError: the file cannot be read, has changed since it was checked, has landed with another content, or
-                has more rejected rows than the spec allows.
+            UserError: the file cannot be read, or has landed with another content.
         """
-        known = self.landed.known(file.path, file.digest)
-        read = (self.warehouse, self.spec, self._chosen(file, known), key_types, file.path)
-        if file.small:
-            return self._commit(file, known, checked_in_driver(*read))
-        with checked_in_workers(*read) as rows:
-            return self._commit(file, known, rows)
-
-    def read(self, file: FileState, key_types: KeyTypes, numbers: Numbers) -> ReadFile:
-        """Read and check the rows of a small file, for `commit_all`.
-
-        Raises:
-            UserError: as of `land`.
-        """
-        known = self.landed.known(file.path, file.digest, numbers)
-        rows = checked_tables(self.spec, self._chosen(file, known), key_types, file.path)
-        self._refuse_many(file, known, rows.counts)
-        return ReadFile(file, known, rows)
-
-    def _chosen(self, file: FileState, known: Known) -> list[Rows]:
-        """Return the parts of a file that land."""
         start, middle = self._starts(file, known)
-        path = Path(file.path)
-        return [
-            *(
-                Rows(part, False)
-                for part in (parts_of(self.spec, path, start, middle) if start < middle else [])
-            ),
-            *(Rows(part, True) for part in parts_of(self.spec, path, middle)),
-        ]
-
-    def _refuse_many(self, file: FileState, known: Known, counts: RowCounts) -> None:
-        rows, _, reasons = counts
-        if too_many(self.spec.quarantine, reasons, rows) and not (known.landed or known.kept):
-            raise refusal(self.spec.quarantine, reasons, rows, file.path, INPUT_ERROR)
+        return FilePlan(file, known, pieces_of(self.spec, file.path, file.size, start, middle))
 
     def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
         """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.
@@ -206,32 +151,6 @@ class FileLanding:
                 f"into a new file"
             )
         return ends[0] or 0, max(places)
-
-    def _commit(self, file: FileState, known: Known, checked: CheckedRows) -> Landed:
-        """Commit the rejected rows, then the accepted ones; each commit is skipped if an earlier run has made it."""
-        warehouse, spec, path, digest = self.warehouse, self.spec, file.path, file.digest
-        rows, (first, last), reasons = checked.counts
-        self._refuse_many(file, known, checked.counts)
-        with warehouse.lock(f"ingest-{spec.name}"):
-            now = self.still(file, known)
-            name = transaction(spec.name, path, digest)
-            new = {} if now.landed or now.kept else dict(sorted(reasons.items()))
-            if new:
-                places = (F.lit(path), F.lit(position_of(file)))
-                keep(warehouse, rejected_rows(checked.rejected(), spec.name, *places), name)
-            note = None if now.landed else self.note_of(path, known)
-            if now.landed or not (rows or reasons):
-                return Landed(path, rows, new, None, note, checked.remarks)
-            # Also without a row: else a file of which all rows were rejected would land when the spec has been mended,
-            # and once more when the rejected rows are replayed.
-            origin = F.lit(self.origin_of(path))
-            frame = checked.accepted().withColumn("_origin", origin)
-            frame = frame.withColumn("_landed_at", F.current_timestamp())
-            detail = detail_of(file, rows) | {"min_time": first, "max_time": last} | self.kind
-            table = measurements(spec.name)
-            warehouse.append(frame, table, name, json.dumps(detail))
-            version = warehouse.latest_version(table) if rows else None
-            return Landed(path, rows, new, version, note, checked.remarks)
 
     @property
     def kind(self) -> dict[str, bool]:
@@ -282,26 +201,6 @@ def position_of(file: FileState) -> str:
     return json.dumps({"file": file.path, "sha256": file.digest})
 
 
-def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
-    """Return a file's schema after checking it against the spec.
-
-    Raises:
-        UserError: a column is missing or has an unusable type, or the file cannot be read.
-    """
-    if is_json(path):
-        schema = json_schema(Path(path), spec)
-    elif is_text(path):
-        schema = text_schema(spec, Path(path))
-    else:
-        schema = read_schema(Path(path), spec.file_columns, spec.files)
-        check_columns(
-            Path(path), schema.names, schema.names
-        )  # rejected rows are kept with all columns, by name
-    schema = schema_with_key(spec, schema, path)
-    refuse_types(spec, schema, path)
-    return schema
-
-
 def _files_of(path: str) -> list[Path]:
     """Return a landed file itself, or the part files of a folder that Spark wrote under such a name."""
     return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
@@ -326,13 +225,4 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
-    return FileState(path, digest.hexdigest(), size, changed, _is_small(Path(path), size))
-
-
-def _is_small(path: Path, size: int) -> bool:
-    """Tell if a file is read in the driver: what it holds is small, or it is one JSON array, which nothing can cut."""
-    if not path.is_file():
-        return False
-    if is_json(path) and is_array(path):
-        return True
-    return size <= IN_DRIVER_BYTES and not expands_beyond(path, SMALL_BYTES)
+    return FileState(path, digest.hexdigest(), size, changed)

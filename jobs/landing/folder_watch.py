@@ -22,39 +22,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyspark.sql import functions as F
-
 from jobs.core.errors import INPUT_ERROR, UserError, printable
 from jobs.core.input_files import NO_TEXT, has_text_name
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
+from jobs.landing.file_groups import keep_whole_file, land_all
 from jobs.landing.file_landing import (
-    ALWAYS_READ,
     REFUSE,
     ChangedFile,
     FileLanding,
     FileState,
     Landed,
-    endings_of,
-    file_schema,
     file_state,
 )
 from jobs.landing.key_from_name import salt_of
 from jobs.landing.keys import key_types_of
+from jobs.landing.reading import ALWAYS_READ, endings_of, file_schema
 from jobs.landing.rejected import advice
-from jobs.landing.small_files import land_all
 from jobs.landing.target_table import prepare
+from jobs.landing.workers import Workers
 from jobs.lineage.leases import stream_lock
-from jobs.spark.conf import interpreted_conf
-from jobs.spark.quarantine import keep, rejected_rows
-from jobs.spark.session import spark_session
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
 from jobs.storage.measurements_table import KeyTypes
-from jobs.storage.quarantine import PAYLOAD, REASON
+from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
 """A file that has not changed for so long is complete: a file that is still being written changes."""
@@ -164,15 +157,16 @@ class Totals:
 class FolderLanding:
     """Lands the files of one model's folders."""
 
-    warehouse: Warehouse
+    warehouse: Tables
     spec: ModelSpec
     inbox: Inbox
     changed: str = REFUSE
+    workers: Workers = field(default_factory=Workers)
     totals: Totals = field(default_factory=Totals)
     _key_types: KeyTypes | None = None
 
     def __post_init__(self) -> None:
-        self._files = FileLanding(self.warehouse, self.spec, self.changed)
+        self._files = FileLanding(self.warehouse, self.spec, self.changed, workers=self.workers)
 
     def take(self, path: str, stamp: Stamp) -> None:
         """Land a file, as `take_all` does."""
@@ -212,7 +206,7 @@ class FolderLanding:
     def _note(self, done: Landed, stamp: Stamp, digest: str) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
-        for line in advice(self.spec, done.reasons, done.remarks.examples):
+        for line in advice(self.spec, done.reasons, done.counts.examples):
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
         self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
         self.totals.files += 1
@@ -235,12 +229,7 @@ class FolderLanding:
         if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
         digest = file_state(path, salt_of(self.spec, path)).digest
-        row = self.warehouse.spark.range(1).select(
-            F.lit(f"file: {reason}").alias(REASON), F.lit(json.dumps({"file": path})).alias(PAYLOAD)
-        )
-        where = json.dumps({"file": path, "sha256": digest})
-        frame = rejected_rows(row, self.spec.name, F.lit(path), F.lit(where))
-        keep(self.warehouse, frame.coalesce(1), (f"ingest-{self.spec.name}-{digest}-file", 1))
+        keep_whole_file(self.warehouse, self.spec.name, path, digest, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
         print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
@@ -260,10 +249,15 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
             )
     began = time.monotonic()
     title = f"ingest {spec.name}"
-    with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        warehouse = Warehouse(spark_session(settings, title, interpreted_conf()), settings.warehouse)
+    with (
+        stream_lock(settings.warehouse, title.replace(" ", "-")),
+        stop_signal() as stop,
+        Workers(settings.master) as workers,
+    ):
+        warehouse = Tables(settings.warehouse)
         notes = Notes(warehouse.files(f"_folders/{spec.name}"))
-        landing = FolderLanding(warehouse, spec, Inbox(folders, notes, endings_of(spec)), changed)
+        inbox = Inbox(folders, notes, endings_of(spec))
+        landing = FolderLanding(warehouse, spec, inbox, changed, workers)
         with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():
                 ready = landing.inbox.ready(time.monotonic())

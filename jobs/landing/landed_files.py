@@ -17,14 +17,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from pyspark.sql import functions as F
-
-from jobs.spark.warehouse import Warehouse
 from jobs.storage.measurements_table import HISTORY_PREFIX
 from jobs.storage.quarantine import TABLE
 from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
 
 UNKNOWN = ""
 """Stands for a content that nothing describes any more."""
@@ -61,18 +59,24 @@ class Known:
         return sorted(self.accepted | self.rejected)
 
 
-class Numbers(NamedTuple):
+@dataclass
+class Numbers:
     """The number of each content's transaction, in the measurements and in the quarantine."""
 
     accepted: dict[str, int]
     rejected: dict[str, int]
+
+    @cached_property
+    def by_path(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
+        """The contents with each number, in the measurements and in the quarantine."""
+        return _inverted(self.accepted), _inverted(self.rejected)
 
 
 @dataclass
 class LandedFiles:
     """The files of one model that have landed."""
 
-    warehouse: Warehouse
+    warehouse: Tables
     model: str
 
     def numbers(self) -> Numbers:
@@ -84,15 +88,15 @@ class LandedFiles:
 
         A content that has landed under another path is the same file, moved or copied.
         """
-        rows, bad = self.numbers() if numbers is None else numbers
-        landed, kept = digest in rows, digest in bad
+        numbers = self.numbers() if numbers is None else numbers
+        landed, kept = digest in numbers.accepted, digest in numbers.rejected
         number = path_number(path)
-        accepted = {one for one, of in rows.items() if of == number}
-        rejected = {one for one, of in bad.items() if of == number}
-        if _NO_PATH in rows.values():
-            accepted |= self._former_of_earlier_release(path, {k for k, v in rows.items() if v == _NO_PATH})
-        if _NO_PATH in bad.values():
-            rejected |= self._rejected_by_earlier_release.get(path, set())
+        rows, bad = numbers.by_path
+        accepted, rejected = rows.get(number, set()), bad.get(number, set())
+        if _NO_PATH in rows:
+            accepted = accepted | self._former_of_earlier_release(path, rows[_NO_PATH])
+        if _NO_PATH in bad:
+            rejected = rejected | self._rejected_by_earlier_release.get(path, set())
         return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
 
     def describe(self, digests: Sequence[str]) -> str:
@@ -129,20 +133,27 @@ class LandedFiles:
     @cached_property
     def _origins(self) -> set[str]:
         """The paths in `_origin`."""
-        origins = self.warehouse.read(measurements(self.model)).select("_origin").distinct()
-        return {row["_origin"].removeprefix(HISTORY_PREFIX) for row in origins.collect() if row["_origin"]}
+        origins = self.warehouse.group_counts(measurements(self.model), ["_origin"])
+        return {one["_origin"].removeprefix(HISTORY_PREFIX) for one in origins if one["_origin"]}
 
     @cached_property
     def _rejected_by_earlier_release(self) -> dict[str, set[str]]:
         """The contents of which the quarantine has rows, by path."""
-        mine = (F.col("model") == self.model) & F.get_json_object("position", "$.sha256").isNotNull()
-        whole = F.col("reason").startswith("file: ")  # nothing of such a file has landed
-        position = self.warehouse.read(TABLE).filter(mine & ~whole).select("position").distinct()
         found: dict[str, set[str]] = {}
-        for row in position.collect():
-            detail = json.loads(row["position"])
-            found.setdefault(detail["file"], set()).add(detail["sha256"])
+        for row in self.warehouse.group_counts(TABLE, ["model", "position", "reason"]):
+            # Nothing of a file that is held as a whole has landed.
+            if row["model"] == self.model and not row["reason"].startswith("file: "):
+                detail = json.loads(row["position"] or "{}")
+                if "sha256" in detail:
+                    found.setdefault(detail["file"], set()).add(detail["sha256"])
         return found
+
+
+def _inverted(numbers: Mapping[str, int]) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for digest, number in numbers.items():
+        found.setdefault(number, set()).add(digest)
+    return found
 
 
 def _described(digest: str, commit: Mapping[str, Any]) -> str:

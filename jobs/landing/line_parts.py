@@ -22,20 +22,6 @@ def open_lines(path: Path) -> gzip.GzipFile:
     return gzip.open(path, "rb") if path.name.lower().endswith(".gz") else path.open("rb")  # type: ignore[return-value]
 
 
-def expands_beyond(path: Path, size: int) -> bool:
-    """Tell if a compressed file holds more than `size` bytes; a damaged one does not, as far as it can be read."""
-    if not path.name.lower().endswith(".gz"):
-        return False
-    found = 0
-    try:
-        with gzip.open(path, "rb") as file:
-            while found <= size and (block := file.read(1 << 20)):
-                found += len(block)
-    except (OSError, EOFError, zlib.error):
-        return False  # reading its rows says so
-    return found > size
-
-
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Turn the errors of a file that cannot be read into a UserError."""

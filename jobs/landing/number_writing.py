@@ -152,6 +152,15 @@ class NumberReader:
         pc = arrow.compute()
         if len(column) < _FROM:
             return pa.nulls(len(column), pa.float64()), np.zeros(len(column), bool)
+        if self.decimal == ".":
+            try:
+                read = column.cast(pa.float64())
+            except pa.ArrowInvalid:
+                pass
+            else:
+                known = np.isfinite(arrow.to_numpy(read, 0.0))
+                if known.all():  # a text that is a finite number to Arrow is the same number here
+                    return read, known
         fits = pc.match_substring_regex(column, self._usual)
         texts = pc.if_else(fits, column, pa.nulls(len(column), pa.string()))
         if self.thousands is not None:

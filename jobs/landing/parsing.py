@@ -138,11 +138,12 @@ def _written_times(
     if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
         pattern = f"^{PLAIN_TIME}{'Z?' if zone is UTC else 'Z'}$"
-        plain = pc.fill_null(pc.match_substring_regex(column, pattern), False)
+        plain = pc.match_substring_regex(column, pattern)
         cut = pc.replace_substring(pc.utf8_replace_slice(column, 10, 11, " "), "Z", "")
         try:
-            read = pc.if_else(plain, cut, None).cast(pa.timestamp("us")).cast(pa.int64())
-            micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain)
+            wanted = pc.if_else(plain, cut, pa.nulls(len(column), pa.string()))
+            read = wanted.cast(pa.timestamp("us")).cast(pa.int64())
+            micros, rest = arrow.to_numpy(read).copy(), ~arrow.to_numpy(plain, False)
             known = ~rest & (micros >= MIN_US) & (micros <= MAX_US)
         except pa.ArrowInvalid:
             pass  # an impossible date such as the 31st of June, which the parser below finds

@@ -15,15 +15,14 @@ from jobs.landing.raw_rows import Source
 
 def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
     """Return the wanted raw rows as JSON objects without their null members; null for all other rows."""
-    texts: list[str | None] = [None] * source.rows
     places = np.flatnonzero(wanted)
-    if len(places):
-        taken = {
-            name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()
-        }
-        for at, place in enumerate(places.tolist()):
-            row = {name: values[at] for name, values in taken.items() if values[at] is not None}
-            texts[place] = json.dumps(row, default=str, ensure_ascii=False)
+    if not len(places):
+        return pa.nulls(source.rows, pa.string())
+    texts: list[str | None] = [None] * source.rows
+    taken = {name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()}
+    for at, place in enumerate(places.tolist()):
+        row = {name: values[at] for name, values in taken.items() if values[at] is not None}
+        texts[place] = json.dumps(row, default=str, ensure_ascii=False)
     return arrow.texts(texts)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from jobs.landing.checking import typed_columns
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
 from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
 
 
-def prepare(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, messages: bool = False) -> KeyTypes:
+def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool = False) -> KeyTypes:
     """Create a model's measurements table if it does not exist, and return the types of its key and id columns.
 
     Args:

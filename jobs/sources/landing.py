@@ -25,7 +25,6 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.reading import count_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
@@ -107,7 +106,7 @@ class SourceLanding:
         transaction = f"ingest-{spec.name}-{reader.checkpoint.query_id()}", batch_id
         rows = rows.persist()
         try:
-            count, span, reasons = count_rows(rows, spec.time)
+            count, span, reasons = _count_rows(rows, spec.time)
             reached = reader.reached(batch_id)
             if too_many(spec.quarantine, reasons, count):
                 assert spec.source is not None
@@ -128,6 +127,24 @@ class SourceLanding:
         self.rows += count
         self.reasons.update(reasons)
         self.on_progress(self)
+
+
+def _count_rows(checked: DataFrame, time: str) -> tuple[int, tuple[int | None, int | None], dict[str, int]]:
+    """Count checked rows (`_reason`, the column `time`) in one Spark job.
+
+    Returns:
+        The accepted rows, their first and last time in microseconds, the rejected rows by reason.
+    """
+    micros = F.unix_micros(F.col(f"`{time}`"))
+    counts = checked.groupBy(REASON).agg(
+        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
+    )
+    found = {row[REASON]: row for row in counts.collect()}
+    good = found.pop(None, None)
+    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
+    if good is None:
+        return 0, (None, None), reasons
+    return int(good["rows"]), (good["first"], good["last"]), reasons
 
 
 def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) -> None:

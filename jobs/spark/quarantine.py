@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE, Choice
-from jobs.storage.row_changes import add_columns
 from jobs.storage.tables import QUARANTINE
 
 if TYPE_CHECKING:
@@ -39,13 +37,6 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
         transaction: application and number, as in `Warehouse.append`.
     """
     warehouse.append(identified(warehouse, rows), TABLE, transaction, more_columns=True)
-
-
-def keep_for_all(warehouse: Warehouse, rows: DataFrame, transactions: Sequence[tuple[str, int]]) -> None:
-    """Append rejected rows of several files in one commit, which ends the transaction of each; columns as in `keep`."""
-    found = identified(warehouse, rows)
-    add_columns(warehouse, TABLE, QUARANTINE)  # those that a table of an earlier release lacks
-    warehouse.append_for_all(found, TABLE, transactions)
 
 
 def rejected_rows(

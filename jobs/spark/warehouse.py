@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,10 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from jobs.spark.written_rows import keep_rows, write_rows
-from jobs.storage.part_files import PartFile, remove
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.row_filters import Filter
-from jobs.storage.table_log import FileTable
+from jobs.storage.table_log import FileTable, commit_or_remove
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ class Warehouse(Tables):
         files = self._taking(frame.schema, table)
         if transaction is not None and not files.is_due(transaction):
             return None
-        return _committed(
+        return commit_or_remove(
             files,
             write_rows(frame, files, more_columns),
             lambda parts: files.commit(parts, transaction, _metadata(detail)),
@@ -112,26 +111,6 @@ class Warehouse(Tables):
         """
         self._taking(columns, table).commit([], transaction)
 
-    def append_for_all(
-        self, frame: DataFrame, table: str, transactions: Sequence[tuple[str, int]], detail: str | None = None
-    ) -> int:
-        """Append rows in one commit that ends several transactions, and return the version that it made.
-
-        Unlike `append` it skips nothing: the caller has looked, under a lock.
-
-        Raises:
-            Conflict: another command has ended one of the transactions since.
-            UserError: as `append` does.
-        """
-        files = self._taking(frame.schema, table)
-        version = _committed(
-            files,
-            write_rows(frame, files, more_columns=False),
-            lambda parts: files.commit_for_all(parts, transactions, _metadata(detail)),
-        )
-        assert version is not None
-        return version
-
     def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
         """Put rows in the place of those that a filter selects, in one commit; return the version that it made.
 
@@ -149,7 +128,7 @@ class Warehouse(Tables):
             UserError: the table does not take such rows, or the commit failed.
         """
         files = ReplacingTable(self, table)
-        version = _committed(
+        version = commit_or_remove(
             files,
             write_rows(frame, files, more_columns=True),
             lambda parts: files.replace_rows(
@@ -197,19 +176,6 @@ def ddl_of(columns: StructType) -> str:
     names = [one.name.replace("`", "``") for one in columns.fields]
     kinds = [one.dataType.simpleString() for one in columns.fields]
     return ", ".join(f"`{name}` {kind}" for name, kind in zip(names, kinds, strict=True))
-
-
-def _committed(
-    files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
-) -> int | None:
-    """Commit files that were written, and remove them if no commit can name them."""
-    version = None
-    try:
-        version = commit(parts)
-    finally:
-        if version is None and not files.tried:
-            remove(files.path, parts)
-    return version
 
 
 def _metadata(detail: str | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -39,6 +39,8 @@ _LAST = "\U0010ffff"
 """The character behind all others."""
 INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME = pa.timestamp("us", "UTC")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 """Texts that name a folder as they are."""
 
@@ -305,7 +307,8 @@ class _Part:
             if name not in self._kept or name in self._not_numbers:
                 continue
             try:
-                found = _bounds([group.column(place).statistics for group in groups])
+                is_time = self._schema.field(name).type == _TIME
+                found = _bounds([group.column(place).statistics for group in groups], is_time)
                 if found is None:
                     continue
                 low, high = _low(found[0]), _high(found[1])
@@ -337,20 +340,26 @@ def _is_whole(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
 
 
-def _bounds(statistics: Sequence[Any]) -> tuple[Any, Any] | None:
+def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of a column's row groups, or None if one does not tell."""
     found = []
     for one in statistics:
         if one is None:
             return None
         if one.has_min_max:
-            found.append((one.min, one.max))
+            # As times, the bounds would be made by pandas, which takes long to import.
+            ends = (_time_of(one.min_raw), _time_of(one.max_raw)) if is_time else (one.min, one.max)
+            found.append(ends)
         elif one.num_values:
             return None  # some group has values, but no bounds
     if not found:
         return None
     lows, highs = zip(*found, strict=True)
     return min(lows), max(highs)
+
+
+def _time_of(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
 
 
 def _low(value: Any) -> Any:

@@ -37,7 +37,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
-from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, remove
 from jobs.storage.table_rows import live_files, open_log
 from jobs.storage.warehouse import Tables
 
@@ -194,7 +194,9 @@ class FileTable:
         """
 
         def due(log: DeltaTable) -> Due:
-            ended = [name for name, _ in transactions if log.transaction_version(name) is not None]
+            # Read after the log: if a commit is in between, this one is not made. The log would be asked for each.
+            known = self._warehouse.transactions(self.name)
+            ended = [name for name, _ in transactions if name in known]
             if ended:
                 raise Conflict(
                     f"{self.path}: another command has committed {ended[0]} meanwhile; run the command again",
@@ -384,6 +386,19 @@ class FileTable:
 
     def _problem(self, why: str) -> UserError:
         return UserError(f"{self.path}: the commit failed: {why}", RUN_FAILED)
+
+
+def commit_or_remove(
+    files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
+) -> int | None:
+    """Commit files that were written, and remove them if no commit can name them."""
+    version = None
+    try:
+        version = commit(parts)
+    finally:
+        if version is None and not files.tried:
+            remove(files.path, parts)
+    return version
 
 
 def _checkpoint_every(log: DeltaTable) -> int:

@@ -110,8 +110,9 @@ def read(path: Path) -> list[Checked]:
     """Return all rows of a file as `ingest` reads and checks them, in order."""
     types = {"id": "string"}
     found: list[Checked] = []
-    for part in reading.parts_of(SPEC, path):
-        for batch in reading._checked(SPEC, reading.Rows(part, True), types, str(path)):
+    reader = reading.reader_of(SPEC, str(path))
+    for piece in reader.pieces():
+        for batch in reader.read(piece, types):
             found += rows_of(batch)
     return found
 

@@ -17,8 +17,10 @@ from unittest import mock
 
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.landing import landing
+from jobs.landing.file_groups import land_all
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.keys import key_types_of
+from jobs.landing.reading import file_schema
 from jobs.landing.target_table import prepare
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
@@ -136,10 +138,10 @@ def ingest(path: str, spec: ModelSpec | None = None) -> None:
 
 def _land(path: str, spec: ModelSpec, history: bool) -> None:
     here = warehouse()
-    types = key_types_of(spec.naming_columns, landing.file_schema(spec, path))
+    types = key_types_of(spec.naming_columns, file_schema(spec, path))
     types = prepare(here, spec, types)
-    files = landing.FileLanding(here, spec, history=history)
-    files.land(files.check(path), types)
+    files = FileLanding(here, spec, history=history)
+    list(land_all(files, [files.check(path)], types))
 
 
 def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:

@@ -256,10 +256,32 @@ def write_rows(rows: Frame, table: FileTable, more_columns: bool) -> list[PartFi
     assert more_columns or not absent, f"{table.path} has no column {absent}"
     if absent:
         table.change(lambda log, properties: log.alter.add_columns(absent, commit_properties=properties))
+    return [_put_aside(table.path, rows.rows)] if rows.rows else []
+
+
+class MemoryPartWriter:
+    """Stand in for `jobs.storage.part_files.PartWriter`, as `write_rows`."""
+
+    def __init__(self, folder: str, prefix: str, full: int = 0, indexed: int = 0) -> None:
+        self._folder, self._rows = folder, list[dict[str, Any]]()
+
+    def add(self, batch: pa.RecordBatch) -> list[PartFile]:
+        self._rows += to_rows(pa.Table.from_batches([batch]))
+        return []
+
+    def end(self) -> list[PartFile]:
+        rows, self._rows = self._rows, []
+        return [_put_aside(self._folder, rows)] if rows else []
+
+    def abandon(self) -> None:
+        return
+
+
+def _put_aside(folder: str, rows: Sequence[Mapping[str, Any]]) -> PartFile:
     here = world.current()
     name = f"part-{here.new_id()}"
-    here.parts[f"{table.path}/{name}"] = world.Stored(b"", here.clock.now(), tuple(map(dict, rows.rows)))
-    return [PartFile(name, 0, len(rows.rows), 0, "{}")] if rows.rows else []
+    here.parts[f"{folder}/{name}"] = world.Stored(b"", here.clock.now(), tuple(map(dict, rows)))
+    return PartFile(name, 0, len(rows), 0, "{}")
 
 
 def make(

@@ -27,13 +27,14 @@ from jobs.core import clock
 from jobs.encoding.rows import select_columns
 from jobs.key_inputs import pins
 from jobs.key_inputs.table import InputsTable
+from jobs.landing import written_pieces
 from jobs.lineage import leases
 from jobs.snapshots import seeds, state_files, stored_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.planned import planned_once
-from jobs.storage import probe, table_rows
+from jobs.storage import part_files, probe, table_rows
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import LocalFiles
 from jobs.storage.object_files import ObjectFiles
@@ -160,6 +161,8 @@ def _replacements() -> list[tuple[Any, Any]]:
         (table_rows.read_small, memory_log.read_small),
         (table_rows.live_files, memory_log.live_files),
         (written_rows.write_rows, memory_log.write_rows),
+        (part_files.PartWriter, memory_log.MemoryPartWriter),
+        (written_pieces._ids, lambda count: [world.current().new_id() for _ in range(count)]),
         (threading, SimpleNamespace(Event=Event, Thread=Thread)),
         (time, now),
         (random, chance),

@@ -23,6 +23,7 @@ from jobs.storage import table_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile
 from jobs.storage.replaced_files import delete_rows
+from jobs.storage.table_log import FileTable
 from jobs.streaming import exporting
 from jobs.streaming.sinks.micro_batch import MicroBatchWriter
 from jobs.streaming.sinks.written_files import WrittenPart
@@ -64,6 +65,18 @@ def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContex
         return append(self, frame, table, kept, *more, **options)
 
     return _patched(Warehouse, "append", plain)
+
+
+@contextlib.contextmanager
+def _without_transactions_of_files() -> Iterator[None]:
+    """Commit the rows of a file whether or not the table has its transaction."""
+    commit = FileTable.commit
+
+    def plain(self: FileTable, parts: Any, transaction: Any, *more: Any) -> Any:
+        return commit(self, parts, None, *more)
+
+    with mock.patch.object(FileTable, "commit", plain):
+        yield
 
 
 @contextlib.contextmanager
@@ -288,7 +301,7 @@ GUARDS = (
     ),
     Guard(
         "the transaction of a landed file",
-        _without_transactions("ingest-"),
+        _without_transactions_of_files,
         scenarios.INGEST,
         "each row lands once",
     ),

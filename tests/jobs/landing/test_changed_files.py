@@ -12,11 +12,12 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
-from jobs.landing import folder_watch, landing
+from jobs.landing import file_groups, folder_watch
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.landing.landed_files import LandedFiles, path_number
-from jobs.spark.warehouse import Warehouse
+from jobs.landing.workers import Workers
 from jobs.storage.files import LocalFiles
+from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -39,14 +40,14 @@ def land(pipeline: Pipeline, *paths: Path, changed: Any = "refuse") -> Report:
 
 
 def keys(pipeline: Pipeline) -> list[int]:
-    if not pipeline.warehouse.exists(TABLE):
+    if not pipeline.tables.exists(TABLE):
         return []
-    return sorted(int(row["id"]) for row in pipeline.warehouse.read(TABLE).select("id").collect())
+    return sorted(int(row["id"]) for row in pipeline.tables.rows(TABLE, columns=["id"]))
 
 
 def held(pipeline: Pipeline) -> list[str]:
     """Return the keys of the rows in quarantine."""
-    rows = pipeline.warehouse.read("quarantine").select("payload").collect()
+    rows = pipeline.tables.rows("quarantine", columns=["payload"])
     return sorted(json.loads(row["payload"]).get("id", "file") for row in rows)
 
 
@@ -94,15 +95,15 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
     path.write_text(HEADER + lines(0, 3))
     land(pipeline, path)
     path.write_text(path.read_text() + lines(3, 6, bad=(4,)))
-    append = Warehouse.append
+    commit = FileTable.commit
 
-    def killed(self: Warehouse, frame: Any, table: str, *more: Any, **options: Any) -> None:
-        if table == TABLE:
+    def killed(self: FileTable, *arguments: Any) -> int | None:
+        if self.name == TABLE:
             raise KeyboardInterrupt
-        append(self, frame, table, *more, **options)
+        return commit(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Warehouse, "append", killed)
+        patch.setattr(FileTable, "commit", killed)
         land(pipeline, path, changed="append")
     assert (keys(pipeline), held(pipeline)) == ([0, 1, 2], ["4"])
     path.write_text(
@@ -127,7 +128,7 @@ def test_a_file_of_which_only_rejected_rows_are_kept_has_landed_too(tmp_path: Pa
         land(pipeline, path)
     for _ in range(2):
         land(pipeline, path, changed="append")
-        assert pipeline.warehouse.read("quarantine").count() == 3
+        assert pipeline.tables.row_count("quarantine") == 3
 
 
 def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
@@ -138,7 +139,7 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
 
     def look(changed: str = "refuse") -> Totals:
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        watch = FolderLanding(pipeline.warehouse, pipeline.spec, Inbox([path.parent], notes), changed)
+        watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([path.parent], notes), changed)
         watch.inbox.ready(0.0)
         for file, stamp in watch.inbox.ready(SETTLE_SECONDS):
             watch.take(file, stamp)
@@ -157,7 +158,7 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
     (path.parent / "more.csv").write_text(HEADER + lines(20, 22))
     assert (look().refused, look().refused) == (1, 0)  # one file does not end the watch, whatever the limit
     assert keys(pipeline) == [0, 1, 2, 20, 21]
-    (row,) = pipeline.warehouse.read("quarantine").collect()
+    (row,) = pipeline.tables.rows("quarantine")
     assert row["reason"].startswith("file: has changed since it landed") and row["source"] == str(path)
     path.write_text(HEADER + lines(0, 6))
     assert look("append").rows == 3
@@ -172,16 +173,12 @@ def test_what_an_earlier_release_landed_is_known(
     path.write_text(HEADER + lines(0, 3, bad=(1,)))
     with monkeypatch.context() as patch:
         # As its commits are: the transaction does not stand for the path, which the history names until it expires.
-        patch.setattr(landing, "transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1))
+        patch.setattr(file_groups, "transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1))
         if not remembered:
-            append = Warehouse.append
-            patch.setattr(
-                Warehouse,
-                "append",
-                lambda self, frame, table, name, *_, **__: append(self, frame, table, name),
-            )
+            commit = FileTable.commit
+            patch.setattr(FileTable, "commit", lambda self, parts, name, *_: commit(self, parts, name))
         land(pipeline, path)
-    assert set(pipeline.warehouse.transactions(TABLE).values()) == {1}
+    assert set(pipeline.tables.transactions(TABLE).values()) == {1}
     assert land(pipeline, path).data["files_landed_before"] == 1
     path.write_text(HEADER + lines(0, 5, bad=(1,)))
     with pytest.raises(UserError, match="has changed since it landed"):
@@ -194,7 +191,7 @@ def test_what_an_earlier_release_landed_is_known(
     assert keys(pipeline) == rows
     (tmp_path / "new.csv").write_text(HEADER + lines(7, 8))
     assert land(pipeline, tmp_path / "new.csv").data["rows"] == 1
-    known = LandedFiles(pipeline.warehouse, "walk").known(str(path), "0" * 64)
+    known = LandedFiles(pipeline.tables, "walk").known(str(path), "0" * 64)
     assert known.accepted and not known.landed
     assert path_number(str(path)) > 1
 
@@ -204,15 +201,15 @@ def test_a_file_that_changes_while_it_is_read_does_not_land(
 ) -> None:
     pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
     path.write_text(HEADER + lines(0, 3))
-    read = landing.checked_in_driver
+    write = Workers.run
 
     def growing(*arguments: Any) -> Any:
-        found = read(*arguments)
+        found = write(*arguments)
         path.write_text(HEADER + lines(0, 4))
         return found
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="changed while it was read"):
-        patch.setattr(landing, "checked_in_driver", growing)
+        patch.setattr(Workers, "run", growing)
         land(pipeline, path)
     assert keys(pipeline) == []
     assert land(pipeline, path).data["rows"] == 4

@@ -1,4 +1,4 @@
-"""The rows of a file are checked alike in the driver and in Spark's workers, and none is lost."""
+"""The rows of a file are checked alike whole and in pieces by several processes, and none is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +15,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.landing import csv_parquet, line_parts
-from jobs.landing import file_landing as landing
+from jobs.landing import csv_parquet, file_groups, line_parts
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
 from jobs.landing.keys import key_types_of
@@ -24,9 +23,6 @@ from jobs.landing.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ROWS = '''id,at,a,b,comment
 1,2024-03-01T00:00:00Z,1.5,2.5,fits
@@ -187,10 +183,9 @@ def odd_parquet(path: Path) -> None:
     pq.write_table(table, path, row_group_size=30)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.jsonl", "rows.parquet"])
 def test_small_and_large_files_are_read_alike(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     path = tmp_path / name
     if name.endswith(".parquet"):
@@ -199,15 +194,15 @@ def test_small_and_large_files_are_read_alike(
         content = odd_json(Random(1)) if "json" in name else odd_csv(Random(2))
         path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     found = []
-    for limit, piece in ((landing.IN_DRIVER_BYTES, 8 << 20), (0, 1000)):
-        monkeypatch.setattr(landing, "IN_DRIVER_BYTES", limit)
+    for limit, piece in ((file_groups.INLINE_BYTES, 8 << 20), (0, 1000)):
+        monkeypatch.setattr(file_groups, "INLINE_BYTES", limit)
         monkeypatch.setattr(csv_parquet, "PIECE_BYTES", piece)
         monkeypatch.setattr(line_parts, "PIECE_BYTES", piece)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())
         said = ingest.run(pipeline.settings, "walk", [str(path)])
         assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
-        rows = pipeline.warehouse.read("measurements/walk").drop("_landed_at").collect()
-        kept = pipeline.warehouse.read("quarantine").select("reason", "payload").collect()
+        rows = [{**row, "_landed_at": None} for row in pipeline.tables.rows("measurements/walk")]
+        kept = pipeline.tables.rows("quarantine", columns=["reason", "payload"])
         assert (said.data["rows"], said.data["quarantined"]) == (len(rows), len(kept))
         found.append((sorted(map(str, rows)), sorted(map(str, kept)), said.data["reasons"]))
         assert not [row for row in rows if "\\x" in row["id"]]

@@ -32,7 +32,7 @@ def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     path.write_text(BAD)
     first = ingest.run(pipeline.settings, "walk", [str(path)])
     assert (first.data["rows"], first.data["quarantined"]) == (2, 5)
-    kept = {row["reason"]: row for row in pipeline.warehouse.read("quarantine").collect()}
+    kept = {row["reason"]: row for row in pipeline.tables.rows("quarantine")}
     assert set(kept) == {
         "time at: not a time",
         "measurement a: not a number",
@@ -45,8 +45,8 @@ def test_rejected_rows_are_kept_with_their_reason(tmp_path: Path) -> None:
     assert (row["model"], row["source"]) == ("walk", str(path))
     again = ingest.run(pipeline.settings, "walk", [str(path)])
     assert (again.data["rows"], again.data["quarantined"], again.data["files_landed_before"]) == (0, 0, 1)
-    assert pipeline.warehouse.read("quarantine").count() == 5
-    assert pipeline.warehouse.read("measurements/walk").count() == 2
+    assert pipeline.tables.row_count("quarantine") == 5
+    assert pipeline.tables.row_count("measurements/walk") == 2
 
     (shown,) = status.run(pipeline.settings, "walk").data["models"]
     assert shown["measurements"] == {"version": 1, "rows": 2, "quarantined": 5}
@@ -69,8 +69,8 @@ def test_an_error_comes_before_anything_has_landed(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(UserError, match="cannot be read"):
         ingest.run(pipeline.settings, "walk", [str(tmp_path / "broken.parquet")])
-    assert not pipeline.warehouse.exists("measurements/walk")
-    assert not pipeline.warehouse.exists("quarantine")
+    assert not pipeline.tables.exists("measurements/walk")
+    assert not pipeline.tables.exists("quarantine")
 
 
 def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_late_rows_go_to_quarantine_once_or_are_applied(tmp_path: Path) -> None:
             assert done.data["late"] == 0
             continue
         assert done.data["late"] > 100
-        rows = pipeline.warehouse.read("quarantine").collect()
+        rows = pipeline.tables.rows("quarantine")
         assert len(rows) == done.data["late"]
         row = rows[0]
         assert row["reason"] == "late: older than the key's state"

@@ -155,7 +155,7 @@ def test_files_of_every_format_land_as_they_arrive_until_the_stop(tmp_path: Path
     assert "4.csv: there is no column 'a'" in driver.said()
     table = pipeline.warehouse.read("measurements/walk")
     assert table.count() == sum(map(len, days[:3]))
-    (row,) = pipeline.warehouse.read("quarantine").collect()
+    (row,) = pipeline.tables.rows("quarantine")
     assert row["reason"].startswith("file: there is no column 'a'") and row["source"] == str(inbox / "4.csv")
     # Files of another format give the same rows.
     landed = (
@@ -182,7 +182,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = folder_watch.FolderLanding(pipeline.warehouse, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.FolderLanding(pipeline.tables, pipeline.spec, Inbox([tmp_path], notes))
         landing.inbox.ready(0.0)
         for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
             landing.take(file, stamp)
@@ -192,17 +192,17 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     assert (look().rows, look().files) == (len(day), 0)
     os.utime(path, (1.0, 1.0))
     assert (look().rows, look().refused) == (0, 0)
-    assert pipeline.warehouse.read("measurements/walk").count() == len(day)
+    assert pipeline.tables.row_count("measurements/walk") == len(day)
     day.head(3).to_csv(path, index=False)
     assert look().refused == 1
-    (row,) = pipeline.warehouse.read("quarantine").collect()
+    (row,) = pipeline.tables.rows("quarantine")
     assert row["reason"].startswith("file: has changed since it landed")
     (tmp_path / "other.csv").write_text("id,at\n1,2024-03-01\n")
     with pytest.raises(
         UserError, match="other.csv: there is no column 'a'.*quarantine.fail_above allows no whole"
     ):
         look({"fail_above": 0.1})
-    assert pipeline.warehouse.read("measurements/walk").count() == len(day)
+    assert pipeline.tables.row_count("measurements/walk") == len(day)
 
 
 @pytest.mark.spark
@@ -224,4 +224,4 @@ def test_a_killed_landing_lands_each_file_once(tmp_path: Path) -> None:
     driver = Driver(pipeline, "ingest", "--model", "walk", "--input", str(inbox), "--trigger", "0.2")
     driver.wait_for(lambda: len(files(notes)) == len(days))
     assert driver.terminate() == 0, driver.said()
-    assert pipeline.warehouse.read("measurements/walk").count() == sum(map(len, days))
+    assert pipeline.tables.row_count("measurements/walk") == sum(map(len, days))

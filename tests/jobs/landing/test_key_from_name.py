@@ -1,4 +1,4 @@
-"""A file a key on its way into the measurements table: exactly once by name and content, in driver and workers."""
+"""A file a key on its way into the measurements table: exactly once by name and content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.report import Report
-from jobs.landing import landing
+from jobs.landing import file_groups
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -26,11 +26,11 @@ def land(pipeline: Pipeline, *paths: Path, changed: str = "refuse") -> Report:
     return ingest.run(pipeline.settings, "walk", [str(path) for path in paths], changed=changed)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("in_driver", [16 << 20, 0])
+@pytest.mark.parametrize("inline", [16 << 20, 0])
 def test_files_of_equal_rows_are_two_keys_and_land_once_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_driver: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
-    monkeypatch.setattr(landing, "IN_DRIVER_BYTES", in_driver)
+    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
     folder = tmp_path / "in"
     (tmp_path / "moved").mkdir()
     folder.mkdir()
@@ -40,7 +40,7 @@ def test_files_of_equal_rows_are_two_keys_and_land_once_each(
     (folder / "z.jsonl").write_text('{"at": "2024-03-01", "a": 3, "b": 1}\n{"at": "soon", "a": 4, "b": 1}\n')
     assert land(pipeline, folder).data["rows"] == 3
     assert rows(pipeline) == [("x", 1.0), ("y", 1.0), ("z", 3.0)]
-    kept = pipeline.warehouse.read("quarantine").select("payload").collect()
+    kept = pipeline.tables.rows("quarantine", columns=["payload"])
     assert sorted(json.loads(row["payload"])["id"] for row in kept) == ["x", "y", "z"]  # can be replayed
     shutil.move(folder / "x.csv", tmp_path / "moved" / "x.csv")
     again = land(pipeline, folder, tmp_path / "moved")

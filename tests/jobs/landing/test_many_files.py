@@ -14,10 +14,10 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.landing import small_files
 from jobs.landing.file_landing import file_state
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes
 from jobs.landing.landed_files import LandedFiles
+from jobs.landing.workers import Workers
 from jobs.storage.files import LocalFiles
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -31,16 +31,16 @@ KILLED = """
 import os, signal, sys
 from jobs import ingest
 from jobs.core.settings import Settings
-from jobs.spark.warehouse import Warehouse
+from jobs.storage.table_log import FileTable
 
-real = Warehouse.append_for_all
+real = FileTable.commit_for_all
 
-def killed(self, frame, table, *arguments):
-    if table != "quarantine":
+def killed(self, *arguments):
+    if self.name != "quarantine":
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, frame, table, *arguments)
+    return real(self, *arguments)
 
-Warehouse.append_for_all = killed
+FileTable.commit_for_all = killed
 warehouse, models, folder = sys.argv[1:]
 ingest.run(Settings.load(warehouse, models, "local[2,4]", quiet=True), "walk", [folder])
 """
@@ -55,11 +55,11 @@ def write_files(folder: Path, count: int, first: int = 0) -> None:
 
 
 def keys(pipeline: Pipeline) -> list[int]:
-    return sorted(int(row["id"]) for row in pipeline.warehouse.read(TABLE).select("id").collect())
+    return sorted(int(row["id"]) for row in pipeline.tables.rows(TABLE, columns=["id"]))
 
 
 def held(pipeline: Pipeline) -> list[int]:
-    rows = pipeline.warehouse.read("quarantine").select("payload").collect()
+    rows = pipeline.tables.rows("quarantine", columns=["payload"])
     return sorted(int(json.loads(row["payload"])["id"]) for row in rows)
 
 
@@ -81,7 +81,7 @@ def test_many_small_files_land_in_one_commit_that_names_each_of_them(tmp_path: P
     assert report.lines[0] == "landed 48 rows of 24 files for walk in 1 commit"
     assert (keys(pipeline), held(pipeline)) == (wanted(24, 1, 2), wanted(24, 3))
     assert len(commits(pipeline, TABLE)) == 2  # the table, and the rows
-    known = LandedFiles(pipeline.warehouse, "walk")
+    known = LandedFiles(pipeline.tables, "walk")
     numbers = known.numbers()
     for path in sorted(folder.iterdir()):
         file = file_state(str(path))
@@ -155,16 +155,15 @@ def test_a_file_that_cannot_be_read_leaves_the_others(
     pipeline.write_spec(random_walk_spec())
     notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
     (folder / "rows-0001c.csv").write_text("other,columns\n1,2\n")
-    watch = FolderLanding(pipeline.warehouse, pipeline.spec, Inbox([folder], notes))
-    read = small_files.FileLanding.read
+    watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([folder], notes))
+    write = Workers.run
 
-    def growing(self: Any, file: Any, *more: Any) -> Any:
-        found = read(self, file, *more)
-        if file.path.endswith("rows-0002.csv"):
-            Path(file.path).write_text(HEADER + "5,2024-03-01,1,1,still being written")
+    def growing(*arguments: Any) -> Any:
+        found = write(*arguments)
+        (folder / "rows-0002.csv").write_text(HEADER + "5,2024-03-01,1,1,still being written")
         return found
 
-    monkeypatch.setattr(small_files.FileLanding, "read", growing)
+    monkeypatch.setattr(Workers, "run", growing)
     watch.inbox.ready(0.0)
     watch.take_all(watch.inbox.ready(SETTLE_SECONDS))
     assert (watch.totals.files, watch.totals.refused, watch.totals.rows) == (2, 1, 0)
@@ -207,6 +206,6 @@ def test_a_file_of_which_every_row_is_rejected_ends_with_code_2_and_its_rows_are
     assert keys(pipeline) == [7, 7, 7]
     quarantine.replay(pipeline.settings, "walk")
     assert keys(pipeline) == [1, 2, 7, 7, 7]
-    assert {row["a"] for row in pipeline.warehouse.read(TABLE).select("a").collect()} == {1.5, 2.5}
+    assert {row["a"] for row in pipeline.tables.rows(TABLE, columns=["a"])} == {1.5, 2.5}
     ingest.run(pipeline.settings, "walk", [str(folder)])
     assert keys(pipeline) == [1, 2, 7, 7, 7]

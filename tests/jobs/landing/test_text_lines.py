@@ -15,7 +15,7 @@ from jobs import filter as offline
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing import landing, line_parts
+from jobs.landing import file_groups, line_parts
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -48,11 +48,11 @@ def rows(pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("in_driver", [16 << 20, 0])
+@pytest.mark.parametrize("inline", [16 << 20, 0])
 def test_lines_land_as_the_rows_of_a_csv_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_driver: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int
 ) -> None:
-    monkeypatch.setattr(landing, "IN_DRIVER_BYTES", in_driver)
+    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
     monkeypatch.setattr(line_parts, "PIECE_BYTES", 60)  # of many parts
     pipeline = Pipeline(tmp_path / "lines", random_walk_spec(line_pattern=PATTERN))
     path = written(tmp_path)
@@ -65,7 +65,7 @@ def test_lines_land_as_the_rows_of_a_csv_file(
     (tmp_path / "table" / "rows.csv").write_text(CSV)
     table.land_files(tmp_path / "table" / "rows.csv")
     assert repr(rows(pipeline)) == repr(rows(table))
-    held = [json.loads(row["payload"]) for row in pipeline.warehouse.read("quarantine").collect()]
+    held = [json.loads(row["payload"]) for row in pipeline.tables.rows("quarantine")]
     assert {row["_line"] for row in held} == {*BAD, r"[2024-03-02] boiler \xff: a=1 b=1"}
 
     path.write_bytes(path.read_bytes() + b"[2024-03-03] boiler z: a=1 b=1\n")

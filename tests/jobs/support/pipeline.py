@@ -26,6 +26,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import estimates, measurements
+from jobs.storage.warehouse import Tables
 from jobs.training.batch_filter import Batch, bucket_rows, packed_estimates
 
 MASTER = "local[2,4]"
@@ -75,6 +76,11 @@ class Pipeline:
             spark_session(self.settings, "tests", {"spark.sql.shuffle.partitions": "2"}),
             self.settings.warehouse,
         )
+
+    @property
+    def tables(self) -> Tables:
+        """The tables, without Spark."""
+        return Tables(self.settings.warehouse)
 
     def land(self, *frames: pd.DataFrame, suffix: str = ".parquet", history: bool = False) -> Report:
         """Land each frame as one file, in a commit of its own; return the last one's report."""

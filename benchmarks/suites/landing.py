@@ -1,0 +1,220 @@
+"""Measure the landing of files as users wait for it: whole cold processes, beside other ways to the same Delta rows.
+
+`python -m benchmarks.suites.landing` writes files once and lands them in new processes, in turn: `ours` is `ingest`,
+which checks each row; `copy` is pyarrow and delta-rs, `spark` Spark's own CSV to Delta with its start, `polars` Polars
+where it is installed: these take rows as they are. Seconds are those of the wall clock, memory is the sum of the peaks
+of a process and its children. `--quick` has a tenth of the rows. Writes `landing.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from benchmarks import results
+
+SPEC = """
+name: landing
+version: 1
+key: [sensor]
+time: at
+measurement: [value]
+states: [level]
+process: {kind: random_walk, variance: 1.0}
+observation: {R: [[1.0]]}
+initial: {diffuse: true}
+"""
+COPY = """
+import sys
+from glob import glob
+from deltalake import write_deltalake
+from pyarrow import csv, parquet
+for path in sorted(glob(sys.argv[1] + "/*")):
+    table = csv.read_csv(path) if path.endswith(".csv") else parquet.read_table(path)
+    write_deltalake(sys.argv[2], table, mode="append")
+"""
+SPARK = """
+import sys
+from jobs.core.settings import Settings
+from jobs.spark.session import spark_session
+spark = spark_session(Settings.load(sys.argv[2]), "copy")
+rows = spark.read.csv(sys.argv[1], header=True, schema="sensor string, at timestamp, value double, other double")
+rows.write.format("delta").save(sys.argv[2])
+"""
+POLARS = """
+import sys
+import polars
+polars.read_csv(sys.argv[1] + "/*.csv", try_parse_dates=True).write_delta(sys.argv[2])
+"""
+
+
+class Case(NamedTuple):
+    """Files to land: how many, of how many rows, with which ending; contenders besides ours."""
+
+    name: str
+    files: int
+    rows: int
+    ending: str
+    others: tuple[str, ...]
+
+    def write(self, folder: Path) -> None:
+        """Write the files."""
+        folder.mkdir()
+        draw = np.random.default_rng(self.files)
+        for number in range(self.files):
+            rows = np.arange(self.rows)
+            seconds = np.datetime64("2024-01-01", "s") + (rows // 100 + number * self.rows)
+            columns = {
+                "sensor": pa.array(np.char.add("sensor-", (rows % 100).astype(str))),
+                "at": pa.array(seconds.astype("datetime64[us]"), pa.timestamp("us", "UTC")),
+                "value": pa.array(draw.normal(20.0, 5.0, self.rows).round(6)),
+                "other": pa.array(draw.normal(0.0, 1.0, self.rows).round(4)),
+            }
+            path = folder / f"rows-{number:05}{self.ending}"
+            if self.ending == ".parquet":
+                pq.write_table(pa.table(columns), path)
+                continue
+            columns["at"] = pa.array(np.char.add(seconds.astype(str), "Z"))
+            pyarrow.csv.write_csv(pa.table(columns), path)
+
+
+def cases(share: float) -> list[Case]:
+    """Return the cases with a share of their rows."""
+    million = int(1_000_000 * share)
+    return [
+        Case("one CSV file of 1 M rows", 1, million, ".csv", ("copy", "spark", "polars")),
+        Case("8 CSV files of 1 M rows", 8, million, ".csv", ("copy", "spark", "polars")),
+        Case("8 Parquet files of 1 M rows", 8, million, ".parquet", ("copy",)),
+        Case("10,000 CSV files of 100 rows", int(10_000 * share), 100, ".csv", ()),
+    ]
+
+
+def command_of(contender: str, files: Path, table: Path) -> list[str]:
+    """Return the command by which a contender lands the files."""
+    if contender == "ours":
+        return [
+            sys.executable,
+            "-m",
+            "jobs.cli",
+            "--quiet",
+            "ingest",
+            "--model",
+            "landing",
+            "--input",
+            str(files),
+        ]
+    code = {"copy": COPY, "spark": SPARK, "polars": POLARS}[contender]
+    return [sys.executable, "-c", code, str(files), str(table)]
+
+
+def run(contender: str, files: Path, folder: Path) -> tuple[float, float]:
+    """Return the seconds of a new process, and the MB of its memory, with that of its children."""
+    table = folder / "warehouse"
+    shutil.rmtree(table, ignore_errors=True)
+    own = {
+        "KALMAN_WAREHOUSE": str(table),
+        "KALMAN_MODELS": str(folder),
+        "PYTHONPATH": str(results.ROOT),
+    }
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        command_of(contender, files, table),
+        env={**os.environ, **own},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    peaks: dict[int, int] = {}
+    watcher = threading.Thread(target=_watch, args=(process, peaks))
+    watcher.start()
+    _, said = process.communicate()
+    seconds = time.perf_counter() - began
+    watcher.join()
+    if process.returncode:
+        raise RuntimeError(f"{contender}: {said.decode(errors='replace')[-2000:]}")
+    return seconds, sum(peaks.values()) / 1e6
+
+
+def _watch(process: subprocess.Popen[bytes], peaks: dict[int, int]) -> None:
+    """Note the peak of the memory that each process of a tree has for itself, until it ends."""
+    while process.poll() is None:
+        try:
+            of = psutil.Process(process.pid)
+            for one in (of, *of.children(recursive=True)):
+                there = one.memory_full_info()
+                peaks[one.pid] = max(peaks.get(one.pid, 0), there.uss)
+        except psutil.Error:
+            pass
+        time.sleep(0.05)
+
+
+def measure(share: float, runs: int) -> Iterator[dict[str, Any]]:
+    """Yield the result of each contender in each case."""
+    folder = Path(tempfile.mkdtemp(prefix="kalman-landing-"))
+    (folder / "landing.yaml").write_text(SPEC)
+    try:
+        for place, case in enumerate(cases(share)):
+            files = folder / f"files-{place}"
+            case.write(files)
+            others = [one for one in case.others if one != "polars" or importlib.util.find_spec("polars")]
+            begun = results.begun(os.getloadavg()[0])
+            found: dict[str, list[tuple[float, float]]] = {}
+            for _ in range(runs):
+                for contender in ("ours", *others):
+                    found.setdefault(contender, []).append(run(contender, files, folder))
+            for contender, taken in found.items():
+                yield {
+                    "case": case.name,
+                    "rows": case.files * case.rows,
+                    "what": contender,
+                    "seconds": results.spread([seconds for seconds, _ in taken]),
+                    "memory_mb": results.spread([memory for _, memory in taken]),
+                    **begun,
+                }
+            shutil.rmtree(files)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.suites.landing",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=results.RESULTS / "landing.json")
+    given = parser.parse_args()
+    found = []
+    for one in measure(0.1 if given.quick else 1.0, given.runs):
+        found.append(one)
+        print(
+            f"{one['case']}: {one['what']} {one['seconds']['median']:.2f} s, "
+            f"{one['memory_mb']['median']:,.0f} MB",
+            flush=True,
+        )
+    document = {"machine": results.machine(), "results": found}
+    given.output.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

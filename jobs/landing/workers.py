@@ -1,0 +1,192 @@
+"""Processes of this machine that write pieces of files: started once a command, and only if there is work for several.
+
+A process reads tasks from its standard input until that ends, as it does when the command ends, however it ends. What
+a task has written then is part of no table.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import IO, Any, Self
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.landing.written_pieces import WritingTask, Written, write_pieces
+
+_COMMAND = "from jobs.landing.workers import serve; serve()"
+_LENGTH = struct.Struct(">Q")
+_LOCAL = re.compile(r"local\[(\d+)")
+
+
+class WorkerEnded(UserError):
+    """A process ended within a task, of which nothing has landed."""
+
+
+class Workers:
+    """Runs tasks in this process and others, as many as there are cores.
+
+    Args:
+        master: Spark's master URL; a number of local threads in it is the number of processes.
+    """
+
+    def __init__(self, master: str = "") -> None:
+        asked = _LOCAL.match(master)
+        cores = len(os.sched_getaffinity(0))
+        self.count = max(1, min(cores, int(asked[1])) if asked else cores)
+        self._others: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start the other processes, unless they run."""
+        while len(self._others) < self.count - 1:
+            self._others.append(_Worker())
+
+    def close(self) -> None:
+        """End the other processes, whatever they do."""
+        others, self._others = self._others, []
+        for one in others:
+            one.end()
+
+    def run(self, tasks: Sequence[WritingTask], on_read: Callable[[int], None]) -> list[Written]:
+        """Return what the tasks have written, in the order of the tasks.
+
+        Args:
+            tasks: of one group of files.
+            on_read: is called with the bytes that are read, by any thread.
+
+        Raises:
+            WorkerEnded: a process was killed.
+            OSError: a file cannot be written.
+        """
+        left = deque(enumerate(tasks))
+        found: dict[int, Written] = {}
+        errors: list[BaseException] = []
+
+        def work(write: Callable[[WritingTask, Callable[[int], None]], Written]) -> None:
+            while not errors:
+                try:
+                    place, task = left.popleft()
+                except IndexError:
+                    return
+                try:
+                    found[place] = write(task, on_read)
+                except BaseException as error:  # the first one is raised below
+                    errors.append(error)
+
+        if len(tasks) > 1:
+            self.start()
+        threads = [threading.Thread(target=work, args=(one.write,)) for one in self._others[: len(tasks) - 1]]
+        for thread in threads:
+            thread.start()
+        work(write_pieces)
+        if errors:
+            self.close()  # ends what the others do
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return [found[place] for place in range(len(tasks))]
+
+
+class _Worker:
+    """Another process, and its end of the pipes."""
+
+    def __init__(self) -> None:
+        path = os.pathsep.join(one or os.getcwd() for one in sys.path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def write(self, task: WritingTask, on_read: Callable[[int], None]) -> Written:
+        """Let the process run a task.
+
+        Raises:
+            WorkerEnded: it was killed.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            _send(self._process.stdin, task)
+            while True:
+                kind, value = _receive(self._process.stdout)
+                if kind == "read":
+                    on_read(value)
+                elif kind == "error":
+                    raise value
+                else:
+                    return value
+        except (EOFError, BrokenPipeError) as error:
+            code = self._process.wait()
+            how = f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
+            raise WorkerEnded(
+                f"a process that read {task.files[0].path} {how}, and nothing of the file has landed: see that the "
+                "machine has memory enough, and run the command again",
+                RUN_FAILED,
+            ) from error
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    pass
+
+
+def serve() -> None:
+    """Run tasks that standard input brings, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    while True:
+        try:
+            task = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            _send(answers, ("written", write_pieces(task, lambda size: _send(answers, ("read", size)))))
+        except BrokenPipeError:
+            return
+        except Exception as error:
+            _send(answers, ("error", error))
+
+
+def _send(pipe: IO[bytes], value: Any) -> None:
+    content = pickle.dumps(value)
+    pipe.write(_LENGTH.pack(len(content)) + content)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    head = pipe.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        raise EOFError
+    (size,) = _LENGTH.unpack(head)
+    content = pipe.read(size)
+    if len(content) < size:
+        raise EOFError
+    return pickle.loads(content)

@@ -1,0 +1,309 @@
+"""Read, check, write and count pieces of files: the one function by which rows of files become files of tables.
+
+Any process can run a task: what it returns names the files that it wrote, which no table has until the driver commits
+them (`jobs.landing.file_landing`).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.reading import Piece, reader_of
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.part_files import PartFile, PartWriter, remove
+from jobs.storage.quarantine import PAYLOAD, REASON
+
+ORIGIN, LANDED_AT = "_origin", "_landed_at"
+_TEXTS = ("model", "payload", "reason", "source", "position", "generation", "id")
+REJECTED = pa.schema(
+    [(name, pa.string()) for name in _TEXTS]
+    + [("batch_id", pa.int64()), ("quarantined_at", pa.timestamp("us", "UTC"))]
+)
+"""Columns of the quarantine that rejected rows of files have."""
+
+
+class FilePieces(NamedTuple):
+    """Pieces of a file, in order.
+
+    path: of the file; origin: `_origin` of its rows; position: of its rejected rows in the quarantine, None if these
+    are there already.
+    """
+
+    path: str
+    origin: str
+    position: str | None
+    pieces: Sequence[Piece]
+
+
+class Target(NamedTuple):
+    """Where files of a table are written: its folder, their columns, and how (`PartWriter`)."""
+
+    folder: str
+    schema: pa.Schema
+    full: int
+    indexed: int
+
+
+class WritingTask(NamedTuple):
+    """Files whose pieces become files of the measurements and of the quarantine.
+
+    name: prefix of the names of the written files; landed_at: microseconds since 1970.
+    """
+
+    spec: ModelSpec
+    key_types: KeyTypes
+    files: Sequence[FilePieces]
+    accepted: Target
+    rejected: Target
+    name: str
+    landed_at: int
+
+
+@dataclass
+class RowCounts:
+    """Counts of checked rows of a file.
+
+    rows: accepted; span: their first and last time in microseconds; reasons: rejected rows by reason; examples: the
+    payload of a rejected row for each reason; repeats: accepted rows beyond the first of each key and time, at least.
+    """
+
+    rows: int = 0
+    span: tuple[int, int] | tuple[None, None] = (None, None)
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    repeats: int = 0
+
+    def add(self, other: RowCounts) -> None:
+        """Count the rows of a later piece, too."""
+        self.rows += other.rows
+        spans = [one for one in (self.span, other.span) if one[0] is not None and one[1] is not None]
+        if spans:
+            self.span = min(first for first, _ in spans), max(last for _, last in spans)
+        self.reasons.update(other.reasons)
+        self.examples = {**other.examples, **self.examples}
+        self.repeats += other.repeats
+
+
+class Written(NamedTuple):
+    """What a task has done: the counts of each of its files, or why it cannot be read, and the files that it wrote."""
+
+    counts: Sequence[RowCounts | UserError]
+    accepted: Sequence[PartFile]
+    rejected: Sequence[PartFile]
+
+
+def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
+    """Write the rows of pieces, and count them; without a single file if one of the pieces cannot be read.
+
+    Args:
+        task: what is written.
+        on_read: is called with the bytes that are read, after each piece.
+    """
+    tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
+    counts: list[RowCounts | UserError] = []
+    whole = False
+    try:
+        for file in task.files:
+            try:
+                counts.append(_write_file(task, file, tables, on_read))
+            except UserError as error:
+                counts.append(error)
+        whole = not any(isinstance(one, UserError) for one in counts)
+        return Written(counts, *(table.end() if whole else [] for table in tables))
+    except BaseException:
+        whole = False
+        raise
+    finally:
+        if not whole:
+            for table in tables:
+                table.abandon()
+
+
+class _Table:
+    """Writes rows into files of about `ROWS_A_FILE` rows."""
+
+    def __init__(self, target: Target, name: str) -> None:
+        self._folder = target.folder
+        self._writer = PartWriter(target.folder, name, target.full, target.indexed)
+        self._rows, self._done = 0, list[PartFile]()
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._rows += rows.num_rows
+        self._done += self._writer.add(rows)
+        if self._rows >= ROWS_A_FILE:
+            self.end()
+
+    def end(self) -> list[PartFile]:
+        """Complete the current file, and return all."""
+        self._rows = 0
+        self._done += self._writer.end()
+        return self._done
+
+    def abandon(self) -> None:
+        self._writer.abandon()
+        remove(self._folder, self._done)
+
+
+def _write_file(
+    task: WritingTask, file: FilePieces, tables: tuple[_Table, _Table], on_read: Callable[[int], None]
+) -> RowCounts:
+    """Write the rows of the pieces of one file.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    total, places = RowCounts(), _Places(task.spec)
+    accepted, rejected = tables
+    reader = reader_of(task.spec, file.path)
+    for piece in file.pieces:
+        for batch in reader.read(piece.part, task.key_types):
+            good, bad = _divided(batch)
+            if bad is not None and piece.rejected:
+                total.add(_count_rejected(bad))
+                if file.position is not None:
+                    rejected.add(_as_rejected(task, bad, file.path, file.position))
+            if good.num_rows:
+                times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
+                total.add(RowCounts(len(times), (int(times.min()), int(times.max()))))
+                places.add(good)
+                accepted.add(_as_accepted(task, good, file.origin))
+        on_read(piece.size)
+    total.repeats = places.repeats()
+    return total
+
+
+def _divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return the accepted rows of a batch, and the rejected ones if there are any."""
+    reason = batch.column(REASON)
+    if reason.null_count == len(reason):
+        return batch, None
+    return batch.filter(reason.is_null()), batch.filter(reason.is_valid())
+
+
+def _count_rejected(bad: pa.RecordBatch) -> RowCounts:
+    reasons, payloads = (bad.column(name).to_pylist() for name in (REASON, PAYLOAD))
+    examples = dict(zip(reversed(reasons), reversed(payloads), strict=True))
+    return RowCounts(reasons=Counter(reasons), examples=examples)
+
+
+def _as_accepted(task: WritingTask, rows: pa.RecordBatch, origin: str) -> pa.RecordBatch:
+    """Return accepted rows with the columns of the measurements."""
+    count = rows.num_rows
+    own = {
+        ORIGIN: arrow.repeated(origin, count),
+        LANDED_AT: arrow.times(np.full(count, task.landed_at), np.ones(count, bool)),
+    }
+    # Names of the spec and of the table may differ in case, as in Spark.
+    have = {name.casefold(): rows.column(name) for name in task.spec.columns} | own
+    return _typed(task.accepted.schema, have)
+
+
+def _as_rejected(task: WritingTask, bad: pa.RecordBatch, path: str, position: str) -> pa.RecordBatch:
+    """Return rejected rows with the columns of the quarantine."""
+    return rejected_rows(
+        task.rejected.schema,
+        task.spec.name,
+        bad.column(REASON),
+        bad.column(PAYLOAD),
+        (path, position),
+        task.landed_at,
+    )
+
+
+def rejected_rows(
+    schema: pa.Schema,
+    model: str,
+    reasons: pa.Array,
+    payloads: pa.Array,
+    place: tuple[str, str],
+    landed_at: int,
+) -> pa.RecordBatch:
+    """Return N rejected rows with the columns of the quarantine, each with an id.
+
+    Args:
+        schema: the columns.
+        model: name of the model.
+        reasons: (N,) why each row is rejected.
+        payloads: (N,) the rows.
+        place: where they came from, and their place there as JSON.
+        landed_at: microseconds since 1970.
+    """
+    count = len(reasons)
+    have = {
+        "model": arrow.repeated(model, count),
+        "payload": payloads,
+        "reason": reasons,
+        "source": arrow.repeated(place[0], count),
+        "position": arrow.repeated(place[1], count),
+        "quarantined_at": arrow.times(np.full(count, landed_at), np.ones(count, bool)),
+        "id": arrow.texts(list(_ids(count))),
+        "generation": pa.nulls(count, pa.string()),
+        "batch_id": pa.nulls(count, pa.int64()),
+    }
+    return _typed(schema, have)
+
+
+def _typed(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+    columns = [have[one.name.casefold()].cast(one.type) for one in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _ids(count: int) -> Iterator[str]:
+    """Yield random identities (UUID, version 4)."""
+    digits = secrets.token_hex(16 * count)
+    for at in range(0, 32 * count, 32):
+        some = digits[at : at + 32]
+        yield f"{some[:8]}-{some[8:12]}-4{some[13:16]}-a{some[17:20]}-{some[20:]}"
+
+
+class _Places:
+    """Counts the rows that repeat key and time of another one, among `ROWS_A_FILE` rows at once."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._keys, self._time = list(spec.key), spec.time
+        self._held: list[pa.RecordBatch] = []
+        self._rows = self._repeats = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._held.append(rows.select([*self._keys, self._time]))
+        self._rows += rows.num_rows
+        if self._rows >= ROWS_A_FILE:
+            self.repeats()
+
+    def repeats(self) -> int:
+        if self._held:
+            rows, self._held, self._rows = pa.Table.from_batches(self._held), [], 0
+            self._repeats += count_repeats(rows, self._keys, self._time)
+        return self._repeats
+
+
+def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
+    """Return how many rows have key columns and time of another row before them."""
+    times = arrow.to_numpy(rows.column(time).combine_chunks().cast(pa.int64()))
+    codes = np.zeros(len(times), np.int64)
+    for name in keys:
+        encoded = rows.column(name).combine_chunks().dictionary_encode()
+        codes = codes * len(encoded.dictionary) + arrow.to_numpy(encoded.indices)
+        if name != keys[-1]:
+            codes = np.unique(codes, return_inverse=True)[1]  # so that the products stay small
+    if not (_in_order(times, codes) or _in_order(codes, times)):
+        order = np.lexsort((times, codes))
+        times, codes = times[order], codes[order]
+    return int(((times[1:] == times[:-1]) & (codes[1:] == codes[:-1])).sum())
+
+
+def _in_order(first: np.ndarray, second: np.ndarray) -> bool:
+    """Tell if pairs ascend, so that equal ones are neighbours."""
+    step = first[1:] - first[:-1]
+    return bool(((step > 0) | (step == 0) & (second[1:] >= second[:-1])).all())
