@@ -74,7 +74,7 @@ def run(
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
-    told = [*dialects(spec, files_of(input, spec)), *_told(spec, source, rows)]
+    told = [*dialects(spec, files_of(input, spec)), *_told(spec, source, rows, files_of(input, spec))]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)
@@ -99,11 +99,12 @@ def run(
     return Report(lines, {**report.data, **prior.data}, errors=errors, error_code=INPUT_ERROR)
 
 
-def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
-    """Return what mends rejected rows, and notes about repeats and times."""
+def _told(spec: ModelSpec, source: Source, rows: ParsedRows, paths: list[Path]) -> list[str]:
+    """Return what mends rejected rows, and notes about repeats, missing measurements and times."""
     import numpy as np
 
     from jobs.encoding import arrow
+    from jobs.landing.absent_values import absent_notes
     from jobs.landing.payloads import payloads
     from jobs.landing.rejected import advice, doubtful_epoch, repeated
 
@@ -117,6 +118,8 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
     if repeats and spec.duplicates is None:
         lines.append(repeated(repeats))
+    absent = {name: int(np.isnan(rows.y[place][good]).sum()) for place, name in enumerate(spec.measurement)}
+    lines += absent_notes(spec, absent, len(good), paths)
     if len(good):
         doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
         lines += [] if doubt is None else [f"note: {doubt}"]

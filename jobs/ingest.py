@@ -5,6 +5,7 @@ Landing is idempotent, and a retry after a crash completes the missing commits (
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -121,6 +122,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
+    from jobs.landing.absent_values import absent_notes
     from jobs.landing.rejected import advice, doubtful_epoch, explained, repeated
     from jobs.specs.sections import PRETRAINED
 
@@ -151,6 +153,8 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         lines.append(repeated(repeats))
     doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
     lines += [f"note: {doubt}" for doubt in doubts]
+    absent = sum((one.counts.absent for one in new), Counter[str]())
+    lines += absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
@@ -173,6 +177,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "quarantined": quarantined,
             "reasons": reasons,
             "repeats": repeats,
+            "absent": dict(+absent),
             "files_rejected": [one.path for one in lost],
             "commits": len(versions),
             "version": versions[-1] if versions else None,
