@@ -104,9 +104,9 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows, paths: list[Path]) 
     import numpy as np
 
     from jobs.encoding import arrow
-    from jobs.landing.absent_values import absent_notes
     from jobs.landing.payloads import payloads
     from jobs.landing.rejected import advice, doubtful_epoch, repeated
+    from jobs.landing.values.absent_values import absent_in
 
     bad = rows.reason != None  # noqa: E711 - elementwise
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
@@ -118,8 +118,7 @@ def _told(spec: ModelSpec, source: Source, rows: ParsedRows, paths: list[Path]) 
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], rows.time[good]]), axis=1).T)
     if repeats and spec.duplicates is None:
         lines.append(repeated(repeats))
-    absent = {name: int(np.isnan(rows.y[place][good]).sum()) for place, name in enumerate(spec.measurement)}
-    lines += absent_notes(spec, absent, len(good), paths)
+    lines += [f"note: {note}" for note in absent_in(spec, rows, paths)]
     if len(good):
         doubt = doubtful_epoch(spec, int(rows.time[good].min()), int(rows.time[good].max()))
         lines += [] if doubt is None else [f"note: {doubt}"]

@@ -92,9 +92,9 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     from jobs.core.input_files import find_files
     from jobs.landing.file_groups import land_all, needs_workers
     from jobs.landing.file_landing import FileLanding, file_size
-    from jobs.landing.keys import key_types_of
     from jobs.landing.reading import endings_of, file_schema
     from jobs.landing.target_table import prepare
+    from jobs.landing.values.keys import key_types_of
     from jobs.landing.workers import Workers
     from jobs.offline.whole_files import dialects
     from jobs.storage.warehouse import Tables
@@ -122,22 +122,20 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.absent_values import absent_notes
-    from jobs.landing.rejected import advice, doubtful_epoch, explained, repeated
+    from jobs.landing.rejected import advice, explained
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
     rows = sum(one.rows for one in new)
-    reasons: dict[str, int] = {}
-    for one in landed:
-        for reason, count in one.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+    reasons = dict(sum((Counter(one.reasons) for one in landed), Counter[str]()))
     quarantined = sum(reasons.values())
     known = sum(one.before for one in landed)
-    kind = " of history" if history else ""
     versions = sorted({one.version for one in new if one.version is not None})
     commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
-    lines = [f"landed {plural(rows, 'row')}{kind} of {plural(len(new), 'file')} for {spec.name}{commits}"]
+    of_history = " of history" if history else ""
+    lines = [
+        f"landed {plural(rows, 'row')}{of_history} of {plural(len(new), 'file')} for {spec.name}{commits}"
+    ]
     lines += written
     if known:
         lines.append(f"skipped {plural(known, 'file')} that had already landed")
@@ -148,13 +146,9 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         )
         examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
         lines += [f"  {line}" for line in advice(spec, reasons, examples)]
-    repeats = sum(one.counts.repeats for one in new)
-    if repeats and spec.duplicates is None:
-        lines.append(repeated(repeats))
-    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
-    lines += [f"note: {doubt}" for doubt in doubts]
     absent = sum((one.counts.absent for one in new), Counter[str]())
-    lines += absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
+    repeats = sum(one.counts.repeats for one in new)
+    lines += _remarks(spec, new, absent, repeats)
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
@@ -185,6 +179,18 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         errors=[_all_rejected(spec, one, explained) for one in lost],
         error_code=INPUT_ERROR,
     )
+
+
+def _remarks(spec: ModelSpec, new: list[Landed], absent: Counter[str], repeats: int) -> list[str]:
+    """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement."""
+    from jobs.landing.rejected import doubtful_epoch, repeated
+    from jobs.landing.values.absent_values import absent_notes
+
+    rows = sum(one.rows for one in new)
+    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
+    notes = absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
+    repeat = [repeated(repeats)] if repeats and spec.duplicates is None else []
+    return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
 
 
 def _all_rejected(

@@ -16,8 +16,8 @@ from jobs.choosing.table import Table
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.number_writing import ABSENT, NUMERIC
-from jobs.landing.numbers import numbers_of, rules_of
+from jobs.landing.values.number_writing import ABSENT, NUMERIC
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
 

@@ -32,11 +32,11 @@ from jobs.core.report import plural
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
-from jobs.landing.absent_values import absent_notes
 from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.values.absent_values import absent_in
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.whole_files import files_of
@@ -180,11 +180,9 @@ def find(input: str, wishes: Wishes) -> Found:
         final = finish(series, [one.name for one in measurements], choice, unit, rhythm.step_in_units)
     with phase("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    good = parsed.reason == None  # noqa: E711 - elementwise
-    absent = {name: int(np.isnan(parsed.y[place][good]).sum()) for place, name in enumerate(measured)}
     notes += [
         *marked,
-        *(note.removeprefix("note: ") for note in absent_notes(spec, absent, int(good.sum()), table.files)),
+        *absent_in(spec, parsed, table.files),
         *_doubts(table, roles, keys, parsed, final),
         *long_series(rows, len(final.definition["states"])),
     ]

@@ -21,8 +21,8 @@ from jobs.landing.csv_parquet import (
 )
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
-from jobs.landing.number_writing import Writing, find_writing
 from jobs.landing.raw_rows import BYTES, CORRUPT, Source, joined
+from jobs.landing.values.number_writing import Writing, find_writing
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
 

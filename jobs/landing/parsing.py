@@ -22,9 +22,9 @@ from jobs.core.times import (
     local_us,
 )
 from jobs.encoding import arrow
-from jobs.landing.keys import codes_of_ids, codes_of_keys
-from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.keys import codes_of_ids, codes_of_keys
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]

@@ -10,9 +10,9 @@ from typing import Any
 
 from jobs.core.report import plural
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
-from jobs.landing.keys import NOT_WHOLE
-from jobs.landing.number_writing import setting_of, setting_text
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
+from jobs.landing.values.keys import NOT_WHOLE
+from jobs.landing.values.number_writing import setting_of, setting_text
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5

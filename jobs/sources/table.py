@@ -19,9 +19,9 @@ from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
-from jobs.landing.keys import key_types_of
 from jobs.landing.raw_rows import Source as Columns
 from jobs.landing.target_table import prepare
+from jobs.landing.values.keys import key_types_of
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (
     NOTHING,

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
-from jobs.landing.number_writing import find_writing
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.rejected import explained
+from jobs.landing.values.number_writing import find_writing
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.specs.files import Files
 
 Floats = NDArray[np.float64]

@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.landing.csv_parquet import read_schema
 from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, is_json, object_of
+from jobs.landing.parsing import ParsedRows
 from jobs.landing.text_lines import is_text
 from jobs.specs.model_spec import ModelSpec
 
@@ -34,8 +37,18 @@ def absent_notes(
         if count := absent.get(name, 0):
             causes = (_cause(Path(path), name) for path in paths[:MOST_FILES])
             cause = next((one for one in causes if one is not None), "")
-            notes.append(f"note: {name} is missing in {count:,} of {plural(rows, 'row')}{cause}")
+            notes.append(f"{name} is missing in {count:,} of {plural(rows, 'row')}{cause}")
     return notes
+
+
+def absent_in(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | Path]) -> list[str]:
+    """Return the notes of `absent_notes` on parsed rows."""
+    accepted = rows.reason == None  # noqa: E711 - elementwise
+    counts = {
+        name: int(np.isnan(values[accepted]).sum())
+        for name, values in zip(spec.measurement, rows.y, strict=True)
+    }
+    return absent_notes(spec, counts, int(accepted.sum()), paths)
 
 
 def _cause(path: Path, name: str) -> str | None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.numbers import NumberRules
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.numbers import NumberRules
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 
