@@ -167,12 +167,12 @@ def _names_series(name: str) -> bool:
 
 
 def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column that is called like a key, and whose texts are devices, or tell a measurement's values apart."""
+    """Return a column that is called like devices, or like a key and tells a measurement's values apart."""
     for name in candidates:
         codes = _codes(table, name)
         if codes.max() == 0 or KEY.search(name) is None and not _names_series(name):
             continue
-        if _names_series(name) and name in roles.texts and np.median(np.bincount(codes)) >= OFTEN:
+        if _names_series(name) and np.median(np.bincount(codes)) >= OFTEN:
             return name
         if any(_share_between(codes, one.values) > APART for one in roles.measurements):
             return name

@@ -58,6 +58,8 @@ def devices(
         ("device_id", ["d1", "d2", "d3"]),
         ("room", ["kitchen", "bath", "bedroom", "hall"]),
         ("sensor", ["s-1", "s-2"]),
+        ("device_id", ["101", "102", "107"]),
+        ("station", ["1", "2"]),
         ("entity_id", ["sensor.a", "sensor.b", "sensor.c", "sensor.d", "sensor.e"]),
         ("meterName", ["north", "south", "west"]),
         ("Zimmer", ["Bad", "Küche", "Flur"]),
