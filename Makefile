@@ -98,6 +98,7 @@ bench: $(BENCH) ## Measure against Spark's limit and state by the key (half an h
 
 bench-quick: $(BENCH) ## The same in three minutes, for a look
 	$(BIN)/python -m benchmarks.run --quick
+	$(BIN)/python -m benchmarks.suites.landing --quick --runs 1 --output /tmp/landing-quick.json
 
 bench-filters: $(BENCH) ## Measure the filters alone beside filterpy and simdkalman (two minutes, one thread)
 	$(BIN)/python -m benchmarks.suites.filters

@@ -189,7 +189,8 @@ def _remarks(spec: ModelSpec, new: list[Landed], absent: Counter[str], repeats: 
     rows = sum(one.rows for one in new)
     doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
     notes = absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
-    repeat = [repeated(repeats)] if repeats and spec.duplicates is None else []
+    in_parts = any(one.counts.parts > 1 for one in new)
+    repeat = [repeated(repeats, in_parts)] if repeats and spec.duplicates is None else []
     return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
 
 

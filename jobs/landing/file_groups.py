@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ from jobs.landing.written_pieces import (
     RowCounts,
     Target,
     WritingTask,
+    Written,
     rejected_rows,
 )
 from jobs.storage.measurements_table import KeyTypes
@@ -132,26 +133,6 @@ class _Attempt:
     stale: bool = False
 
 
-class _Counted(NamedTuple):
-    """A plan whose rows are written, and their counts."""
-
-    plan: FilePlan
-    counts: RowCounts
-
-    @property
-    def file(self) -> FileState:
-        """Return the file as it was when it was planned."""
-        return self.plan.file
-
-
-class _WrittenGroup(NamedTuple):
-    """A group of which all files are written: their counts, and the files of the tables."""
-
-    counted: list[_Counted]
-    accepted: list[PartFile]
-    rejected: list[PartFile]
-
-
 def _land_group(
     landing: FileLanding,
     files: Sequence[FileState],
@@ -207,11 +188,11 @@ def _write_and_commit(
     done = False
     try:
         written = _write(landing, plans, key_types, tables, on_read, tried)
-        if written is not None:
+        if not tried.errors:
             with landing.warehouse.lock(f"ingest-{landing.spec.name}"):
-                _check_again(landing, written, tried)
+                _check_again(landing, plans, tried)
                 if not tried.errors and not tried.stale:
-                    tried.landed += _commit(landing, written, tables)
+                    tried.landed += _commit(landing, plans, written, tables)
                     done = True
     finally:
         if not done:
@@ -260,8 +241,8 @@ def _write(
     tables: _GroupTables,
     on_read: OnRead,
     tried: _Attempt,
-) -> _WrittenGroup | None:
-    """Write the rows of files; None if one cannot land, which `tried` then says."""
+) -> list[Written]:
+    """Write the rows of files and count them; say in `tried` which cannot land."""
     given = [
         FilePieces(
             one.file.path,
@@ -285,25 +266,18 @@ def _write(
         for number, some in enumerate(cut)
     ]
     written = landing.workers.run(tasks, on_read)
-    counted = [_Counted(one, RowCounts()) for one in plans]
     for some, done in zip(cut, written, strict=True):
         for (place, _), counts in zip(some, done.counts, strict=True):
             if isinstance(counts, UserError):
                 tried.errors.setdefault(plans[place].file.path, counts)
             else:
-                counted[place].counts.add(counts)
+                plans[place].counts.add(counts)
     limit = landing.spec.quarantine
-    for (file, known, _), counts in counted:
-        if not known.kept and too_many(limit, counts.reasons, counts.rows):
-            error = refusal(limit, counts.reasons, counts.rows, file.path, INPUT_ERROR)
-            tried.errors.setdefault(file.path, error)
-    if tried.errors:
-        return None
-    return _WrittenGroup(
-        counted,
-        [part for one in written for part in one.accepted],
-        [part for one in written for part in one.rejected],
-    )
+    for one in plans:
+        if not one.known.kept and too_many(limit, one.counts.reasons, one.counts.rows):
+            error = refusal(limit, one.counts.reasons, one.counts.rows, one.file.path, INPUT_ERROR)
+            tried.errors.setdefault(one.file.path, error)
+    return written
 
 
 def _cut(files: Sequence[FilePieces], processes: int) -> list[list[tuple[int, list[Piece]]]]:
@@ -326,43 +300,46 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[tuple[int, li
     return tasks
 
 
-def _check_again(landing: FileLanding, written: _WrittenGroup, tried: _Attempt) -> None:
+def _check_again(landing: FileLanding, plans: list[FilePlan], tried: _Attempt) -> None:
     """Check that the rows of files that are written are still the right ones; else say so in `tried`."""
     numbers = landing.landed.numbers()
-    for (file, known, _), _ in written.counted:
+    for one in plans:
         try:
-            now = landing.still(file, known, numbers)
+            now = landing.still(one.file, one.known, numbers)
         except UserError as error:
-            tried.errors[file.path] = error
+            tried.errors[one.file.path] = error
         else:
-            tried.stale |= now.landed or now.kept != known.kept
+            tried.stale |= now.landed or now.kept != one.known.kept
 
 
-def _commit(landing: FileLanding, written: _WrittenGroup, tables: _GroupTables) -> list[Landed]:
-    """Commit the rejected rows of some files, then the accepted ones."""
-    bad = [one for one in written.counted if one.counts.reasons and not one.plan.known.kept]
+def _commit(
+    landing: FileLanding, plans: list[FilePlan], written: list[Written], tables: _GroupTables
+) -> list[Landed]:
+    """Commit the rejected rows of files, then the accepted ones."""
+    bad = [one for one in plans if one.counts.reasons and not one.known.kept]
     if bad:
         landing.warehouse.create(TABLE, QUARANTINE)
         tables.rejected.ready(REJECTED)
-        _commit_files(tables.rejected, written.rejected, _transactions(landing, bad), {})
+        parts = [part for one in written for part in one.rejected]
+        _commit_files(tables.rejected, parts, _transactions(landing, bad), {})
     # Also without a row: else a file of which all rows were rejected would land when the spec has been mended,
     # and once more when the rejected rows are replayed.
-    new = [one for one in written.counted if one.counts.rows or one.counts.reasons]
+    new = [one for one in plans if one.counts.rows or one.counts.reasons]
     version = None
     if new:
         metadata = {"userMetadata": json.dumps(_detail(landing, new))}
-        version = _commit_files(tables.accepted, written.accepted, _transactions(landing, new), metadata)
-    kept = {one.file for one in bad}
+        parts = [part for one in written for part in one.accepted]
+        version = _commit_files(tables.accepted, parts, _transactions(landing, new), metadata)
     return [
         Landed(
             one.file.path,
             one.counts.rows,
-            dict(sorted(one.counts.reasons.items())) if one.file in kept else {},
+            {} if one.known.kept else dict(sorted(one.counts.reasons.items())),
             version if one.counts.rows else None,
-            note=landing.note_of(one.file.path, one.plan.known),
+            note=landing.note_of(one.file.path, one.known),
             counts=one.counts,
         )
-        for one in written.counted
+        for one in plans
     ]
 
 
@@ -378,7 +355,7 @@ def _commit_files(
     return commit_or_remove(table, parts, lambda parts: table.commit_for_all(parts, transactions, metadata))
 
 
-def _detail(landing: FileLanding, new: list[_Counted]) -> dict[str, Any]:
+def _detail(landing: FileLanding, new: list[FilePlan]) -> dict[str, Any]:
     """Return what the metadata of the commit of accepted rows say."""
     files = [detail_of(one.file, one.counts.rows) for one in new]
     total = RowCounts()
@@ -388,7 +365,7 @@ def _detail(landing: FileLanding, new: list[_Counted]) -> dict[str, Any]:
     return files[0] | times if len(files) == 1 else {"files": files, "rows": total.rows, **times}
 
 
-def _transactions(landing: FileLanding, files: list[_Counted]) -> list[tuple[str, int]]:
+def _transactions(landing: FileLanding, files: list[FilePlan]) -> list[tuple[str, int]]:
     return [transaction(landing.spec.name, one.file.path, one.file.digest) for one in files]
 
 

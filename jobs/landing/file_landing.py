@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.landing.appended import can_be_appended_to, end_of
+from jobs.landing.csv_parquet import begins_record
+from jobs.landing.json_rows import is_array, is_json
 from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers
 from jobs.landing.reading import Piece, pieces_of
+from jobs.landing.text_lines import is_text
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec
@@ -64,12 +66,14 @@ class FileState(NamedTuple):
     changed: int
 
 
-class FilePlan(NamedTuple):
-    """What of a file lands: its pieces; known: what was committed of it before."""
+@dataclass
+class FilePlan:
+    """What of a file lands: its pieces; known: what was committed of it before; counts: of the rows that were read."""
 
     file: FileState
     known: Known
     pieces: list[Piece]
+    counts: RowCounts = field(default_factory=RowCounts)
 
 
 @dataclass
@@ -141,8 +145,8 @@ class FileLanding:
             )
         path = Path(file.path)
         ends = [None, None]
-        if can_be_appended_to(path):
-            ends = [end_of(self.spec, path, some) for some in (known.accepted, known.rejected)]
+        if _can_be_appended_to(path):
+            ends = [_end_of(self.spec, path, some) for some in (known.accepted, known.rejected)]
         places = [end for end in ends if end is not None]
         if not places:
             raise ChangedFile(
@@ -226,3 +230,36 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     return FileState(path, digest.hexdigest(), size, changed)
+
+
+def _can_be_appended_to(path: Path) -> bool:
+    """Tell if a file's format allows to add rows at its end: CSV, JSON or text line by line, not compressed."""
+    name = path.name.lower()
+    return (
+        path.is_file()
+        and (name.endswith(".csv") or is_text(path) or is_json(path) and not is_array(path))
+        and name[-3:] != ".gz"
+    )
+
+
+def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
+    """Return the end, in bytes, of the longest of these contents that a file begins with, as whole rows; else None.
+
+    A last row without a line break is whole if the line break follows now.
+    """
+    wanted = {bytes.fromhex(one) for one in digests if one}
+    found: list[int] = []
+    digest, place = hashlib.sha256(salt_of(spec, path)), 0
+    with path.open("rb") as file:
+        for line in file:
+            row = line.rstrip(b"\r\n")
+            bare = digest.copy()
+            bare.update(row)
+            digest.update(line)
+            place += len(line)
+            if digest.digest() in wanted or bare.digest() in wanted:
+                found.append(place)
+    whole = reversed(found)
+    if is_json(path) or is_text(path):
+        return next(whole, None)
+    return next((end for end in whole if begins_record(path, end, spec.file_columns, spec.files)), None)

@@ -202,10 +202,14 @@ def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str 
     )
 
 
-def repeated(rows: int) -> str:
-    """Return the note about accepted rows that repeat key and time of another row of their file."""
+def repeated(rows: int, in_part: bool = False) -> str:
+    """Return the note about accepted rows that repeat key and time of another row of their file.
+
+    in_part: rows were compared within each part of a large file alone.
+    """
+    count = f"{'at least ' if in_part else ''}{plural(rows, 'row')}"
     return (
-        f"note: {plural(rows, 'row')} with key and time of another row of the file: each counts as a measurement of "
+        f"note: {count} with key and time of another row of the file: each counts as a measurement of "
         "its own; if they are copies, set duplicates: {action: drop} in the spec"
     )
 

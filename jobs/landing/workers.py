@@ -40,7 +40,7 @@ class Workers:
 
     def __init__(self, master: str = "") -> None:
         asked = _LOCAL.match(master)
-        cores = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.count = max(1, min(cores, int(asked[1])) if asked else cores)
         self._others: list[_Worker] = []
 

@@ -75,8 +75,8 @@ class RowCounts:
     """Counts of checked rows of a file.
 
     rows: accepted; span: their first and last time in microseconds; reasons: rejected rows by reason; examples: the
-    payload of a rejected row for each reason; repeats: accepted rows beyond the first of each key and time, at least;
-    absent: accepted rows without a measurement, by its column.
+    payload of a rejected row for each reason; repeats: accepted rows beyond the first of each key and time, within each
+    of `parts` runs of rows; absent: accepted rows without a measurement, by its column.
     """
 
     rows: int = 0
@@ -84,6 +84,7 @@ class RowCounts:
     reasons: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     repeats: int = 0
+    parts: int = 0
     absent: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
@@ -95,6 +96,7 @@ class RowCounts:
         self.reasons.update(other.reasons)
         self.examples = {**other.examples, **self.examples}
         self.repeats += other.repeats
+        self.parts += other.parts
         self.absent.update(other.absent)
 
 
@@ -183,7 +185,7 @@ def _write_file(
                 places.add(good)
                 accepted.add(_as_accepted(task, good, file.origin))
         on_read(piece.size)
-    total.repeats = places.repeats()
+    total.repeats, total.parts = places.repeats(), places.parts
     return total
 
 
@@ -277,7 +279,7 @@ class _Places:
     def __init__(self, spec: ModelSpec) -> None:
         self._keys, self._time = list(spec.key), spec.time
         self._held: list[pa.RecordBatch] = []
-        self._rows = self._repeats = 0
+        self._rows = self._repeats = self.parts = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._held.append(rows.select([*self._keys, self._time]))
@@ -289,6 +291,7 @@ class _Places:
         if self._held:
             rows, self._held, self._rows = pa.Table.from_batches(self._held), [], 0
             self._repeats += count_repeats(rows, self._keys, self._time)
+            self.parts += 1
         return self._repeats
 
 

@@ -38,7 +38,7 @@ ABSENT = (
 """Texts that many programs write for a missing number, in lower case."""
 NUMERIC = 0.9
 """Share of a column's different texts that must be numbers."""
-BLANKS = " \t\u00a0\u2007\u2009\u202f"
+BLANKS = " \u00a0\u2007\u2009\u202f"
 PLAIN_NUMBER = r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?"
 WORDS: tuple[dict[str, float], ...] = (
     {"true": 1.0, "false": 0.0},

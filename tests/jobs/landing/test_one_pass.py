@@ -23,15 +23,17 @@ from hypothesis import strategies as st
 from jobs import ingest
 from jobs.core.errors import RUN_FAILED
 from jobs.core.progress import BytesRead, Progress
-from jobs.landing import csv_parquet, file_groups, line_parts, parsing, written_pieces
+from jobs.landing import csv_parquet, file_groups, line_parts, written_pieces
 from jobs.landing.csv_parquet import Part
 from jobs.landing.file_groups import groups_of
 from jobs.landing.file_landing import FileState
-from jobs.landing.parsing import numbers_of
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import Piece
+from jobs.landing.values import number_writing
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.workers import WorkerEnded, Workers
 from jobs.landing.written_pieces import FilePieces, count_repeats
+from jobs.specs.files import Files
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
@@ -215,7 +217,7 @@ NUMBERS = {
     "1_000": "not a number", "nan(1)": "not a number", "inf": "not finite", "-Infinity": "not finite",
     "1e999": "not finite", "\t1": "not a number", "1\n": "not a number", "\u0661": "not a number",
 }  # fmt: skip
-MISSING = {"na", "", "-999", "nan"}
+MISSING = rules_of(["na", "", "-999", "nan"], Files())
 
 
 def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
@@ -250,10 +252,10 @@ def test_a_number_is_what_a_person_would_expect(text: str) -> None:
 @example(["-999", "5"])
 @example(["-999.0", "5"])
 def test_columns_of_plain_numbers_are_read_as_others_are(texts: list[str | None]) -> None:
-    whole = numbers(texts)
+    one_by_one = numbers(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parsing, "_plain_numbers", lambda *_: None)
-        one_by_one = numbers(texts)
+        patch.setattr(number_writing, "_FROM", 0)
+        whole = numbers(texts)
     assert repr(whole) == repr(one_by_one)
 
 
@@ -295,6 +297,21 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
     largest = max((size << 20 for some in sizes for size in some), default=0)
     share = max(total / processes, file_groups.TASK_BYTES) + largest + (1 << 20)
     assert max(sum(piece.size for _, some in task for piece in some) for task in tasks) <= share
+
+
+@pytest.mark.usefixtures("in_pieces")
+@pytest.mark.parametrize(
+    ("inline", "said"), [(0, "note: at least 4 rows with key"), (1 << 20, "note: 5 rows with key")]
+)
+def test_repeats_of_a_file_in_parts_are_said_to_be_at_least_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: int, said: str
+) -> None:
+    monkeypatch.setattr(file_groups, "INLINE_BYTES", inline)
+    pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
+    write_rows(path)
+    path.write_text(path.read_text() + "0,2024-03-01,1,1\n" + "2999,2024-03-01,1,1\n" * 4)
+    lines = ingest.run(pipeline.settings, "walk", [str(path)]).lines
+    assert [line for line in lines if line.startswith(said)]
 
 
 def test_groups_are_small_and_of_different_contents() -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.table_log import Conflict, FileTable
+from jobs.storage.table_log import FileTable
 
 pytestmark = pytest.mark.spark
 
@@ -90,16 +90,6 @@ def test_a_transaction_is_committed_once_and_its_detail_is_kept(warehouse: Wareh
     assert warehouse.log_entries("t")[1].detail == {"rows": 1}
     metrics = log_of(warehouse, "t", 1)["commitInfo"][0]["operationMetrics"]
     assert metrics["numOutputRows"] == "1"
-
-
-def test_one_commit_ends_several_transactions_or_is_refused(warehouse: Warehouse) -> None:
-    frame = warehouse.spark.createDataFrame([(1,), (2,)], "x bigint")
-    assert warehouse.append_for_all(frame, "t", [("file-a", 11), ("file-b", 12)], "{}") == 1
-    assert warehouse.transactions("t") == {"file-a": 11, "file-b": 12}
-    before = len(parquet_files(warehouse, "t"))
-    with pytest.raises(Conflict, match="another command has committed file-b"):
-        warehouse.append_for_all(frame, "t", [("file-c", 13), ("file-b", 14)])
-    assert len(parquet_files(warehouse, "t")) == before and warehouse.latest_version("t") == 1
 
 
 def test_a_mark_without_rows_outranks_earlier_numbers(warehouse: Warehouse) -> None:

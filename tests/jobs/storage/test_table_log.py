@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from jobs.core.errors import UserError, is_full
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import write_parts
-from jobs.storage.table_log import FileTable
+from jobs.storage.table_log import Conflict, FileTable, commit_or_remove
 from tests.jobs.test_disk_full import Ballast, disk
 from tests.support.stand_ins import stand_in
 
@@ -64,6 +64,23 @@ def test_a_transaction_is_committed_once_and_an_older_one_never(tmp_path: Path) 
     assert DeltaTable(str(tmp_path / "t")).version() == 3
     told = DeltaTable(str(tmp_path / "t")).history(1)[0]
     assert told["operation"] == "WRITE" and told["operationMetrics"]["numOutputRows"] == "1"
+
+
+def test_one_commit_ends_several_transactions_or_is_refused(tmp_path: Path) -> None:
+    to = made(tmp_path)
+
+    def add_for_all(*transactions: tuple[str, int]) -> int | None:
+        parts = write_parts(to.path, "part-00000", [some_rows(1, 2)])
+        return commit_or_remove(to, parts, lambda parts: to.commit_for_all(parts, transactions, {}))
+
+    to.tried = False
+    assert add_for_all(("file-a", 11), ("file-b", 12)) == 1
+    assert table(tmp_path)._warehouse.transactions("t") == {"file-a": 11, "file-b": 12}
+    to = table(tmp_path)
+    before = sorted(os.listdir(to.path))
+    with pytest.raises(Conflict, match="another command has committed file-b"):
+        add_for_all(("file-c", 13), ("file-b", 14))
+    assert sorted(os.listdir(to.path)) == before and rows(tmp_path) == [1, 2]
 
 
 def test_a_commit_that_another_process_overtakes_under_its_name_adds_nothing(
