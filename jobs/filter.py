@@ -76,7 +76,7 @@ def run(
     source = read_rows(spec, input)
     rows = parse(spec, source, input)
     files = files_of(input, endings_of(spec))
-    told = [*dialects(spec, files), *remarks_on(spec, source, rows)]
+    told = [*dialects(spec, files), *remarks_on(spec, source, rows, files)]
     rows = join_file(spec, rows, [source.columns[name] for name in spec.key], inputs)
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
     estimates = filter_rows(spec, rows, smooth, prior)

@@ -93,9 +93,9 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     from jobs.landing.file_groups import land_all, needs_workers
     from jobs.landing.file_landing import FileLanding, file_size
     from jobs.landing.file_rows import dialects
-    from jobs.landing.keys import key_types_of
     from jobs.landing.reading import endings_of, file_schema
     from jobs.landing.target_table import prepare
+    from jobs.landing.values.keys import key_types_of
     from jobs.landing.workers import Workers
     from jobs.storage.warehouse import Tables
 
@@ -122,7 +122,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.rejected import advice, doubtful_epoch, explained, repeated
+    from jobs.landing.rejected import advice, explained
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
@@ -132,10 +132,12 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
     reasons = dict(sum((Counter(one.reasons) for one in landed), Counter[str]()))
     quarantined = sum(reasons.values())
     known = sum(one.before for one in landed)
-    kind = " of history" if history else ""
     versions = sorted({one.version for one in new if one.version is not None})
     commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
-    lines = [f"landed {plural(rows, 'row')}{kind} of {plural(len(new), 'file')} for {spec.name}{commits}"]
+    of_history = " of history" if history else ""
+    lines = [
+        f"landed {plural(rows, 'row')}{of_history} of {plural(len(new), 'file')} for {spec.name}{commits}"
+    ]
     lines += written
     if known:
         lines.append(f"skipped {plural(known, 'file')} that had already landed")
@@ -146,11 +148,9 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         )
         examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
         lines += [f"  {line}" for line in advice(spec, reasons, examples, span[1])]
+    absent = sum((one.counts.absent for one in new), Counter[str]())
     repeats = sum(one.counts.repeats for one in new)
-    if repeats and spec.duplicates is None:
-        lines.append(repeated(spec, repeats, span, any(one.counts.parts > 1 for one in new)))
-    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
-    lines += [f"note: {doubt}" for doubt in doubts]
+    lines += _remarks(spec, new, absent, repeats, span)
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
@@ -173,6 +173,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "quarantined": quarantined,
             "reasons": reasons,
             "repeats": repeats,
+            "absent": dict(+absent),
             "files_rejected": [one.path for one in lost],
             "commits": len(versions),
             "version": versions[-1] if versions else None,
@@ -180,6 +181,25 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         errors=[_all_rejected(spec, one, explained) for one in lost],
         error_code=INPUT_ERROR,
     )
+
+
+def _remarks(
+    spec: ModelSpec,
+    new: list[Landed],
+    absent: Counter[str],
+    repeats: int,
+    span: tuple[int, int] | tuple[None, None],
+) -> list[str]:
+    """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement."""
+    from jobs.landing.rejected import doubtful_epoch, repeated
+    from jobs.landing.values.absent_values import absent_notes
+
+    rows = sum(one.rows for one in new)
+    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
+    notes = absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
+    in_parts = any(one.counts.parts > 1 for one in new)
+    repeat = [repeated(spec, repeats, span, in_parts)] if repeats and spec.duplicates is None else []
+    return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
 
 
 def _all_rejected(

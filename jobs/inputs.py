@@ -38,7 +38,7 @@ def run(
     import pyarrow as pa
 
     from jobs.key_inputs.table import home_of
-    from jobs.landing.keys import typed_key
+    from jobs.landing.values.keys import typed_key
     from jobs.offline.key_inputs import read_inputs
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.row_changes import replace_table
@@ -76,8 +76,8 @@ def run(
 def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
     """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
     from jobs.landing.file_rows import columns_of, files_of
-    from jobs.landing.keys import key_types_of
     from jobs.landing.reading import ALWAYS_READ
+    from jobs.landing.values.keys import key_types_of
     from jobs.storage.table_rows import column_types
     from jobs.storage.tables import measurements
 

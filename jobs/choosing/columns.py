@@ -17,8 +17,8 @@ from jobs.choosing.time_parts import find_parts, given_parts
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.number_writing import ABSENT, NUMERIC
-from jobs.landing.numbers import numbers_of, rules_of
+from jobs.landing.values.number_writing import ABSENT, NUMERIC
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.column_names import part_of_time
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
@@ -37,6 +37,19 @@ KEY = re.compile(
     r"([^a-z]|$)",
     re.IGNORECASE,
 )
+SERIES = re.compile(
+    r"(^|[^a-z])(sensor|probe|station|device|host|server|site|river|meter|city|town|entity|room|zone|node|machine|asset|"
+    r"location|place|gauge|buoy|well|pump|inverter|panel|plant|turbine|vehicle|truck|patient|subject|logger|instance|"
+    r"symbol|ticker|variable|parameter|metric|element|quantity|channel|tag)(s|_?(id|name|no|nr|key|code))?([^a-z]|$)",
+    re.IGNORECASE,
+)
+"""Names of columns whose texts name devices, places or what is measured."""
+DESCRIBES = re.compile(
+    r"(^|[^a-z])(state|status|type|unit|units|quality|flag|class|kind|mode|level|severity)([^a-z]|$)|"
+    r"unit_of_measurement",
+    re.IGNORECASE,
+)
+"""Names of columns that describe a row and not what it is of."""
 USUAL = {text.casefold() for text in DEFAULT_MISSING}
 BY_NAME = "looks like an id, by its name"
 VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a-z]|$)", re.IGNORECASE)
@@ -58,12 +71,14 @@ class Roles(NamedTuple):
     time         of the event
     measurements candidates, in the files' order
     keys         names of columns that may be keys, in the files' order
+    texts        those among them that hold texts
     refused      column name: why it is no measurement
     """
 
     time: TimeColumn
     measurements: list[Numbers]
     keys: list[str]
+    texts: frozenset[str]
     refused: dict[str, str]
 
 
@@ -80,6 +95,7 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
     refused = dict(table.partial)
     numbers: list[Numbers] = []
     keys: list[str] = []
+    texts: set[str] = set()
     for name in table.source.columns:
         if name in found.columns or name in key:
             if found.parts and name in found.columns:
@@ -92,8 +108,10 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
             numbers.append(one)
             continue
         reason = one if isinstance(one, str) else _why_no_measurement(one, table, found)
-        if reason is not None and _may_be_key(table, name):
+        is_text = isinstance(one, str) or name in table.numbers.verbal
+        if reason is not None and _may_be_key(table, name, is_text):
             keys.append(name)
+            texts |= {name} if is_text else set()
         if reason is not None:
             refused[name] = reason
         elif not measurement and not isinstance(one, str):
@@ -108,7 +126,7 @@ def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
     if not numbers:
         listed = "".join(f"\n  {name}: {reason}" for name, reason in refused.items())
         raise UserError(f"{table.files[0]}: no column is a measurement; name one with --measurement{listed}")
-    return Roles(found, numbers, keys, refused)
+    return Roles(found, numbers, keys, frozenset(texts), refused)
 
 
 def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
@@ -244,7 +262,7 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
     return None
 
 
-def _may_be_key(table: Table, name: str) -> bool:
+def _may_be_key(table: Table, name: str, is_text: bool) -> bool:
     """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
     column = table.source.columns[name]
     kind = column.type
@@ -255,6 +273,4 @@ def _may_be_key(table: Table, name: str) -> bool:
     distinct = len(column.unique())
     if distinct > max(1, len(column) / 4):
         return False
-    if name in table.numbers.verbal or isinstance(numbers_in(table, name), str):
-        return True
-    return ID.search(name) is not None or KEY.search(name) is not None
+    return is_text or ID.search(name) is not None or KEY.search(name) is not None

@@ -25,6 +25,7 @@ from jobs.choosing.time_parts import column_within_times, shows_clock
 from jobs.choosing.times import TimeColumn
 from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
+from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
@@ -33,6 +34,7 @@ from jobs.landing.raw_rows import Source
 from jobs.landing.rejected import clock_notes
 from jobs.landing.spec_columns import take_columns
 from jobs.landing.times import times_of_keys
+from jobs.landing.values.absent_values import absent_in
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -121,7 +123,8 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
     clocks = [note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)]
-    return Columns(table, files, roles, keys, rhythm, spec, source, parsed, [*notes, *marked, *clocks])
+    notes += [*marked, *absent_in(spec, parsed, table.files), *clocks, *left_out_texts(table, roles, keys)]
+    return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
 
 def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str]]:
@@ -235,6 +238,22 @@ def _with_name(table: Table, keys: Keys) -> Source:
     names = np.array([name_of(path) for path in table.files], dtype=object)[table.file]
     columns = {**table.source.columns, keys.from_name: arrow.texts(names.tolist())}
     return table.source._replace(columns=columns)
+
+
+def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
+    """Return notes on columns of few texts that are no key, where no column is one."""
+    if any(name in table.source.columns for name in keys.columns):
+        return []
+    notes: list[str] = []
+    for name in roles.keys:
+        count = len(table.source.columns[name].unique())
+        if count > 1 and name in roles.texts:
+            rows = table.source.rows // count
+            notes.append(
+                f"{name} holds {count:,} texts, each in about {plural(rows, 'row')}, and is not taken as a key; if "
+                f"each is a series of its own, give --key {shlex.quote(name)}"
+            )
+    return notes
 
 
 def file_name(input: str) -> str:

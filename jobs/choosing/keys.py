@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.choosing.columns import KEY, Roles
+from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
@@ -19,6 +19,12 @@ FEW = 0.01
 APART = 0.5
 """Share of a measurement's variance between the values of a column, from which on these are different series."""
 MOST_COLUMNS = 3
+OFTEN = 5
+"""Rows that half of a column's texts have at least, if they name series."""
+TURNS = 0.8
+"""How often the next row has another text, as a share of how often it would have by chance, if devices take turns."""
+CALMER = 0.7
+"""Spread of each device's steps, or size of its changes, as a share of that of all rows together."""
 JOIN = 2.0
 """Usual steps between the end of a file and the begin of the next, up to which the next one continues it."""
 
@@ -64,13 +70,14 @@ def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
         return _keys(given, None, "as given", code)
     candidates = _candidates(table, roles)
     within = _repeats(file, roles)
-    per_file = _constant_in_files(table, candidates)
+    per_file = _constant_in_files(table, roles, candidates)
     if within <= FEW:
         if per_file is not None:
             return _keys([per_file], None, "one value a file", _codes(table, per_file))
-        apart = _named_apart(table, roles, candidates)
-        if apart is not None:
-            return _keys([apart], None, "its values are different series", _codes(table, apart))
+        for find in (_named_apart, _timed_apart):
+            apart = find(table, roles, candidates)
+            if apart is not None:
+                return _keys([apart], None, "its values are different series", _codes(table, apart))
         if _continue_each_other(table, roles):
             return no_key(table, "the files continue each other: all rows are one series")
         why = "each time is once in a file" if len(table.files) > 1 else "each time is there once"
@@ -138,26 +145,84 @@ def _repeats(code: Ints, roles: Roles) -> float:
     return float(again.sum() / max(known.sum(), 1))
 
 
-def _constant_in_files(table: Table, candidates: list[str]) -> str | None:
-    """Return a column that has one value in each file, and another one in each other file."""
+def _constant_in_files(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+    """Return a column that has one value in each file, and tells files of one time apart: a file a place and month."""
     for name in candidates:
         codes = _codes(table, name)
-        values = int(codes.max()) + 1
-        pairs = np.unique(codes * len(table.files) + table.file)
-        if len(pairs) == len(table.files) == values and (values > 1 or KEY.search(name) is not None):
-            return name
+        values, files = int(codes.max()) + 1, len(table.files)
+        if len(np.unique(codes * files + table.file)) != files:
+            continue
+        if values == files:
+            if values > 1 or KEY.search(name) is not None and DESCRIBES.search(name) is None:
+                return name
+        elif values > 1 and _repeats(codes, roles) <= FEW:
+            if _names_series(name) or not _continue_each_other(table, roles):
+                return name
     return None
+
+
+def _names_series(name: str) -> bool:
+    """Tell if a column is called as those are that name a device or a place, whatever it holds."""
+    return SERIES.search(name) is not None and DESCRIBES.search(name) is None
 
 
 def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column with a key's name between whose values a measurement differs more than within."""
+    """Return a column that is called like devices, or like a key and tells a measurement's values apart."""
     for name in candidates:
         codes = _codes(table, name)
-        if codes.max() == 0 or KEY.search(name) is None:
+        if codes.max() == 0 or KEY.search(name) is None and not _names_series(name):
             continue
+        if _names_series(name) and np.median(np.bincount(codes)) >= OFTEN:
+            return name
         if any(_share_between(codes, one.values) > APART for one in roles.measurements):
             return name
     return None
+
+
+def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
+    """Return a column of texts that take turns, each with times or a path of its own.
+
+    Such as devices that each report at times of their own: times of all are far less regular than those of each, or
+    the values of each go on more smoothly.
+    """
+    known = roles.time.known
+    order = np.argsort(roles.time.micros[known], kind="stable")
+    time = roles.time.micros[known][order]
+    if _is_regular(np.diff(time)):
+        return None
+    for name in candidates:
+        codes = _codes(table, name)[known][order]
+        counts = np.bincount(codes)
+        if len(counts) < 2 or np.median(counts) < OFTEN or name not in roles.texts:
+            continue
+        by_chance = 1.0 - ((counts / len(codes)) ** 2).sum()
+        if (np.diff(codes) != 0).mean() < TURNS * by_chance:
+            continue
+        by_code = np.argsort(codes, kind="stable")
+        within = np.diff(codes[by_code]) == 0
+        own = _spread(np.diff(time[by_code])[within])
+        if own < CALMER * _spread(np.diff(time)):
+            return name
+        for one in roles.measurements:
+            values = one.values[known][order]
+            changes = np.nanmedian(np.abs(np.diff(values[by_code])[within]))
+            if changes < CALMER * np.nanmedian(np.abs(np.diff(values))):
+                return name
+    return None
+
+
+def _is_regular(steps: Ints) -> bool:
+    """Tell if most steps are as long as the usual one."""
+    if not len(steps):
+        return True
+    usual = np.median(steps)
+    return bool((np.abs(steps - usual) <= 0.1 * usual).mean() > 0.8)
+
+
+def _spread(steps: Ints) -> float:
+    """Return how much the logarithms of steps differ."""
+    low, high = np.quantile(np.log(np.maximum(steps, 1)), [0.1, 0.9])
+    return float(high - low)
 
 
 def _share_between(codes: Ints, values: NDArray[np.float64]) -> float:

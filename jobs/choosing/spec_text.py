@@ -18,7 +18,7 @@ from jobs.choosing.rhythm import span
 from jobs.choosing.structures import LEVEL
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.landing.number_writing import setting_text
+from jobs.landing.values.number_writing import setting_text
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
 from jobs.specs.yaml_text import YamlError, parse
 from jobs.state.kernel import load_checked_spec

@@ -16,8 +16,8 @@ from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import columns_of, member_rows
 from jobs.landing.json_rows import is_json
-from jobs.landing.number_writing import Writing, find_writing
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source, joined
+from jobs.landing.values.number_writing import Writing, find_writing
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING
 

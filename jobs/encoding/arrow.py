@@ -43,9 +43,10 @@ def numbers(values: NDArray[np.float64]) -> pa.Array:
     return _primitive(pa.float64(), np.ascontiguousarray(values), ~np.isnan(values))
 
 
-def integers(values: NDArray[np.int64]) -> pa.Array:
-    """Return N integers as an Arrow array."""
-    return _primitive(pa.int64(), np.ascontiguousarray(values), np.ones(len(values), dtype=bool))
+def integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return N integers as an Arrow array; null where not `valid`."""
+    known = np.ones(len(values), dtype=bool) if valid is None else valid
+    return _primitive(pa.int64(), np.ascontiguousarray(values), known)
 
 
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:

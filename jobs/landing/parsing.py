@@ -7,8 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.landing.keys import codes_of_ids, codes_of_keys
-from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.raw_rows import Source, joined, reject
 from jobs.landing.times import (
     AFTER_LANDING,
@@ -19,6 +17,8 @@ from jobs.landing.times import (
     before_range,
     find_times,
 )
+from jobs.landing.values.keys import codes_of_ids, codes_of_keys
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -12,16 +14,18 @@ from jobs.landing.parsing import ParsedRows
 from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
 from jobs.landing.rejected import advice, clock_notes, doubtful_epoch, repeated
+from jobs.landing.values.absent_values import absent_in
 from jobs.specs.model_spec import ModelSpec
 
 
-def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
+def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequence[Path] = ()) -> list[str]:
     """Return what mends rejected rows, and notes about repeats and times.
 
     Args:
         spec: of the model.
         source: N rows as written.
         rows: the same N rows, parsed.
+        files: that they are of.
     """
     bad = rows.reason != None  # noqa: E711 - elementwise
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
@@ -41,5 +45,6 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows) -> list[str]:
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], times]), axis=1).T)
     if repeats and spec.duplicates is None:
         lines.append(repeated(spec, repeats, span))
+    lines += [f"note: {note}" for note in absent_in(spec, rows, list(files))]
     doubt = doubtful_epoch(spec, *span)
     return lines if doubt is None else [*lines, f"note: {doubt}"]

@@ -76,7 +76,7 @@ class RowCounts:
 
     rows: accepted; span: their first and last time in microseconds; reasons: rejected rows by reason; examples: the
     payload of a rejected row for each reason; repeats: accepted rows beyond the first of each key and time, within each
-    of `parts` runs of rows.
+    of `parts` runs of rows; absent: accepted rows without a measurement, by its column.
     """
 
     rows: int = 0
@@ -85,6 +85,7 @@ class RowCounts:
     examples: dict[str, str] = field(default_factory=dict)
     repeats: int = 0
     parts: int = 0
+    absent: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
         """Count the rows of a later piece, too."""
@@ -96,6 +97,7 @@ class RowCounts:
         self.examples = {**other.examples, **self.examples}
         self.repeats += other.repeats
         self.parts += other.parts
+        self.absent.update(other.absent)
 
 
 class Written(NamedTuple):
@@ -178,7 +180,8 @@ def _write_file(
                     rejected.add(_as_rejected(task, bad, file.path, file.position))
             if good.num_rows:
                 times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
-                total.add(RowCounts(len(times), (int(times.min()), int(times.max()))))
+                absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
+                total.add(RowCounts(len(times), (int(times.min()), int(times.max())), absent=absent))
                 places.add(good)
                 accepted.add(_as_accepted(task, good, file.origin))
         on_read(piece.size)

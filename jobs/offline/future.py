@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import check_columns
 from jobs.landing.file_rows import read_all
-from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
 from jobs.landing.spec_columns import take_columns
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.landing.keys import key_types_of
 from jobs.landing.target_table import prepare
+from jobs.landing.values.keys import key_types_of
 from jobs.sources.checked_frames import checked_table, table_schema
 from jobs.sources.landing import Reader, land
 from jobs.sources.table_start import (

@@ -19,9 +19,9 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
-from jobs.landing.keys import key_types_of
 from jobs.landing.reading import file_schema
 from jobs.landing.target_table import prepare
+from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows import held

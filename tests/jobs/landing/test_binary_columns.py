@@ -13,7 +13,7 @@ import pytest
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read, read_schema
-from jobs.landing.keys import key_types_of
+from jobs.landing.values.keys import key_types_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import random_walk_spec

@@ -18,8 +18,8 @@ from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, file_groups, line_parts
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
-from jobs.landing.keys import key_types_of
 from jobs.landing.raw_rows import Source
+from jobs.landing.values.keys import key_types_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec

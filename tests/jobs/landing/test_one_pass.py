@@ -23,13 +23,14 @@ from hypothesis import strategies as st
 from jobs import ingest
 from jobs.core.errors import RUN_FAILED
 from jobs.core.progress import BytesRead, Progress
-from jobs.landing import csv_parquet, file_groups, line_parts, parsing, written_pieces
+from jobs.landing import csv_parquet, file_groups, line_parts, written_pieces
 from jobs.landing.csv_parquet import Part
 from jobs.landing.file_groups import groups_of
 from jobs.landing.file_landing import FileState
-from jobs.landing.numbers import numbers_of, rules_of
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import Piece
+from jobs.landing.values import number_writing
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.workers import WorkerEnded, Workers
 from jobs.landing.written_pieces import FilePieces, count_repeats
 from jobs.specs.files import Files
@@ -251,10 +252,10 @@ def test_a_number_is_what_a_person_would_expect(text: str) -> None:
 @example(["-999", "5"])
 @example(["-999.0", "5"])
 def test_columns_of_plain_numbers_are_read_as_others_are(texts: list[str | None]) -> None:
-    whole = numbers(texts)
+    one_by_one = numbers(texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parsing, "_plain_numbers", lambda *_: None)
-        one_by_one = numbers(texts)
+        patch.setattr(number_writing, "_FROM", 0)
+        whole = numbers(texts)
     assert repr(whole) == repr(one_by_one)
 
 

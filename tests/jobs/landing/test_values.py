@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
-from jobs.landing.number_writing import find_writing
+from jobs.landing.json_rows import check_documents
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.rejected import explained
+from jobs.landing.values.number_writing import find_writing
+from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 
@@ -383,3 +385,35 @@ def test_stored_truth_values_are_numbers_where_the_spec_says_so() -> None:
 def test_settings_that_contradict_each_other_are_refused(files: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         spec(files=files)
+
+
+@pytest.mark.parametrize(
+    ("files", "member", "value"),
+    [
+        ({"units": {"v": "\u00b0C"}}, "21.5 \u00b0C", 21.5),
+        ({"thousands": ","}, "1,234.5", 1234.5),
+        ({"decimal": ",", "thousands": "."}, 1234.5, 1234.5),
+        ({"words": {"on": 1, "off": 0}}, "OFF", 0.0),
+        ({"words": {"true": 1, "false": 0}}, True, 1.0),
+        ({"negative": "parentheses"}, "(3)", -3.0),
+    ],
+)
+def test_json_and_replayed_rows_are_read_by_the_same_rules(
+    files: dict[str, Any], member: Any, value: float
+) -> None:
+    model = spec(files=files)
+    document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
+    checked = check_documents(model, pa.array([document.encode()]), {"k": "string"}, "rows")
+    assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, value)
+    again = recheck(model, {"k": "string"}, [document])
+    assert again.reasons == [None] and json.loads(again.landings[0] or "")["v"] == value
+
+
+@pytest.mark.parametrize("member", [-999, -999.0, "-999", "-9.99E2", " -999.00 "])
+def test_json_and_replayed_rows_may_be_missing(member: Any) -> None:
+    model = spec(**MISSING)
+    document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
+    checked = check_documents(model, pa.array([document.encode()]), {"k": "string"}, "rows")
+    assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, None)
+    again = recheck(model, {"k": "string"}, [document])
+    assert again.reasons == [None] and "v" not in json.loads(again.landings[0] or "")

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.encoding import arrow
 from jobs.specs.files import Files
@@ -37,7 +38,7 @@ ABSENT = (
 """Texts that many programs write for a missing number, in lower case."""
 NUMERIC = 0.9
 """Share of a column's different texts that must be numbers."""
-BLANKS = " \t\u00a0\u2007\u2009\u202f"
+BLANKS = " \u00a0\u2007\u2009\u202f"
 PLAIN_NUMBER = r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?"
 WORDS: tuple[dict[str, float], ...] = (
     {"true": 1.0, "false": 0.0},
@@ -152,18 +153,27 @@ class NumberReader:
             return None
         return ("-" if flips else "") + self._bare(text)
 
-    def read_usual(self, column: pa.Array) -> tuple[pa.Array, pa.Array]:
-        """Return a column's numbers (double) without Python, and which of the texts are plain enough for that."""
+    def read_usual(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+        """Return a column's numbers (double) without Python, and which (N,) of its texts are plain enough for that."""
         pc = arrow.compute()
         if len(column) < _FROM:
-            return pa.nulls(len(column), pa.float64()), pa.nulls(len(column), pa.bool_())
-        fits = pc.and_(pc.match_substring_regex(column, self._usual), pc.less(pc.utf8_length(column), 40))
-        texts = pc.if_else(fits, column, None)
+            return pa.nulls(len(column), pa.float64()), np.zeros(len(column), bool)
+        if self.decimal == ".":
+            try:
+                read = column.cast(pa.float64())
+            except pa.ArrowInvalid:
+                pass
+            else:
+                known = np.isfinite(arrow.to_numpy(read, 0.0))
+                if known.all():  # a text that is a finite number to Arrow is the same number here
+                    return read, known
+        fits = pc.match_substring_regex(column, self._usual)
+        texts = pc.if_else(fits, column, pa.nulls(len(column), pa.string()))
         if self.thousands is not None:
             texts = pc.replace_substring_regex(texts, self.thousands, "")
         if self.decimal == ",":
             texts = pc.replace_substring(texts, ",", ".")
-        return texts.cast(pa.float64()), fits
+        return texts.cast(pa.float64()), arrow.to_numpy(fits, False)
 
     def _bare(self, text: str) -> str:
         if self.thousands is not None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.specs.files import Files
 
 Floats = NDArray[np.float64]
@@ -125,13 +125,10 @@ def _read_texts(
     thousands = None if files.thousands == decimal else files.thousands
     if (decimal, thousands) != (files.decimal, files.thousands):
         files = files.model_copy(update={"decimal": decimal, "thousands": thousands})
-    unit = files.units.get(name)
-    if (decimal, thousands, unit) == (".", None, None) and (plain := _read_plain(column)) is not None:
-        return _without(plain, rules.numbers), np.full(len(column), _OK)
-    reader = NumberReader(files, unit)
+    reader = NumberReader(files, files.units.get(name))
     read, usual = reader.read_usual(column)
     values, codes = arrow.to_numpy(read, math.nan).copy(), np.full(len(column), _OK)
-    places = np.flatnonzero(~arrow.to_numpy(usual, False))
+    places = np.flatnonzero(~usual)
     words = {word.casefold(): number for word, number in files.words.items()}
     texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
     parsed = [_read_text(text, rules.texts, words, reader) for text in texts]
@@ -140,18 +137,6 @@ def _read_texts(
     values = _without(values, rules.numbers)
     codes[np.isinf(values)] = _NOT_FINITE
     return values, codes
-
-
-def _read_plain(column: pa.Array) -> Floats | None:
-    """Return the numbers (N,) of texts, NaN where null, if each is a finite number to Arrow; else None.
-
-    Whatever is a finite number to Arrow is one, and the same, to `NumberReader`, which reads others besides.
-    """
-    try:
-        values = arrow.to_numpy(column.cast(pa.float64()), math.nan)
-    except pa.ArrowInvalid:
-        return None
-    return values if np.isfinite(values).sum() == len(column) - column.null_count else None
 
 
 def _read_text(

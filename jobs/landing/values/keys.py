@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.numbers import NumberRules
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.numbers import NumberRules
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 
@@ -116,12 +116,11 @@ def typed_key(
         return column.cast(pa.string())
     if _is_whole(kind):
         return column.cast(pa.int64())
-    if pa.types.is_string(kind):
-        column = column.dictionary_encode()
-        kept = [_whole(text) for text in column.dictionary.to_pylist()]
-        values = pa.array(kept, pa.int64()).take(column.indices)
-    else:
-        values = pa.array([_whole(value) for value in column.to_pylist()], pa.int64())
+    texts = column.dictionary_encode() if pa.types.is_string(kind) else None
+    found = [_whole(value) for value in (column if texts is None else texts.dictionary).to_pylist()]
+    whole = np.array([0 if one is None else one for one in found], np.int64)
+    known = arrow.integers(whole, np.array([one is not None for one in found], bool))
+    values = known if texts is None else known.take(texts.indices)
     bad = arrow.to_numpy(values.is_null())
     reject(reason, bad if missing is None else bad & ~missing, f"{what}: {NOT_WHOLE}")
     return values

@@ -1,0 +1,1 @@
+"""What the values of raw rows mean: numbers, keys, and what is missing."""
