@@ -60,6 +60,17 @@ _FAILURES = (
 """Delta's names of an error, and what it means."""
 
 
+_ANY_CHANGE = (
+    "streaming.unsafeReadOnIncompatibleColumnMappingSchemaChanges",
+    "streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart",
+    "streaming.unsafeReadOnPartitionColumnChanges",
+)
+"""Settings of Delta with which a stream reads the columns that a table has now, whatever was renamed or dropped since.
+
+Those of the spec are checked here, at each start; the others are not read. Rows that were written before a column got
+its name are read as the table itself shows them."""
+
+
 class TableReader:
     """Reads a user's table from where it has landed up to."""
 
@@ -85,7 +96,10 @@ class TableReader:
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
-        reader = self._table.home.spark.readStream.format("delta")
+        session = self._table.home.spark
+        for name in _ANY_CHANGE:
+            session.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
+        reader = session.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
         rows = reader.load(self._table.home.path(self._table.name)).select(*spec.columns)
