@@ -45,12 +45,15 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
+_CHANGED_COLUMNS = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE")
+"""Beginnings of Delta's names of errors about columns that were changed since a query was started."""
 _FAILURES = (
     (
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
         "rows of it were changed, removed or overwritten, and measurements are only ever added to",
     ),
     (("DIFFERENT_DELTA_TABLE",), "it was deleted and made anew"),
+    (_CHANGED_COLUMNS, "its columns were changed in a way in which Delta does not go on"),
     (
         ("FILE_NOT_EXIST", "FILE_NOT_FOUND", "FileNotFoundException", "DELTA_VERSION_NOT_FOUND")
         + ("DELTA_STREAM_START_VERSION", "VersionNotFoundException"),
@@ -75,6 +78,7 @@ class TableReader:
     """Reads a user's table from where it has landed up to."""
 
     unit = "row"
+    restarts: tuple[str, ...] = _CHANGED_COLUMNS
 
     def __init__(
         self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
@@ -96,6 +100,7 @@ class TableReader:
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
+        _schema(spec, self._table)  # which may have changed since the last query
         session = self._table.home.spark
         for name in _ANY_CHANGE:
             session.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
@@ -173,7 +178,10 @@ def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
     for name in spec.columns:
         if name not in frame.columns:
             hint = closest(name, frame.columns) or f"columns are {', '.join(frame.columns[:20])}"
-            raise UserError(f"table {table.path}: there is no column '{name}'; {hint}")
+            raise UserError(
+                f"table {table.path}: there is no column '{name}'; {hint}. If it was renamed, rename it back, or "
+                f"give the spec of {spec.name} a new version with the new name; nothing has landed meanwhile"
+            )
     schema = to_arrow_schema(frame.select(*spec.columns).schema, timezone="UTC")
     refuse_types(spec, schema, f"table {table.path}")
     return schema
