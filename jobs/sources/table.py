@@ -177,7 +177,8 @@ def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
     frame = table.home.read(table.name)
     for name in spec.columns:
         if name not in frame.columns:
-            hint = closest(name, frame.columns) or f"columns are {', '.join(frame.columns[:20])}"
+            others = [one for one in frame.columns if one not in spec.columns]
+            hint = closest(name, others) or f"columns are {', '.join(frame.columns[:20])}"
             raise UserError(
                 f"table {table.path}: there is no column '{name}'; {hint}. If it was renamed, rename it back, or "
                 f"give the spec of {spec.name} a new version with the new name; nothing has landed meanwhile"
