@@ -53,7 +53,11 @@ _FAILURES = (
         "rows of it were changed, removed or overwritten, and measurements are only ever added to",
     ),
     (("DIFFERENT_DELTA_TABLE",), "it was deleted and made anew"),
-    (_CHANGED_COLUMNS, "its columns were changed in a way in which Delta does not go on"),
+    (
+        _CHANGED_COLUMNS,
+        "a column has the name of a former one, and another type than in rows that have not landed: drop that column, "
+        "land, and add it again",
+    ),
     (
         ("FILE_NOT_EXIST", "FILE_NOT_FOUND", "FileNotFoundException", "DELTA_VERSION_NOT_FOUND")
         + ("DELTA_STREAM_START_VERSION", "VersionNotFoundException"),

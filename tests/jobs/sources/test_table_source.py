@@ -216,7 +216,7 @@ def test_columns_that_the_spec_does_not_name_may_change_and_one_that_it_names_mu
     sql(f"ALTER TABLE {name} DROP COLUMN extra")
     sql(f"ALTER TABLE {name} ALTER COLUMN remark TYPE BIGINT")
     add(pipeline, table, numbered(5))
-    sql(f"ALTER TABLE {name} ADD COLUMN extra DATE")
+    sql(f"ALTER TABLE {name} ADD COLUMN more DATE")
     assert land(pipeline).data["rows"] == 3 and keys(pipeline) == [1, 2, 3, 4, 5]
     add(pipeline, table, numbered(6, 7))
     sql(f"ALTER TABLE {name} RENAME COLUMN a TO level")
