@@ -17,7 +17,7 @@ from unittest import mock
 
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
-from jobs.landing import landing
+from jobs.landing import file_landing as landing
 from jobs.landing.checking import key_types_of
 from jobs.landing.target_table import prepare
 from jobs.lineage import generations, promotion
