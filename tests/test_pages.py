@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import typer
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from jobs.cli import app
 from jobs.core.command import PROGRAM, hoist
@@ -103,6 +104,28 @@ def root_copy(folder: Path) -> Path:
     for name in ("models", "tests", "examples"):
         (folder / name).symlink_to(ROOT / name)
     return folder
+
+
+def test_no_page_reads_a_table_in_a_way_that_may_end_a_script_with_134():
+    pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.ipynb")]
+    reads = re.compile(
+        r"DeltaTable\([^\n]*\)\.(to_pandas|to_pyarrow_table|to_pyarrow_dataset)\((?!.*filesystem=)"
+    )
+    shown = [f"{page}: {found[0]}" for page in pages for found in reads.finditer(page.read_text("utf-8"))]
+    assert [one for one in shown if "DeltaTable(...)" not in one] == [], "see docs/readers.md"
+
+
+def test_the_alerts_of_the_page_are_read_and_the_script_ends_with_0(tmp_path: Path):
+    text = (ROOT / "docs" / "your-own-data.md").read_text("utf-8")
+    block = next(one for one in text.split("<<'PYTHON'\n")[1:] if "DeltaTable" in one).split("\nPYTHON")[0]
+    at = pa.array(range(8), pa.timestamp("us", "UTC"))
+    texts = {name: [f"{name}{one}" for one in range(8)] for name in ("key", "rule", "status")}
+    write_deltalake(tmp_path / "warehouse" / "alerts" / "weather", pa.table({**texts, "event_time": at}))
+    done = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [f"key{one}" for one in range(6)]
 
 
 def test_the_first_result_of_the_readme(tmp_path: Path):

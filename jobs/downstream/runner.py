@@ -143,11 +143,16 @@ class LiveQueries:
         """Start a query that calls a sink with each micro-batch.
 
         A checkpoint with states of format 1 keeps it: all attempts of these queries write the same values.
+
+        Raises:
+            UserError: the warehouse was moved since the query ran.
         """
         writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
         conf = self.warehouse.spark.conf
-        former = Checkpoint(self.warehouse, query.checkpoint).has_states_of_format_1()
+        checkpoint = Checkpoint(self.warehouse, query.checkpoint)
+        checkpoint.refuse_moved()
+        former = checkpoint.has_states_of_format_1()
         before = conf.get(STATE_FORMAT) or "2"
         conf.set(STATE_FORMAT, "1" if former else "2")
         try:  # the query gets a copy of the session's settings

@@ -20,6 +20,7 @@ from jobs.landing.reading import endings_of, file_schema
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import replayed_late_rows
 from jobs.sources.checked_frames import checked_files, checked_table, table_schema
+from jobs.spark.read_files import path_for_spark
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
@@ -139,12 +140,16 @@ def _remote_files(warehouse: Warehouse, path: str, given: str) -> tuple[DataFram
     """Return the rows of Parquet files in a store, which Spark alone can read, and what tells their content."""
     spark = warehouse.spark
     try:
-        rows = spark.read.parquet(path)
+        rows = spark.read.parquet(path_for_spark(spark, path))
     except (PySparkException, Py4JJavaError) as error:
         raise UserError(
             f"--input {given}: there is no Delta table and no Parquet file at {path}: {first_line(error)}"
         ) from error
     # This format lists the files; their content is not read.
-    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+    files = (
+        spark.read.format("binaryFile")
+        .option("recursiveFileLookup", "true")
+        .load(path_for_spark(spark, path))
+    )
     listed = files.select(*(F.col(name).cast("string") for name in ("path", "length", "modificationTime")))
     return rows, ["|".join(map(str, one)) for one in listed.collect()]

@@ -176,7 +176,8 @@ def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
     """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
-    folder, _, table = name.rstrip("/").rpartition("/")
+    local = local_path(name)  # Spark would take the characters of an encoded URI as they are
+    folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
     return warehouse.at(folder), table
 
 

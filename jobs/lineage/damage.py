@@ -32,17 +32,21 @@ def find_damage(warehouse: Tables, generation: Generation) -> str | None:
 
 
 def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
-    """Refuse a damaged checkpoint.
+    """Refuse a damaged checkpoint, and one that Spark would look for where the warehouse was before.
 
     Raises:
-        UserError: the checkpoint is damaged; the message has the damage and the `recovery_hint`.
+        UserError: the checkpoint is damaged, or was moved; the message has the way to recover.
     """
     found = find_damage(warehouse, generation)
     if found is not None:
         raise UserError(
-            f"the checkpoint of {generation.generation} is damaged: {found}. {recovery_hint(warehouse, generation)}",
+            f"the checkpoint of {generation.generation} is damaged: {found}. Restore it from a copy; or "
+            f"{recovery_hint(warehouse, generation)}",
             RUN_FAILED,
         )
+    checkpoint = Checkpoint(warehouse, generation.checkpoint)
+    if checkpoint.moved_from() is not None:
+        checkpoint.refuse_moved(f"; or {recovery_hint(warehouse, generation)}")
 
 
 def recovery_hint(warehouse: Tables, generation: Generation) -> str:
@@ -59,7 +63,7 @@ def recovery_hint(warehouse: Tables, generation: Generation) -> str:
     newest = max(mine, key=lambda one: one.batch_id or 0, default=None)
     snapshot = generation.snapshot_id if newest is None else newest.snapshot_id
     return (
-        f"Restore it from a copy; or let a new generation process the rows after a snapshot again, each row counted "
+        f"let a new generation process the rows after a snapshot again, each row counted "
         f"once: `kalman-pipeline stream --model {generation.model} --adopt {snapshot}`"
     )
 

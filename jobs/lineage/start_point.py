@@ -87,11 +87,13 @@ def resolve(
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
     """Tell if a snapshot needs a new generation: not if the live one began from it and can continue.
 
-    A damaged checkpoint cannot continue, nor one with states of format 1, which may lack rows.
+    A damaged checkpoint cannot continue, nor one of a warehouse that was moved since, nor one with states of format 1,
+    which may lack rows.
     """
     if live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None:
         return True
-    return Checkpoint(warehouse, live.checkpoint).has_states_of_format_1()
+    checkpoint = Checkpoint(warehouse, live.checkpoint)
+    return checkpoint.has_states_of_format_1() or checkpoint.moved_from() is not None
 
 
 def _adopted(

@@ -28,6 +28,7 @@ from jobs.snapshots.store import find_whole, write
 from jobs.snapshots.stored_rows import measure_rows
 from jobs.spark.job_labels import labelled
 from jobs.spark.quarantine import keep, rejected_rows
+from jobs.spark.read_files import path_for_spark
 
 if TYPE_CHECKING:
     from typing import Any
@@ -78,7 +79,7 @@ def read_table(warehouse: Warehouse, name: str) -> DataFrame:
 
 def _file(warehouse: Warehouse, path: Path) -> DataFrame:
     if path.suffix.lower() == ".csv":
-        return warehouse.spark.read.csv(path.absolute().as_uri(), header=True)
+        return warehouse.spark.read.csv(path_for_spark(warehouse.spark, str(path.absolute())), header=True)
     return _parquet(warehouse, path)
 
 
@@ -88,7 +89,7 @@ def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:
     fine = [field.name for field in schema if field.type in (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))]
     if fine:
         warehouse.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
-    frame = warehouse.spark.read.parquet(path.absolute().as_uri())
+    frame = warehouse.spark.read.parquet(path_for_spark(warehouse.spark, str(path.absolute())))
     for name in fine:
         frame = frame.withColumn(name, F.timestamp_micros(F.expr(f"`{name}` div 1000")))
     return frame

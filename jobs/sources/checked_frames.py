@@ -74,16 +74,23 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
     )
 
 
-def table_schema(spec: ModelSpec, rows: DataFrame, table: str) -> pa.Schema:
-    """Return the types of the spec's columns in a table; `table` names it in errors.
+def table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "") -> pa.Schema:
+    """Return the types of the spec's columns in a table.
+
+    Args:
+        spec: the model.
+        rows: of the table.
+        table: its name, for errors.
+        remedy: what to do where a column is missing.
 
     Raises:
         UserError: a column is missing, or its type cannot hold the values that the spec expects.
     """
     for name in spec.file_names(spec.columns):
         if name not in rows.columns:
-            hint = closest(name, rows.columns) or f"columns are {', '.join(rows.columns[:20])}"
-            raise UserError(f"{table}: there is no column '{name}'; {hint}")
+            others = [one for one in rows.columns if one not in spec.file_columns]
+            hint = closest(name, others) or f"columns are {', '.join(rows.columns[:20])}"
+            raise UserError(f"{table}: there is no column '{name}'; {hint}{remedy}")
     schema = to_arrow_schema(rows.select(*_columns(spec)).schema, timezone="UTC")
     refuse_types(spec, schema, table)
     return spec_schema(spec, schema)

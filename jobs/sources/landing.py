@@ -41,10 +41,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+_TRIES = 3
+"""How often a query is started that ends before it has landed anything, if a new one may go on."""
+
+
 class Reader(Protocol):
-    """A source as the landing needs it; unit: what one of its rows is called in reports."""
+    """A source as the landing needs it.
+
+    unit: what one of its rows is called in reports; restarts: names of errors after which a new query goes on.
+    """
 
     unit: str
+    restarts: tuple[str, ...]
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -158,15 +166,21 @@ def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) ->
     while reader.is_empty():
         if seconds is None or stop.wait(seconds):
             return
-    writer = reader.rows().writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
-    writer = writer.option("checkpointLocation", reader.checkpoint.path)
-    try:
-        await_end(with_trigger(writer, seconds).start(), stop)
-    except PySparkException as error:
-        assert spec.source is not None
-        raise UserError(
-            f"landing {spec.source.title} failed: {reader.explained(error)}", RUN_FAILED
-        ) from error
+    tries = 0
+    while True:
+        before, tries = landing.batches, tries + 1
+        writer = reader.rows().writeStream.queryName(name).foreachBatch(batches_labelled(landing, name))
+        writer = writer.option("checkpointLocation", reader.checkpoint.path)
+        try:
+            return await_end(with_trigger(writer, seconds).start(), stop)
+        except PySparkException as error:
+            tries = tries if landing.batches == before else 0
+            if tries < _TRIES and any(one in str(error) for one in reader.restarts):
+                continue
+            assert spec.source is not None
+            raise UserError(
+                f"landing {spec.source.title} failed: {reader.explained(error)}", RUN_FAILED
+            ) from error
 
 
 def land(

@@ -40,6 +40,7 @@ class TopicReader:
     """Reads a topic from where it has landed up to."""
 
     unit = "message"
+    restarts: tuple[str, ...] = ()
 
     def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
         """Open the topic at its position; the first time, record it.

@@ -73,6 +73,7 @@ class TopicsReader:
     """Reads several topics from where they have landed up to."""
 
     unit = "row"
+    restarts: tuple[str, ...] = ()
 
     def __init__(
         self,

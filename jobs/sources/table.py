@@ -35,17 +35,23 @@ from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import KeyTypes
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
-BEGAN = "_began"
-"""The column with the time at which a micro-batch began."""
+_CHANGED_COLUMNS = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE")
+"""Beginnings of Delta's names of errors about columns that were changed since a query was started."""
 _FAILURES = (
     (
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
         "rows of it were changed, removed or overwritten, and measurements are only ever added to",
     ),
     (("DIFFERENT_DELTA_TABLE",), "it was deleted and made anew"),
+    (
+        _CHANGED_COLUMNS,
+        "a column has the name of a former one, and another type than in rows that have not landed: drop that column, "
+        "land, and add it again",
+    ),
     (
         ("FILE_NOT_EXIST", "FILE_NOT_FOUND", "FileNotFoundException", "DELTA_VERSION_NOT_FOUND")
         + ("DELTA_STREAM_START_VERSION", "VersionNotFoundException"),
@@ -55,10 +61,22 @@ _FAILURES = (
 """Delta's names of an error, and what it means."""
 
 
+_ANY_CHANGE = (
+    "streaming.unsafeReadOnIncompatibleColumnMappingSchemaChanges",
+    "streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart",
+    "streaming.unsafeReadOnPartitionColumnChanges",
+)
+"""Settings of Delta with which a stream reads the columns that a table has now, whatever was renamed or dropped since.
+
+Those of the spec are checked here, at each start; the others are not read. Rows that were written before a column got
+its name are read as the table itself shows them."""
+
+
 class TableReader:
     """Reads a user's table from where it has landed up to."""
 
     unit = "row"
+    restarts: tuple[str, ...] = _CHANGED_COLUMNS
 
     def __init__(
         self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
@@ -80,7 +98,11 @@ class TableReader:
     def rows(self) -> DataFrame:
         """Return the rows after the position as a stream, checked."""
         spec, types, path = self._spec, self._types, self._table.path
-        reader = self._table.home.spark.readStream.format("delta")
+        _schema(spec, self._table)  # which may have changed since the last query
+        session = self._table.home.spark
+        for name in _ANY_CHANGE:
+            session.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
+        reader = session.readStream.format("delta")
         if self._start.after != NOTHING:
             reader = reader.option("startingVersion", self._start.after + 1)
         rows = reader.load(self._table.home.path(self._table.name))
@@ -129,10 +151,23 @@ def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy
 
     def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
         table = open_table(warehouse, spec)
-        schema = table_schema(spec, table.home.read(table.name), f"table {table.path}")
+        schema = _schema(spec, table)
         types = key_types_of(spec.naming_columns, schema)
         types = prepare(warehouse, spec, types)
         note = accept_loss(warehouse, spec, table) if lossy else None
         return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
 
     return land(settings, spec, seconds, opened)
+
+
+def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:
+    """Return the types of the spec's columns in the table.
+
+    Raises:
+        UserError: a column is missing, or its type cannot hold the values that the spec expects.
+    """
+    remedy = (
+        f". If it was renamed, rename it back, or give the spec of {spec.name} a new version with the new name; "
+        "nothing has landed meanwhile"
+    )
+    return table_schema(spec, table.home.read(table.name), f"table {table.path}", remedy)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import plural
 from jobs.key_inputs.table import home_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -129,10 +130,50 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
     anew = found.table_id != table.id
     begin = _first(spec, table) if anew else table.home.latest_version(table.name)
     _record(warehouse, spec, table, begin, f"{_checkpoint(spec, table)}-{number}")
-    if anew:
-        where = "from its first row" if begin == NOTHING else f"after its version {begin}"
-        return f"table {table.path} was made anew: it lands {where}; what the former one had left is lost"
-    return f"table {table.path} lands after version {begin}; rows up to it that had not landed are left out"
+    if not anew:
+        return f"table {table.path} lands after version {begin}; {_left_out(table, found.version, begin)}"
+    lost = "what the former one had left is lost"
+    if begin == NOTHING:
+        return f"table {table.path} was made anew: it lands from its first row; {lost}"
+    left = plural(table.home.row_count(table.name), "row")
+    return f"table {table.path} was made anew: it lands after its version {begin}; {lost}, and {left} of this one"
+
+
+def _left_out(table: UserTable, landed: int, begin: int) -> str:
+    """Return the sentence on the rows of the versions after `landed`, up to `begin`, that will not land."""
+    rows, changed, unknown = 0, [], []
+    log = table.home.files(f"{table.name}/_delta_log")
+    for version in range(landed + 1, begin + 1):
+        content = log.read(f"{version:020d}.json")
+        actions = (
+            [] if content is None else [json.loads(line) for line in content.splitlines() if line.strip()]
+        )
+        added = [one["add"] for one in actions if one.get("add", {}).get("dataChange")]
+        counts = [json.loads(one.get("stats") or "{}").get("numRecords") for one in added]
+        if any(one.get("remove", {}).get("dataChange") for one in actions):
+            changed.append(version)
+        elif content is None or None in counts:
+            unknown.append(version)
+        else:
+            rows += sum(counts)
+    said = [f"{plural(rows, 'row')} that had not landed {'is' if rows == 1 else 'are'} left out"]
+    if changed:
+        said.append(f"what {_versions(changed)} changed or removed is not taken over")
+    if unknown:
+        said.append(
+            f"how many rows {_versions(unknown)} had is not known, as the log does not say it any more"
+        )
+    return "; ".join(said)
+
+
+def _versions(numbers: list[int]) -> str:
+    """Return numbers of versions in words."""
+    if len(numbers) == 1:
+        return f"version {numbers[0]}"
+    if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"versions {numbers[0]} to {numbers[-1]}"
+    shown = ", ".join(map(str, numbers[:5]))
+    return f"versions {shown}" + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
 
 
 def way_out(spec: ModelSpec) -> str:

@@ -85,6 +85,11 @@ def spark_session(
         builder = builder.config("spark.ui.enabled", os.environ.get("KALMAN_SPARK_UI", "false"))
         if settings.master.startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        if os.environ.get("LC_ALL") in (
+            "C",
+            "POSIX",
+        ):  # with which Java finds no file whose name is not ASCII
+            os.environ["LC_ALL"] = "C.UTF-8"
     try:
         with filtered(), _interrupt_kept():
             session = builder.getOrCreate()

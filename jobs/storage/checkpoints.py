@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from shlex import quote
 from typing import Any
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.roots import local_path
+from jobs.storage.files import files_of
 from jobs.storage.places import Place, of_offset
 from jobs.storage.positions import delta_position, offsets_of, topic_position
 from jobs.storage.warehouse import Tables
@@ -40,6 +44,7 @@ class Checkpoint:
     def __init__(self, warehouse: Tables, name: str) -> None:
         """Open a checkpoint by its path below the warehouse's root."""
         self.path = warehouse.path(name)
+        self.root, self.name = warehouse.root, name
         self._files = warehouse.spark_files(name)
 
     def last_commit(self) -> int | None:
@@ -132,6 +137,54 @@ class Checkpoint:
         except UserError as error:
             return error.message
         return None
+
+    def moved_from(self) -> str | None:
+        """Return the root of the warehouse in which Spark wrote the checkpoint, if its files are there no more.
+
+        Spark keeps the places of the types of state variables as they were, and looks for these files nowhere else.
+        """
+        for path in self._schema_files():
+            folder, _, name = path.rpartition("/")
+            root, found, _ = path.rpartition(f"/{self.name}/state/")
+            if found and root != self.root and not files_of(folder).exists(name):
+                return root
+        return None
+
+    def refuse_moved(self, otherwise: str = "") -> None:
+        """Refuse a checkpoint that Spark would look for elsewhere, before Spark makes folders there.
+
+        otherwise: what can be done instead, to be added to the sentence.
+
+        Raises:
+            UserError: the warehouse was moved.
+        """
+        old = self.moved_from()
+        if old is None:
+            return
+        local = local_path(self.root)
+        way = f"copy the warehouse back to {old}"
+        if local is not None and local_path(old) is not None:
+            way = f"let the old place lead to the new one: `ln -s {quote(str(local))} {quote(old)}`"
+        raise UserError(
+            f"the warehouse was moved from {old} to {self.root}, and Spark looks for files of {self.name} at the old "
+            f"place: {way}{otherwise}",
+            RUN_FAILED,
+        )
+
+    def _schema_files(self) -> list[str]:
+        """Return the files with the types of state variables, as Spark noted them for its newest micro-batch."""
+        found: list[str] = []
+        for operator in self._files.names("state"):
+            folder = f"state/{operator}/_metadata/v2"
+            newest = max(self._numbers(folder), default=None)
+            if newest is None:
+                continue  # an operator without such variables, or a checkpoint of an early release
+            try:
+                about = json.loads(self._read(f"{folder}/{newest}").split("\n", 1)[1])
+                found += [path for one in about["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
+            except (UserError, ValueError, LookupError, TypeError):
+                continue  # Spark says what is wrong with it
+        return [re.sub("^file:/+", "/", path) for path in found]
 
     def commits(self) -> list[int]:
         """Return the committed micro-batches that Spark has not cleaned up yet, oldest first."""

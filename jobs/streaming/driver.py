@@ -215,7 +215,8 @@ class Driver:
                 lease.check()
                 raise CommittedElsewhere(problem, RUN_FAILED) from error
             if STATE_LOST in str(error):
-                problem = f"{problem.rstrip('. ')}. {recovery_hint(self.warehouse, generation)}"
+                hint = recovery_hint(self.warehouse, generation)
+                problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error
         return totals
 

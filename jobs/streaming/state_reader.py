@@ -15,10 +15,12 @@ from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.snapshots.waiting_rows import Held, of_parts
+from jobs.spark.read_files import ENCODED, path_for_spark
 from jobs.spark.warehouse import Warehouse
 from jobs.state.bucket_clock import Clock
 from jobs.state.changes import Entries
 from jobs.state.text_codec import stored_bytes
+from jobs.storage.checkpoints import Checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -88,9 +90,16 @@ def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch
     Raises:
         UserError: the state cannot be read.
     """
+    Checkpoint(warehouse, checkpoint).refuse_moved()
     spark = warehouse.spark
     _ = spark.streams.active  # starts the stream manager, without which the state reader fails
-    reader = spark.read.format("statestore").option("path", warehouse.path(checkpoint))
+    root = path_for_spark(spark, warehouse.root)
+    if ENCODED.search(root):
+        raise UserError(
+            f"states cannot be read at {root}: Spark's reader of states finds no folder with a blank or one of "
+            f'#?[]{{}}|^<>%"` in its path, unless the master is local; rename the folder'
+        )
+    reader = spark.read.format("statestore").option("path", f"{root}/{checkpoint}")
     try:
         return reader.option("stateVarName", name).option("batchId", batch).load()
     except PySparkException as error:

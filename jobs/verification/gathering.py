@@ -14,6 +14,7 @@ from jobs.snapshots import waiting_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
 from jobs.snapshots.store import verify
+from jobs.spark.read_files import path_for_spark
 from jobs.spark.warehouse import Warehouse
 from jobs.storage import measurements_table
 from jobs.storage.positions import landed_position, offsets_of
@@ -122,8 +123,9 @@ def _of_versions(sources: Sources) -> DataFrame:
             f"{segment.generation}: the log of {table} no longer has version {int(gone[0][:20])}, so which rows came "
             f"after {first - 1} cannot be told"
         )
+    root = path_for_spark(warehouse.spark, warehouse.root)
     commits = warehouse.spark.read.schema("add struct<path string, dataChange boolean>").json(
-        [warehouse.path(f"{log}/{name}") for name in names]
+        [f"{root}/{log}/{name}" for name in names]
     )
     files = commits.filter("add.dataChange").select(
         F.substring_index("add.path", "/", -1).alias("_file"),

@@ -198,6 +198,37 @@ def test_a_table_that_was_vacuumed_or_made_anew_is_refused_until_the_loss_is_acc
     assert land(pipeline).data["rows"] == 1
 
 
+def test_columns_that_the_spec_does_not_name_may_change_and_one_that_it_names_must_be_there(
+    tmp_path: Path,
+) -> None:
+    pipeline, table = opened(tmp_path)
+    sql, name = pipeline.warehouse.spark.sql, f"delta.`{table}`"
+    properties = "'delta.columnMapping.mode'='name', 'delta.enableTypeWidening'='true'"
+    sql(
+        f"CREATE TABLE {name} (id BIGINT, at TIMESTAMP, a DOUBLE, b DOUBLE, note INT, extra STRING) USING delta "
+        f"TBLPROPERTIES ({properties})"
+    )
+    add(pipeline, table, numbered(1, 2))
+    assert land(pipeline).data["rows"] == 2
+    add(pipeline, table, numbered(3))
+    sql(f"ALTER TABLE {name} RENAME COLUMN note TO remark")
+    add(pipeline, table, numbered(4))
+    sql(f"ALTER TABLE {name} DROP COLUMN extra")
+    sql(f"ALTER TABLE {name} ALTER COLUMN remark TYPE BIGINT")
+    add(pipeline, table, numbered(5))
+    sql(f"ALTER TABLE {name} ADD COLUMN more DATE")
+    assert land(pipeline).data["rows"] == 3 and keys(pipeline) == [1, 2, 3, 4, 5]
+    add(pipeline, table, numbered(6, 7))
+    sql(f"ALTER TABLE {name} RENAME COLUMN a TO level")
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match="there is no column 'a'; .*rename it back, or give the spec of walk"
+        ):
+            land(pipeline)
+    sql(f"ALTER TABLE {name} RENAME COLUMN level TO a")
+    assert land(pipeline).data["rows"] == 2 and keys(pipeline) == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_the_first_landing_may_begin_with_what_comes_next_and_a_moved_table_goes_on(tmp_path: Path) -> None:
     pipeline, table = opened(tmp_path, source={"start": "latest"})
     add(pipeline, table, numbered(1, 2))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.core.roots import refuse_misread, warehouse_root
+from jobs.key_inputs.table import home_of
 from jobs.lineage import live_table
 from jobs.storage.part_files import write_parts
 from jobs.storage.row_changes import put_rows, replace_table
@@ -213,3 +214,19 @@ def test_verbs_refuse_at_once_and_make_no_folder(tmp_path: Path, verb: str) -> N
     assert run.returncode == 2, run.stderr
     assert "a warehouse cannot be at" in run.stderr and "Traceback" not in run.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "root"),
+    [
+        ("file:///lake/my%20data/t", "/lake/my data"),
+        ("file:/lake/%C3%A4/t/", "/lake/\u00e4"),
+        ("/lake/my data/t", "/lake/my data"),
+        ("/lake/a#b?c/t/", "/lake/a#b?c"),
+        ("s3a://bucket/lake/t", "s3a://bucket/lake"),
+        ("inputs/t", "/w"),
+    ],
+)
+def test_a_table_that_a_spec_names_is_where_its_name_says(name: str, root: str) -> None:
+    home, table = home_of(Tables("/w"), name)
+    assert (home.root, table) == (root, "t" if root != "/w" else "inputs/t")
