@@ -144,7 +144,7 @@ def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
 
 def _left_out(spec: ModelSpec, result: Result) -> list[str]:
     """Return which rows have no estimate, and what mends it."""
-    from jobs.landing.rejected import advice
+    from jobs.landing.values.rejected import advice
 
     counts, rejected = result.counts, result.rejected
     lines = []

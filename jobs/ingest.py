@@ -122,7 +122,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.rejected import advice, explained
+    from jobs.landing.values.rejected import advice, explained
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
@@ -191,8 +191,8 @@ def _remarks(
     span: tuple[int, int] | tuple[None, None],
 ) -> list[str]:
     """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement."""
-    from jobs.landing.rejected import doubtful_epoch, repeated
     from jobs.landing.values.absent_values import absent_notes
+    from jobs.landing.values.rejected import doubtful_epoch, repeated
 
     rows = sum(one.rows for one in new)
     doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}

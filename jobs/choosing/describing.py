@@ -25,7 +25,7 @@ from jobs.landing.raw_rows import Source
 from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.remarks import remarks_on
 from jobs.landing.shapes.wide_files import wide_words
-from jobs.landing.spec_columns import take_columns
+from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

@@ -31,10 +31,10 @@ from jobs.landing.dialects import ANY
 from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.rejected import clock_notes
-from jobs.landing.spec_columns import take_columns
-from jobs.landing.times import times_of_keys
 from jobs.landing.values.absent_values import absent_in
+from jobs.landing.values.rejected import clock_notes
+from jobs.landing.values.spec_columns import take_columns
+from jobs.landing.values.times import times_of_keys
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec

@@ -15,8 +15,8 @@ from jobs.choosing.times import ENOUGH, HINT, TRIED, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
-from jobs.landing.time_columns import combine_times
-from jobs.landing.times import read_times
+from jobs.landing.values.time_columns import combine_times
+from jobs.landing.values.times import read_times
 from jobs.specs.column_names import part_of_time, time_parts
 
 DAY = UNIT_US["day"]

@@ -18,7 +18,7 @@ from jobs.core.time_counts import COUNTS
 from jobs.core.time_readings import EPOCHS, Reading, forms_of, named, usual_parsers
 from jobs.core.times import TimeParser
 from jobs.encoding import arrow
-from jobs.landing.times import read_times
+from jobs.landing.values.times import read_times
 from jobs.specs.column_names import time_parts
 
 _COUNTED = {

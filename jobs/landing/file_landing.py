@@ -24,7 +24,7 @@ from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers
 from jobs.landing.reading import Piece, pieces_of
 from jobs.landing.text_lines import is_text
-from jobs.landing.times import now_us
+from jobs.landing.values.times import now_us
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec

@@ -30,7 +30,7 @@ from jobs.landing.json_rows import read_part as read_documents
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.reading import ALWAYS_READ, endings_of, reader_of, schema_of
 from jobs.landing.shapes.wide_files import wide_words
-from jobs.landing.spec_columns import take_columns
+from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.landing.raw_rows import Source, joined, reject
-from jobs.landing.times import (
+from jobs.landing.values.keys import codes_of_ids, codes_of_keys
+from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.times import (
     AFTER_LANDING,
     BEFORE_RANGE,
     ClockChanges,
@@ -17,8 +19,6 @@ from jobs.landing.times import (
     before_range,
     find_times,
 )
-from jobs.landing.values.keys import codes_of_ids, codes_of_keys
-from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]

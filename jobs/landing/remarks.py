@@ -11,10 +11,10 @@ import numpy as np
 from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
-from jobs.landing.payloads import payloads
 from jobs.landing.raw_rows import Source
-from jobs.landing.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.landing.values.absent_values import absent_in
+from jobs.landing.values.payloads import payloads
+from jobs.landing.values.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.specs.model_spec import ModelSpec
 
 

@@ -19,7 +19,7 @@ from jobs.landing.csv_parquet import read
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.times import find_times
+from jobs.landing.values.times import find_times
 from jobs.lineage.generations import live_lineage
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec

@@ -19,8 +19,8 @@ from jobs.landing.csv_parquet import check_columns
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
-from jobs.landing.spec_columns import take_columns
 from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.key_inputs import key_codes, key_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange

@@ -14,8 +14,8 @@ from jobs.encoding import arrow
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source, reject
-from jobs.landing.spec_columns import take_columns
 from jobs.landing.values.numbers import numbers_of, rules_of
+from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 

@@ -32,7 +32,7 @@ from jobs.landing.message_places import (
     landed_among,
     rejected_place,
 )
-from jobs.landing.times import now_us
+from jobs.landing.values.times import now_us
 from jobs.lineage import replayed_late_rows
 from jobs.rejected_rows.held import mark_replayed, mark_replaying
 from jobs.rejected_rows.rechecking import recheck

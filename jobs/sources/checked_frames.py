@@ -14,7 +14,7 @@ from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import reader_of
-from jobs.landing.spec_columns import spec_schema
+from jobs.landing.values.spec_columns import spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import closest
 from jobs.storage.measurements_table import KeyTypes

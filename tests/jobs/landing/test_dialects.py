@@ -25,7 +25,7 @@ from jobs.core.settings import Settings
 from jobs.landing import json_rows
 from jobs.landing.csv_parquet import check_columns, found_dialect, read, read_schema, written_as
 from jobs.landing.dialects import find_dialect
-from jobs.landing.rejected import doubtful_epoch, explained
+from jobs.landing.values.rejected import doubtful_epoch, explained
 from jobs.specs.files import Files
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec

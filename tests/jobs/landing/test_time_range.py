@@ -21,7 +21,7 @@ from jobs.landing.csv_parquet import parts
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import Rows, checked_tables
-from jobs.landing.rejected import clock_notes, explained, repeated
+from jobs.landing.values.rejected import clock_notes, explained, repeated
 from jobs.offline.future import read_future
 from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec

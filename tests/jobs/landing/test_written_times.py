@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS, count_of, to_datetime, wall_us
 from jobs.core.times import TimeParser
-from jobs.landing.rejected import explained
-from jobs.landing.times import read_times
+from jobs.landing.values.rejected import explained
+from jobs.landing.values.times import read_times
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 

@@ -16,9 +16,9 @@ from jobs.core.time_readings import EARLY_US, EPOCHS, Reading, forms_of, named, 
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.shapes.row_shapes import shape_cause
-from jobs.landing.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_writing import setting_of, setting_text
+from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from jobs.landing.raw_rows import Source
-from jobs.landing.time_columns import combine_times
+from jobs.landing.values.time_columns import combine_times
 from jobs.specs.model_spec import ModelSpec
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
-from jobs.landing.times import read_times
+from jobs.landing.values.times import read_times
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
