@@ -263,12 +263,12 @@ def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
     """Return names for the columns of a file without a header; none of any other file."""
     _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     text = text.split("\n", found.skip)[-1]
-    rows = [
-        one.fields
-        for one in read_records(text, found.separator, found.quote, len(beginning) == BEGINNING)
-        if not (found.comment and one.fields[0].startswith(found.comment))
-    ]
+    records = read_records(text, found.separator, found.quote, len(beginning) == BEGINNING)
+    rows = [one.fields for one in records if not (found.comment and one.fields[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
+        return ()
+    above = records[0].fields  # which may be a header that begins like a comment, as in `#YY,MM,DD`
+    if len(above) == len(rows[0]) and not any(NUMBER_OR_TIME.fullmatch(text) for text in above):
         return ()
     return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
 

@@ -143,9 +143,16 @@ def units_below(records: Sequence[Record], header: int) -> int:
     """Return how many rows of units stand below a header."""
     rows = [one.fields for one in records[header + 1 :]]
     count = 0
-    while count < len(rows) - 1 and looks_like_units(rows[count]):
+    while count < len(rows) - 1 and looks_like_units(rows[count]) and not _recurs(rows[count:]):
         count += 1
     return count
+
+
+def _recurs(rows: Sequence[Sequence[str]]) -> bool:
+    """Tell if a text of the first row stands in its column again, as the name of a series does."""
+    return any(
+        text and row[place : place + 1] == [text] for row in rows[1:] for place, text in enumerate(rows[0])
+    )
 
 
 def looks_like_units(fields: Sequence[str]) -> bool:

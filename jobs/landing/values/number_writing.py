@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -255,8 +256,10 @@ def _flow(value: Any) -> str:
         return "{" + ", ".join(f"{_flow(name)}: {_flow(one)}" for name, one in value.items()) + "}"
     if isinstance(value, float):
         return f"{value:g}"
-    is_plain = isinstance(value, str) and re.fullmatch(r"[^\W\d]\w*", value) and value.casefold() not in _YAML
-    return value if is_plain else f'"{value}"'
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_plain = re.fullmatch(r"[^\W\d]\w*", value) and value.casefold() not in _YAML
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 _YAML = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}

@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.choosing.finding import Wishes, find
+from jobs.choosing.finding import Wishes
+from jobs.choosing.model_finding import find
 from jobs.choosing.table import Table
 from jobs.choosing.times import TimeColumn, time_of
 from jobs.core.time_counts import COUNTS, wall_us
+from jobs.landing.dialects import ANY
 from jobs.landing.raw_rows import Source
+from jobs.landing.values.number_writing import find_writing
 
 N = 200
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
@@ -28,7 +31,19 @@ def column_of(values: Any, name: str) -> TimeColumn | str:
     column = pa.array(values)
     rows = len(column)
     source = Source({name: column}, np.zeros(rows, bool), rows)
-    return time_of(Table([Path("a.csv")], 1, source, np.zeros(rows, np.int64), {}, False), name)
+    return time_of(
+        Table(
+            [Path("a.csv")],
+            1,
+            source,
+            np.zeros(rows, np.int64),
+            {},
+            False,
+            ANY,
+            find_writing(source.columns, (), ","),
+        ),
+        name,
+    )
 
 
 def moments(start: datetime, step: timedelta, count: int = N) -> list[datetime]:

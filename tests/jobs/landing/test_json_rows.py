@@ -13,8 +13,8 @@ import pytest
 
 from jobs.core.times import TimeParser
 from jobs.landing import json_rows, line_parts
-from jobs.landing.values import times
 from jobs.landing.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
+from jobs.landing.values import times
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 

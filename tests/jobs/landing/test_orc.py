@@ -43,12 +43,12 @@ def test_orc_lands_as_parquet_does(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     pq.write_table(whole, tmp_path / "rows.parquet")
     found = {}
     for ending in ("orc", "parquet"):
-        pipeline = Pipeline(tmp_path / ending, random_walk_spec())
+        pipeline = Pipeline(tmp_path / ending, random_walk_spec(time_range={"latest": None}))
         assert ingest.run(pipeline.settings, "walk", [str(tmp_path / f"rows.{ending}")]).data["rows"] == 3000
         frame = pipeline.warehouse.read("measurements/walk").select("id", "at", "a", "b")
         found[ending] = frame.orderBy("at").toArrow()
     assert found["orc"] == found["parquet"]
-    pipeline = Pipeline(tmp_path / "spark", random_walk_spec())
+    pipeline = Pipeline(tmp_path / "spark", random_walk_spec(time_range={"latest": None}))
     spark = pipeline.warehouse.spark
     rows = spark.read.parquet(str(tmp_path / "rows.parquet"))
     # Spark writes times without a zone as numbers in ORC.

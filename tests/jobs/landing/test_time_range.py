@@ -20,7 +20,7 @@ from jobs.core.time_counts import wall_us
 from jobs.landing.csv_parquet import parts
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.reading import Rows, checked_tables
+from jobs.landing.reading import reader_of
 from jobs.landing.values.rejected import clock_notes, explained, repeated
 from jobs.offline.future import read_future
 from jobs.rejected_rows.rechecking import recheck
@@ -269,8 +269,9 @@ def test_a_file_is_cut_by_reading_too(tmp_path: Path) -> None:
     (whole,) = parts(path, columns=spec.file_columns)
     ends = [whole.start + len("k,2022-10-30 00:00,1,2\n") * rows for rows in (0, 9, 14, 18, 20, 22, 30, 40)]
     pieces = [whole._replace(start=a, stop=b) for a, b in pairwise(ends)]
-    checked = checked_tables(spec, [Rows(piece, True) for piece in pieces], {"id": "string"}, str(path))
-    assert checked.accepted.column("at").cast(pa.int64()).to_pylist() == expected
+    reader = reader_of(spec, str(path))
+    batches = [batch for piece in pieces for batch in reader.read(piece, {"id": "string"})]
+    assert [one for batch in batches for one in batch["at"].cast(pa.int64()).to_pylist()] == expected
 
 
 def test_a_note_on_repeats_names_the_change_of_clocks() -> None:
