@@ -111,7 +111,8 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
         roles = roles._replace(measurements=measurements)
         keys = _keys(table, roles, wishes)
         _refuse_time_apart(table, roles, keys, wishes)
-        measurements, marked = name_marks(measurements, keys.code)
+        roles = _without_attributes(roles, keys, wishes)
+        measurements, marked = name_marks(roles.measurements, keys.code)
         roles = roles._replace(measurements=measurements)
         if zone is not UTC and not roles.time.parts:
             roles = roles._replace(time=_in_passes(table, roles.time, keys, zone))
@@ -154,6 +155,26 @@ def _keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
     taken = {name.casefold() for name in (*table.source.columns, *table.partial)}
     name = next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
     return find_keys(table, roles, wishes.key, name)
+
+
+def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
+    """Return roles without the measurements that are one number for each of several keys, unless all are."""
+    if wishes.measurement or keys.count < 2:
+        return roles
+    told = [one for one in roles.measurements if _varies_within(one.values, keys.code)]
+    if not told:
+        return roles
+    names = {one.name for one in roles.measurements} - {one.name for one in told}
+    refused = {**roles.refused, **dict.fromkeys(names, "is one number for each key")}
+    return roles._replace(measurements=told, refused=refused)
+
+
+def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
+    """Tell if numbers (N,) differ within a key (N,)."""
+    good = np.isfinite(values)
+    order = np.lexsort((values[good], code[good]))
+    same_key = np.diff(code[good][order]) == 0
+    return bool((np.diff(values[good][order])[same_key] != 0).any())
 
 
 def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -> None:

@@ -81,7 +81,7 @@ def filtered_rows(spec: ModelSpec, path: Path) -> ReadRows:
         )
         for i in good.tolist()
     ]
-    return ReadRows(rows, list(spec.measurement), source.rows - len(good))
+    return ReadRows(rows, spec.file_names(spec.measurement), source.rows - len(good))
 
 
 def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
@@ -90,7 +90,7 @@ def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
     table = read_table(str(settings.warehouse), measurements(spec.name), spec.columns)
     assert table is not None
     rows = [row_of(spec, {**row, spec.time: instant_of(row[spec.time])}) for row in table.to_pylist()]
-    return ReadRows(rows, list(spec.measurement), done.data["quarantined"])
+    return ReadRows(rows, spec.file_names(spec.measurement), done.data["quarantined"])
 
 
 def estimated_rows(warehouse: Warehouse, spec: ModelSpec, path: Path) -> ReadRows:
@@ -100,7 +100,7 @@ def estimated_rows(warehouse: Warehouse, spec: ModelSpec, path: Path) -> ReadRow
     columns = [F.col(REASON), at, *(F.col(f"`{name}`") for name in (*spec.key, *spec.measurement))]
     found = [row.asDict() for row in frame.select(*columns).collect()]
     rows = [row_of(spec, row) for row in found if row[REASON] is None]
-    return ReadRows(rows, list(spec.measurement), len(found) - len(rows))
+    return ReadRows(rows, spec.file_names(spec.measurement), len(found) - len(rows))
 
 
 def instant_of(at: datetime) -> int:

@@ -31,10 +31,6 @@ from tests.corpus.reading import (
 KNOWN = {
     "sbfspot_day_csv": "class 14",
     "bigquery_fractions_csv": "class 13",
-    "grafana_joined_csv": "class 15",
-    "davis_weatherlink_csv": "class 15",
-    "london_smart_meters_csv": "class 15",
-    "beijing_pm25_csv": "class 1",
     "excel_trailing_separators_csv": "class 19",
 }
 """Cases that are not read rightly yet, and their class in the issue; each must go when its class is mended."""

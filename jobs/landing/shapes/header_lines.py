@@ -150,8 +150,9 @@ def units_below(records: Sequence[Record], header: int) -> int:
 
 def _recurs(rows: Sequence[Sequence[str]]) -> bool:
     """Tell if a text of the first row stands in its column again, as the name of a series does."""
+    others = [row for row in rows[1:] if not looks_like_units(row)]
     return any(
-        text and row[place : place + 1] == [text] for row in rows[1:] for place, text in enumerate(rows[0])
+        text and row[place : place + 1] == [text] for row in others for place, text in enumerate(rows[0])
     )
 
 

@@ -139,7 +139,7 @@ SHAPES: list[tuple[str, Any, Any, str, Any]] = [
         QUARTERS,
         lambda t: {"#YY": t.year, "MM": t.month, "DD": t.day, "hh": t.hour, "mm": t.minute},
         "15 min",
-        ["#YY", "MM", "DD", "hh", "mm"],
+        ["YY", "MM", "DD", "hh", "mm"],  # `#` begins a comment, which this header is not
     ),
     (
         "hour ending",
