@@ -283,14 +283,17 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     begin = cut.place.first if cut.place.record < 0 else cut.place.record
     rows = [one.fields for one in cut.records[begin:]]
     even = [row for row in rows if len(row) == width]
+    # A header that does not count the separators at the end of every row is as wide as what stands before these.
+    named = width if even and not any(any(row[len(rows[0]) :]) for row in even) else len(rows[0])
     if (
         width < 2
         or len(even) < 0.5 * len(rows)
         or fields not in (None, width)
-        or len(rows[0]) < max(width - 1, 2)
+        or named < max(width - 1, 2)
+        or len(rows[0]) < 2
     ):
         return 0.0, 0
-    if len(even) < 0.9 * len(rows) - 1 or len(rows[0]) < width:
+    if len(even) < 0.9 * len(rows) - 1 or named < width:
         return len(even) / len(rows) - 0.1, width
     cells = [text for row in even for text in row if text]
     values = sum(NUMBER_OR_TIME.fullmatch(text) is not None for text in cells)

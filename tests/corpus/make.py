@@ -442,7 +442,6 @@ def spreadsheets() -> Iterator[Case]:
         ),
         rows,
         ("value",),
-        refusal="trailing|more fields",
     )
 
 
@@ -637,8 +636,7 @@ def energy() -> Iterator[Case]:
             lines(rows, lambda r: f"{iso(r.at, '%d/%m/%Y %H:%M:%S')};{put(r, separator=';')}"),
         ),
         rows,
-        ("kWh", "kW"),
-        refusal="line 9|skip_lines",
+        ("Total yield", "Power"),
     )
     rows = drawn("entsoe", levels=(80.0,), digits=2)
     yield Case(

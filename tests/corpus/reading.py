@@ -66,7 +66,7 @@ def right_rows(name: str) -> ReadRows:
 
 def _micros(text: str) -> int:
     at = datetime.fromisoformat(text)
-    return round(at.timestamp()) * 1_000_000 + at.microsecond
+    return round(at.replace(microsecond=0).timestamp()) * 1_000_000 + at.microsecond
 
 
 def filtered_rows(spec: ModelSpec, path: Path) -> ReadRows:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -27,22 +27,6 @@ from tests.corpus.reading import (
     landed_rows,
     right_rows,
 )
-
-KNOWN = {
-    "sbfspot_day_csv": "class 14",
-    "bigquery_fractions_csv": "class 13",
-    "excel_trailing_separators_csv": "class 19",
-}
-"""Cases that are not read rightly yet, and their class in the issue; each must go when its class is mended."""
-
-
-def all_cases() -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name], strict=True, raises=AssertionError))
-        if name in KNOWN
-        else name
-        for name in EXPECTED
-    ]
 
 
 def settings_of(folder: Path) -> Settings:
@@ -88,7 +72,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begin:
     return raising
 
 
-@pytest.mark.parametrize("name", all_cases())
+@pytest.mark.parametrize("name", list(EXPECTED))
 def test_a_file_is_read_as_its_exporter_meant_it_or_refused_with_a_remedy(
     tmp_path: Path, begun: Begin, name: str
 ) -> None:

@@ -97,7 +97,12 @@ def find_header(records: Sequence[Record], comment: str = "#") -> HeaderPlace:
     widths = Counter(map(len, rows[-max(len(rows) // 2, 3) :]))
     width = max(widths, key=lambda one: (widths[one], one))
     columns = _value_columns([row for row in rows[-max(len(rows) * 2 // 5, 1) :] if len(row) == width], width)
-    first = next((place for place in plain if _is_row(records[place].fields, columns, width)), None)
+    are_rows = [_is_row(records[place].fields, columns, width) for place in plain]
+    # A number among titles, such as that of a device, has no row after it.
+    first = next(
+        (place for i, place in enumerate(plain) if are_rows[i] and all(are_rows[i + 1 : i + 2])),
+        None,
+    )
     if first is not None and (block := _texts_above(records, first, width, plain)):
         header = max(
             block, key=lambda place: (_likeness(records[place].fields), -place if width > 2 else place)
