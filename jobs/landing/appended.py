@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from jobs.core.input_files import open_input
 from jobs.landing.csv_parquet import begins_record
 from jobs.landing.json_rows import is_array, is_json
 from jobs.landing.key_from_name import salt_of
@@ -31,7 +32,7 @@ def end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
     digest, place = hashlib.sha256(salt_of(spec, path)), 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         for line in file:
             row = line.rstrip(b"\r\n")
             bare = digest.copy()

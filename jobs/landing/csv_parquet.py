@@ -17,9 +17,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
+from jobs.core.input_files import open_input, part_files
+from jobs.landing.bounds import (
+    MOST,
+    is_out_of_memory,
+    limit_sources,
+    memory_limit,
+    open_bytes,
+    refuse_expansion,
+    rows_a_batch,
+    stored_bytes,
+)
 from jobs.landing.csv_records import (
     PIECE_BYTES,
     Header,
+    TooLong,
     ends_record,
     parse_records,
     pieces,
@@ -27,14 +39,14 @@ from jobs.landing.csv_records import (
 )
 from jobs.landing.dialects import ANY, BEGINNING, Dialect, comments_above, find_dialect, hint
 from jobs.landing.dialects import without_header as made_up
-from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
+from jobs.landing.orc_stripes import orc_columns, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
 from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
 ROWS_A_BATCH = 250_000
-"""Rows of a Parquet file that are in memory at once."""
+"""Most rows of a Parquet file that are in memory at once."""
 
 
 class Part(NamedTuple):
@@ -42,12 +54,14 @@ class Part(NamedTuple):
 
     Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
     row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect: of a CSV file.
+    most: bytes of memory that reading a piece of it may take.
     """
 
     path: str
     start: int
     stop: int | None
     dialect: Dialect = Dialect()
+    most: int = MOST
 
 
 def check_format(path: Path) -> str:
@@ -74,27 +88,16 @@ def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -
     is_csv = _is_csv(path)
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give one file")
+    dialect = Dialect()
     with _readable(path):
         if is_csv:
-            _check_header(
-                path,
-                _header(path, dialect := found_dialect(path, columns or (), named)).names,
-                columns or (),
-                named,
-            )
-            return _read_csv(path, columns, dialect)
-        names = list(_stored_schema(path).names if columns is None else columns)
-    return joined(list(read_part(Part(str(path), 0, None), columns)), names)
-
-
-def _read_csv(path: Path, columns: Sequence[str] | None, dialect: Dialect) -> Source:
-    with _bytes(path) as stream:
-        header, rest = _after_header(path, stream, dialect)
-        names = header.names if columns is None else list(columns)
-        check_columns(path, header.names, names)
-        return joined(
-            [parse_records(piece, header.names, columns, dialect.separator) for piece in rest], names
-        )
+            dialect = found_dialect(path, columns or (), named)
+            names = _header(path, dialect).names
+            _check_header(path, names, columns or (), named)
+        else:
+            names = _stored_schema(path).names
+    part = Part(str(path), 0, None, dialect, named.memory_mb << 20)
+    return joined(list(read_part(part, columns)), list(names if columns is None else columns))
 
 
 def parts(
@@ -123,7 +126,7 @@ def parts(
         if path.name.lower().endswith(".gz"):  # cannot be read from its middle
             return [Part(str(path), start, None, dialect)]
         found: list[Part] = []
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             stream.seek(start)
             for piece in pieces(stream, PIECE_BYTES, separator=dialect.separator):
                 end = start + len(piece)
@@ -142,7 +145,7 @@ def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Fi
     Raises:
         UserError: the file cannot be read.
     """
-    with _readable(path), path.open("rb") as stream:
+    with _readable(path), open_input(path) as stream:
         dialect = found_dialect(path, columns, named)
         start = _header(path, dialect).end
         stream.seek(start)
@@ -157,12 +160,16 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     """Read the named columns, or all, of a part of a file as `read` does, in some batches of rows.
 
     Raises:
-        UserError: the file cannot be read, or lacks a column.
+        UserError: the file cannot be read, lacks a column, or takes more memory than the part says.
     """
+    return limit_sources(_read_part(part, columns), part.path, part.most)
+
+
+def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
     path = Path(part.path)
     with _readable(path):
         if _is_csv(path):
-            with _bytes(path) as stream:
+            with open_bytes(path, part.most) as stream:
                 header, rest = _after_header(path, stream, part.dialect)
                 check_columns(path, header.names, header.names if columns is None else columns)
                 if part.stop is not None:
@@ -172,9 +179,10 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
                     yield parse_records(piece, header.names, columns, part.dialect.separator)
             return
         if _is_orc(path):
-            have = orc_schema(path).names
-            wanted = list(have if columns is None else columns)
-            check_columns(path, have, wanted)
+            schema, rows = orc_columns(path)
+            wanted = list(schema.names if columns is None else columns)
+            check_columns(path, schema.names, wanted)
+            refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
             for batch in read_stripes(path, part.start, part.stop, wanted):
                 yield _stored(batch, wanted)
             return
@@ -183,8 +191,10 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
             wanted = list(have if columns is None else columns)
             check_columns(path, have, wanted)
             groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+            refuse_expansion(path, stored_bytes(file.schema_arrow, wanted, file.metadata.num_rows), part.most)
             rows, said = 0, sum(file.metadata.row_group(one).num_rows for one in groups)
-            for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
+            each = rows_a_batch(file.metadata, groups, ROWS_A_BATCH)
+            for batch in file.iter_batches(each, row_groups=groups, columns=wanted):
                 rows += batch.num_rows
                 yield _stored(batch, wanted)
             # Arrow takes a damaged column that ends early for the end of the others, too.
@@ -247,7 +257,7 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], name
 
 
 def _beginning(path: Path) -> bytes:
-    with _bytes(path) as stream:
+    with open_bytes(path) as stream:
         return stream.read(BEGINNING)
 
 
@@ -271,6 +281,10 @@ def _readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: there is no such file") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+    except TooLong as error:
+        raise UserError(
+            f"{path}: {error}: write one row on each line, and close each quotation mark"
+        ) from None
     except csv.Error as error:
         if "field limit" in str(error):
             raise UserError(
@@ -283,6 +297,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error) as error:
         raise UserError(damaged(path, str(error))) from error
     except (pa.ArrowException, OSError) as error:
+        if is_out_of_memory(error):  # `memory_limit` says so
+            raise
         if isinstance(error, PermissionError):
             raise UserError(
                 f"{path}: may not be read; give this user the right to ({error.strerror})"
@@ -299,15 +315,8 @@ def damaged(path: Path, why: str) -> str:
     return f"{path}: is cut off or damaged: it is no whole gzip file ({why}); copy it again, or write it anew"
 
 
-@contextmanager
-def _bytes(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file, uncompressed."""
-    with path.open("rb") as stream:
-        yield gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
-
-
 def _header(path: Path, dialect: Dialect) -> Header:
-    with _bytes(path) as stream:
+    with open_bytes(path) as stream, memory_limit(path):
         return _after_header(path, stream, dialect)[0]
 
 
@@ -326,10 +335,12 @@ def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
 
 
 def _stored_schema(path: Path) -> pa.Schema:
-    if _is_orc(path):
-        schema = orc_schema(_files_within(path, ".orc")[0])
-    else:
-        schema = pq.read_schema(_files_within(path, ".parquet")[0])
+    with memory_limit(path):
+        if _is_orc(path):
+            schema = orc_columns(_files_within(path, ".orc")[0])[0]
+        else:
+            with _parquet(_files_within(path, ".parquet")[0]) as file:
+                schema = file.schema_arrow
     return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
 
 
@@ -343,8 +354,8 @@ def _files_within(path: Path, ending: str) -> list[Path]:
         return [path]
     found = sorted(
         part
-        for part in path.rglob(f"*{ending}")
-        if part.is_file() and not any(name[0] in "._" for name in part.relative_to(path).parts)
+        for part in part_files(path)
+        if part.name.endswith(ending) and not any(name[0] in "._" for name in part.relative_to(path).parts)
     )
     if not found:
         raise UserError(f"{path}: has no {ending} files in it")
@@ -354,7 +365,8 @@ def _files_within(path: Path, ending: str) -> list[Path]:
 def _row_groups(path: Path) -> list[Part]:
     found: list[Part] = []
     for file in _files_within(path, ".parquet"):
-        metadata = pq.read_metadata(file)
+        with memory_limit(file), _parquet(file) as opened:
+            metadata = opened.metadata
         start = size = 0
         for group in range(metadata.num_row_groups):
             size += metadata.row_group(group).total_byte_size
@@ -364,9 +376,12 @@ def _row_groups(path: Path) -> list[Part]:
     return found
 
 
-def _parquet(path: Path) -> pq.ParquetFile:
-    # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
-    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+@contextmanager
+def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    with open_input(path) as stream:
+        # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
+        # By a buffer, as the columns of a row group would be in memory at once.
+        yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
 
 
 def _plain_kind(kind: pa.DataType) -> pa.DataType:

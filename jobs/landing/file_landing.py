@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.input_files import open_input, part_files
 from jobs.landing.appended import can_be_appended_to, end_of
 from jobs.landing.checking import refuse_types
 from jobs.landing.csv_parquet import FORMATS, check_columns, read_schema
@@ -302,19 +303,14 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     return schema
 
 
-def _files_of(path: str) -> list[Path]:
-    """Return a landed file itself, or the part files of a folder that Spark wrote under such a name."""
-    return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
-
-
 def file_size(path: str) -> int:
     """Return the bytes of a file, or of a folder's part files."""
-    return sum(file.stat().st_size for file in _files_of(path))
+    return sum(file.stat().st_size for file in part_files(Path(path)))
 
 
 def _stamp(path: str) -> tuple[int, int]:
     """Return a file's size and the time of its last change (ns), which change with its content."""
-    stats = [file.stat() for file in _files_of(path)]
+    stats = [file.stat() for file in part_files(Path(path))]
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
@@ -322,8 +318,8 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
     """Return the state of a file with the SHA-256 of its content, after `salt`."""
     size, changed = _stamp(path)
     digest = hashlib.sha256(salt)
-    for file in _files_of(path):
-        with file.open("rb") as stream:
+    for file in part_files(Path(path)):
+        with open_input(file) as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     return FileState(path, digest.hexdigest(), size, changed, _is_small(Path(path), size))

@@ -21,11 +21,12 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
+from jobs.landing.bounds import MOST, memory_limit, open_bytes
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
 from jobs.landing.csv_records import BOM
 from jobs.landing.key_from_name import document_with_key, with_key
-from jobs.landing.line_parts import line_parts, lines_of, open_lines, readable
+from jobs.landing.line_parts import line_parts, lines_of, readable
 from jobs.landing.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -233,30 +234,32 @@ def is_json(path: str | Path) -> bool:
 
 def is_array(path: Path) -> bool:
     """Tell if a file is one JSON array, which cannot be split into lines."""
-    with open_lines(path) as file:
+    with open_bytes(path) as file:
         while block := file.read(1 << 16):
             if begun := block.lstrip(_BLANK + BOM):
                 return begun.startswith(b"[")
     return False
 
 
-def documents(path: Path, most: int | None = None) -> list[bytes]:
+def documents(path: Path, most: int | None = None, memory: int = MOST) -> list[bytes]:
     """Return the documents of a file, or the first `most` of them.
 
+    memory: bytes that reading an array may take.
+
     Raises:
-        UserError: the file cannot be read, or is an array of invalid JSON.
+        UserError: the file cannot be read, or is an array of invalid JSON, or one that takes too much memory.
     """
     with _readable(path):
         if is_array(path):
-            with open_lines(path) as file:
+            with memory_limit(path, memory), open_bytes(path, memory) as file:
                 data = file.read(LONGEST_ARRAY + 1)
-            if len(data) > LONGEST_ARRAY:
-                raise UserError(
-                    f"{path}: is one JSON array of more than {LONGEST_ARRAY:,} bytes, which is read at once; write one "
-                    "object on each line"
-                )
-            items = json.loads(data.decode("utf-8-sig"))
-            return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
+                if len(data) > LONGEST_ARRAY:
+                    raise UserError(
+                        f"{path}: is one JSON array of more than {LONGEST_ARRAY:,} bytes, which is read at once; write "
+                        "one object on each line"
+                    )
+                items = json.loads(data.decode("utf-8-sig"))
+                return [json.dumps(item, ensure_ascii=False).encode() for item in items[:most]]
         found: list[bytes] = []
         for lines in lines_of(Part(str(path), 0, None)):
             found += [document for line in lines if (document := line.strip(_BLANK))]
@@ -284,7 +287,7 @@ def read_part(part: Part) -> Iterator[pa.Array]:
     path = Path(part.path)
     with _readable(path):
         if is_array(path):
-            yield pa.array(documents(path), pa.binary())
+            yield pa.array(documents(path, memory=part.most), pa.binary())
             return
         for lines in lines_of(part):
             yield _documents_in(lines)

@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError, raised_in_python
+from jobs.core.input_files import know_inputs, known_inputs
 from jobs.landing.checking import ROWS_A_FILE, check_rows, typed_columns
 from jobs.landing.csv_parquet import Part, parts, read_part
 from jobs.landing.json_rows import check_documents, is_json
@@ -131,10 +132,12 @@ def parts_of(spec: ModelSpec, path: Path, start: int = 0, stop: int | None = Non
         UserError: the file cannot be read.
     """
     if is_json(path):
-        return json_parts(path, start, stop)
-    if is_text(path):
-        return text_parts(path, start, stop)
-    return parts(path, start, stop, spec.file_columns, spec.files)
+        found = json_parts(path, start, stop)
+    elif is_text(path):
+        found = text_parts(path, start, stop)
+    else:
+        found = parts(path, start, stop, spec.file_columns, spec.files)
+    return [part._replace(most=spec.files.memory_mb << 20) for part in found]
 
 
 def _checked(spec: ModelSpec, rows: Rows, key_types: KeyTypes, file: str) -> Iterator[pa.RecordBatch]:
@@ -156,7 +159,10 @@ def _checked_frame(
 ) -> DataFrame:
     """Return rows that Spark's workers read and check, each part of the file in a task."""
 
+    inputs = known_inputs()
+
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        know_inputs(inputs)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from _checked(spec, chosen[number], key_types, path)

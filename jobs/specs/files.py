@@ -25,6 +25,13 @@ class Files(Section):
         default=".",
         description="what precedes the fraction of a number in CSV and text: a point, or a comma as in 3,14",
     )
+    memory_mb: int = Field(
+        default=512,
+        ge=16,
+        le=1 << 20,
+        description="megabytes of memory that reading one piece of a file may take, such as a stripe of ORC or a JSON "
+        "array; the content of a file may take half of it, or 100 times the size of the file, if that is more",
+    )
     columns: list[str] = Field(
         default=[],
         description="names of the columns of CSV files without a header, in order, such as [at, volume, river]; a file "
