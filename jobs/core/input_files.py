@@ -72,7 +72,7 @@ def part_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     folders = _folders_of(path) or [know_folder(path)]
-    return sorted(file for file in path.rglob("*") if file.is_file() and _stays_below(file, folders))
+    return sorted(file for file in path.rglob("*") if file.is_file() and stays_below(file, folders))
 
 
 def _folders_of(path: str | Path) -> list[str] | None:
@@ -163,14 +163,14 @@ def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
     """Return the inputs among paths found in a folder, sorted, and tell which links lead out of it."""
     real = [know_folder(folder)]
     found = sorted(str(one) for one in paths if is_input(one))
-    stay = [name for name in found if _stays_below(Path(name), real)]
+    stay = [name for name in found if stays_below(Path(name), real)]
     for name in sorted({*found} - {*stay} - _left_out):
         _left_out.add(name)
         print(printable(f"warning: {name}: is not read: {LEADS_OUT}"), file=sys.stderr, flush=True)
     return stay
 
 
-def _stays_below(path: Path, folders: Sequence[str]) -> bool:
+def stays_below(path: str | Path, folders: Sequence[str]) -> bool:
     """Tell if a path leads to a place below one of some folders, whose own paths have no links."""
     real = os.path.realpath(path)
     return any(lies_below(real, folder) for folder in folders)

@@ -21,15 +21,18 @@ import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import Source, cut_rows
 from jobs.specs.files import Files
 
 RATIO = 100
 """Times its size that the content of a file may take in memory; files of measurements take 5 to 30 times theirs."""
 MOST = Files().memory_mb << 20
 """Bytes that a piece may take, where no spec says another number."""
+MOST_ROWS = 250_000
+"""Rows that are checked at once: a rejected row takes a kilobyte of memory while it is written down."""
 BATCH_BYTES = 64 << 20
 """Bytes of the rows of a Parquet file that are in memory at once, by the file's own account of their width."""
+_NEAR = 8 << 20
 _lock = Lock()
 _within = 0
 """How many pieces are being read under the limit; the first sets it, the last lifts it."""
@@ -60,8 +63,8 @@ def memory_limit(path: str | Path, most: int = MOST) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell if an error says that there was no more memory; the library that reads ORC names it otherwise."""
-    return isinstance(error, MemoryError) or "std::bad_alloc" in str(error)
+    """Tell if an error comes from the limit; libraries that unpack a file may take it for damage."""
+    return isinstance(error, MemoryError) or "std::bad_alloc" in str(error) or _is_full()
 
 
 def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> Iterator[Step]:
@@ -81,11 +84,18 @@ def limit_sources(sources: Iterable[Source], path: str | Path, most: int = MOST)
     Raises:
         UserError: they take far more memory than the file has bytes.
     """
-    held = 0
-    for source in limit_steps(sources, path, most):
+    each, held = iter(sources), 0
+    while True:
+        # What is held already counts, where the file is so small that all its rows may take no more than a piece.
+        left = max(most, RATIO * os.path.getsize(path)) - held
+        with memory_limit(path, min(most, left + (most >> 3))):
+            source = next(each, None)
+        if source is None:
+            return
         held += sum(column.nbytes for column in source.columns.values())
         refuse_expansion(path, held, most)
-        yield source
+        for start in range(0, max(source.rows, 1), MOST_ROWS):
+            yield cut_rows(source, start, start + MOST_ROWS)
 
 
 def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
@@ -94,17 +104,17 @@ def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
     Args:
         path: of the file.
         held: bytes that its content takes.
-        most: bytes that a piece may take; half of it is never too much.
+        most: bytes that are never too much.
 
     Raises:
         UserError: it is not.
     """
     size = os.path.getsize(path)
-    if held > max(most // 2, RATIO * size):
+    if held > max(most, RATIO * size):
         raise UserError(
             f"{path}: has {size:,} bytes, and its content takes at least {held >> 20:,} MB, over {RATIO} times as "
             "much: if its rows are right, write fewer of them into a file, or raise files.memory_mb in the spec (now "
-            f"{most >> 20:,}), half of which the content of any file may take"
+            f"{most >> 20:,})"
         )
 
 
@@ -114,11 +124,11 @@ def stored_bytes(schema: pa.Schema, columns: Sequence[str], rows: int) -> int:
     return rows * sum(_width(kind) for kind in kinds)
 
 
-def rows_a_batch(metadata: pq.FileMetaData, groups: Sequence[int], most: int) -> int:
-    """Return how many rows of a Parquet file to read at once, up to `most`: fewer where they are wide."""
+def rows_a_batch(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
+    """Return how many rows of a Parquet file to read at once: fewer than `MOST_ROWS` where they are wide."""
     sizes = [(metadata.row_group(one).total_byte_size, metadata.row_group(one).num_rows) for one in groups]
     width = max((size // max(rows, 1) for size, rows in sizes), default=0)
-    return max(1, min(most, BATCH_BYTES // max(width, 1)))
+    return max(1, min(MOST_ROWS, BATCH_BYTES // max(width, 1)))
 
 
 def open_bytes(path: Path, most: int = MOST) -> gzip.GzipFile:
@@ -171,6 +181,12 @@ def _lift_limit() -> None:
         _within -= 1
         if not _within and _memory_taken() is not None:
             resource.setrlimit(resource.RLIMIT_DATA, _before)
+
+
+def _is_full() -> bool:
+    """Tell if the process has come near to its limit."""
+    limit, taken = resource.getrlimit(resource.RLIMIT_DATA)[0], _memory_taken()
+    return _within > 0 and taken is not None and limit != resource.RLIM_INFINITY and limit - taken < _NEAR
 
 
 def _memory_taken() -> int | None:

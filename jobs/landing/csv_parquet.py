@@ -45,8 +45,6 @@ from jobs.specs.files import Files
 from jobs.specs.problems import closest
 
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
-ROWS_A_BATCH = 250_000
-"""Most rows of a Parquet file that are in memory at once."""
 
 
 class Part(NamedTuple):
@@ -193,7 +191,7 @@ def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
             groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
             refuse_expansion(path, stored_bytes(file.schema_arrow, wanted, file.metadata.num_rows), part.most)
             rows, said = 0, sum(file.metadata.row_group(one).num_rows for one in groups)
-            each = rows_a_batch(file.metadata, groups, ROWS_A_BATCH)
+            each = rows_a_batch(file.metadata, groups)
             for batch in file.iter_batches(each, row_groups=groups, columns=wanted):
                 rows += batch.num_rows
                 yield _stored(batch, wanted)

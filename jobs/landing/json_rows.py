@@ -21,7 +21,7 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
-from jobs.landing.bounds import MOST, memory_limit, open_bytes
+from jobs.landing.bounds import MOST, MOST_ROWS, memory_limit, open_bytes
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
 from jobs.landing.csv_records import BOM
@@ -287,7 +287,9 @@ def read_part(part: Part) -> Iterator[pa.Array]:
     path = Path(part.path)
     with _readable(path):
         if is_array(path):
-            yield pa.array(documents(path, memory=part.most), pa.binary())
+            found = documents(path, memory=part.most)
+            for start in range(0, len(found), MOST_ROWS):
+                yield pa.array(found[start : start + MOST_ROWS], pa.binary())
             return
         for lines in lines_of(part):
             yield _documents_in(lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
-from jobs.landing.bounds import limit_steps, open_bytes
+from jobs.landing.bounds import MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_parquet import Part, damaged
 from jobs.landing.csv_records import BOM, LONGEST, PIECE_BYTES
 
@@ -73,7 +73,9 @@ def lines_of(part: Part) -> Iterator[list[bytes]]:
     Raises:
         UserError: a line is too long, or the file holds far more than its size.
     """
-    return limit_steps(_lines_of(part), part.path, part.most)
+    for lines in limit_steps(_lines_of(part), part.path, part.most):
+        for start in range(0, len(lines), MOST_ROWS):
+            yield lines[start : start + MOST_ROWS]
 
 
 def _lines_of(part: Part) -> Iterator[list[bytes]]:

@@ -38,8 +38,12 @@ def stripe_ranges(path: Path) -> list[tuple[int, int]]:
 def read_stripes(
     path: Path, start: int, stop: int | None, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Read the named columns of the stripes from `start` to `stop` (None: the last)."""
+    """Read the named columns of the stripes from `start` to `stop` (None: the last).
+
+    One column after the other, as the reader of ORC takes several times the memory of what it reads.
+    """
     with open_input(path) as stream:
         file = orc.ORCFile(stream)
         for number in range(start, file.nstripes if stop is None else stop):
-            yield file.read_stripe(number, columns=list(columns))
+            found = [file.read_stripe(number, columns=[name]) for name in columns]
+            yield pa.RecordBatch.from_arrays([one.column(0) for one in found], list(columns))

@@ -30,7 +30,7 @@ class Files(Section):
         ge=16,
         le=1 << 20,
         description="megabytes of memory that reading one piece of a file may take, such as a stripe of ORC or a JSON "
-        "array; the content of a file may take half of it, or 100 times the size of the file, if that is more",
+        "array; all rows of a file may take as much, or 100 times the size of the file, if that is more",
     )
     columns: list[str] = Field(
         default=[],
