@@ -155,8 +155,23 @@ def _named(text: str, endings: tuple[str, ...]) -> list[str]:
         return _within(path, (one for one in some if one.name.lower().endswith(endings)))
     if path.is_file():
         return [str(path)]
-    folder = re.split(r"[^/]*[*?[]", str(path), maxsplit=1)[0] or "."
-    return _within(Path(folder), map(Path, glob.glob(str(path), recursive=True)))
+    prefix = re.split(r"[^/]*[*?[]", str(path), maxsplit=1)[0]
+    folder = Path(prefix or ".")
+    return _within(folder, _globbed(folder, str(path), str(path)[len(prefix) :]))
+
+
+def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
+    """Return what a glob names; `**` follows no links to folders, which may lead in rings.
+
+    Args:
+        folder: from which the glob's pattern begins.
+        text: the whole glob.
+        pattern: its part after the folder.
+    """
+    if "**" not in Path(pattern).parts:
+        return map(Path, glob.glob(text))
+    found = folder.glob(f"{pattern}/*" if pattern.endswith("**") else pattern)
+    return (one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts))
 
 
 def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
