@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, NumericType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import UserError, first_line
+from jobs.core.redaction import show_names
 from jobs.key_inputs.table import home_of
 from jobs.lineage import replayed_late_rows
 from jobs.spark.read_files import files_of
@@ -124,8 +125,8 @@ def _typed(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:
     absent = [name for name in spec.columns if name not in types]
     if absent:
         raise UserError(
-            f"--input {given}: there is no column {', '.join(absent)} (it has {', '.join(types)}): rename them in the "
-            f"table, or name the right ones in {spec.source_path or spec.name}"
+            f"--input {given}: there is no column {', '.join(absent)} (it has {show_names(list(types))}): rename them "
+            f"in the table, or name the right ones in {spec.source_path or spec.name}"
         )
     if not isinstance(types[spec.time], TimestampType | TimestampNTZType | DateType):
         raise UserError(

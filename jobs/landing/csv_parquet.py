@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import open_input, part_files
+from jobs.core.redaction import show_name, show_names
 from jobs.landing.bounds import (
     MOST,
     is_out_of_memory,
@@ -413,7 +414,7 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
     for name in wanted:
         if not times[name]:
             hint = closest(name, have)
-            listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
-            raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
+            listed = f"columns are {show_names(have)}"
+            raise UserError(f"{path}: there is no column '{name}'; {hint or listed}")
         if times[name] > 1:
-            raise UserError(f"{path}: column '{name}' appears twice; rename one of them")
+            raise UserError(f"{path}: column '{show_name(name)}' appears twice; rename one of them")

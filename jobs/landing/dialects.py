@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from jobs.core.redaction import show_name
 from jobs.landing.csv_records import BOM, COMMA
 from jobs.specs.files import SEPARATORS, Files
 
@@ -177,5 +178,5 @@ def _rows(text: str, separator: str) -> Iterator[list[str]]:
         return
 
 
-def _shown(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+def _shown(text: str) -> str:
+    return repr(show_name(text))
