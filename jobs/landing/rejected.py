@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
 
+from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.times import EPOCH_FORMATS, EPOCH_RANGES, USUAL_FORMATS, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
@@ -187,5 +188,6 @@ def repeated(rows: int) -> str:
 
 
 def _short(value: str) -> str:
+    value = redacted(value)
     text = value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "..."
     return repr(text)
