@@ -13,8 +13,9 @@ import re
 import stat
 import sys
 from collections.abc import Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from jobs.core.errors import UserError, printable
 from jobs.core.regular_files import OF_SYSTEM, UnfitFile, is_of_system, lies_below, open_regular
@@ -54,7 +55,7 @@ def know_folder(folder: Path) -> str:
     return real
 
 
-def open_input(path: str | Path) -> BinaryIO:
+def open_input(path: str | Path) -> BufferedReader:
     """Open a file of an input for reading.
 
     Raises:

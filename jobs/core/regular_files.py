@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 SYSTEM = ("/proc", "/sys")
 """Folders in which the kernel shows processes, their environment among it, and devices: none holds data."""
@@ -20,7 +20,7 @@ class UnfitFile(Exception):
     """A path that is no regular file, or one that is too large; the message completes `the file ...`."""
 
 
-def open_regular(path: str | Path, within: Sequence[str] | None = None) -> BinaryIO:
+def open_regular(path: str | Path, within: Sequence[str] | None = None) -> BufferedReader:
     """Open a regular file for reading; a link to one counts as one.
 
     Args:

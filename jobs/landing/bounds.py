@@ -137,7 +137,7 @@ def open_bytes(path: Path, most: int = MOST) -> gzip.GzipFile:
     if not path.name.lower().endswith(".gz"):
         return stream  # type: ignore[return-value]
     found = _BoundedGzip(fileobj=stream)
-    found.myfileobj = stream  # closed with it
+    found.myfileobj = stream  # type: ignore[assignment] # closed with it
     found.path, found.most = path, most
     return found
 
