@@ -1,16 +1,87 @@
-"""Find the files that an input names. No Spark."""
+"""Find the files that an input names, and open them. No Spark.
+
+Whoever writes into a folder of data may put links there. In a folder or a glob a link counts only if it leads to a file
+below the same folder; an input that is a link itself is the word of its user. Each opening of a file checks this anew
+on the opened file, as a path may become a link between two openings.
+"""
 
 from __future__ import annotations
 
 import glob
+import os
+import re
 import stat
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from io import BufferedReader
 from pathlib import Path
+from typing import NamedTuple
 
-from jobs.core.errors import UserError
+from jobs.core.errors import UserError, printable
+from jobs.core.regular_files import OF_SYSTEM, UnfitFile, is_of_system, lies_below, open_regular
 
 _SHOWN = 80
+LEADS_OUT = "it is a link that leads out of the folder; to read it, give the link itself as --input"
 NO_TEXT = "its name is not UTF-8 text, and rows are kept with the name of their file; rename it"
+
+
+class KnownInputs(NamedTuple):
+    """What the inputs of this process are: folders (as written, and without links), and files that were named."""
+
+    folders: dict[str, str]
+    files: set[str]
+
+
+_known = KnownInputs({}, set())
+_left_out: set[str] = set()
+"""Links that the user has been told of."""
+
+
+def known_inputs() -> KnownInputs:
+    """Return the inputs of this process, for `know_inputs` in another one."""
+    return _known
+
+
+def know_inputs(inputs: KnownInputs) -> None:
+    """Let `open_input` check files as the process does that found them."""
+    _known.folders.update(inputs.folders)
+    _known.files.update(inputs.files)
+
+
+def know_folder(folder: Path) -> str:
+    """Let no link lead out of a folder from now on; return the folder's path without links."""
+    written = os.path.abspath(folder)
+    _known.folders[written] = real = os.path.realpath(written)
+    return real
+
+
+def open_input(path: str | Path) -> BufferedReader:
+    """Open a file of an input for reading.
+
+    Raises:
+        UserError: it is no regular file, shows the state of the system, or is a link that leads out of its folder.
+        OSError: it cannot be opened.
+    """
+    try:
+        return open_regular(path, _folders_of(path))
+    except UnfitFile as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def part_files(path: Path) -> list[Path]:
+    """Return a file itself, or the files in a folder that Spark wrote, sorted, without links that lead out of it."""
+    if not path.is_dir():
+        return [path]
+    folders = _folders_of(path) or [know_folder(path)]
+    return sorted(file for file in path.rglob("*") if file.is_file() and stays_below(file, folders))
+
+
+def _folders_of(path: str | Path) -> list[str] | None:
+    """Return the folders that a path must not lead out of; None if its user has named it, or no folder has it."""
+    written = os.path.abspath(path)
+    if written in _known.files:
+        return None
+    return [real for folder, real in _known.folders.items() if lies_below(written, folder)] or None
 
 
 def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
@@ -52,12 +123,16 @@ def path_of(text: str) -> Path:
     """Return a path as the user wrote it, after checking that the system can have one of this name.
 
     Raises:
-        UserError: it is too long, has a character that no path has, or names a pipe or a device.
+        UserError: it is too long, has a character that no path has, names a pipe or a device, or lies in a folder that
+            shows the state of the system.
     """
     shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
     try:
         path = Path(text).expanduser()
-        kind = path.stat().st_mode
+        status = path.stat()
+        kind = status.st_mode
+        if is_of_system(os.path.realpath(path), status):
+            raise UserError(f"{shown}: {OF_SYSTEM}")
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
             raise UserError(
                 f"{shown}: is a pipe or a device, and no file; write its content into a file first"
@@ -70,17 +145,51 @@ def path_of(text: str) -> Path:
         raise UserError(f"{shown}: {error}; write the folder's whole path") from None
     except OSError as error:
         raise UserError(f"{shown}: cannot be looked for ({error.strerror}); give another path") from None
+    _known.files.add(os.path.abspath(path))
     return path
 
 
 def _named(text: str, endings: tuple[str, ...]) -> list[str]:
     path = path_of(text)
     if path.is_dir():
-        some = (one for one in path.iterdir() if one.name[0] not in "._" and is_input(one))
-        return sorted(str(one) for one in some if one.name.lower().endswith(endings))
+        some = (one for one in path.iterdir() if one.name[0] not in "._")
+        return _within(path, (one for one in some if one.name.lower().endswith(endings)))
     if path.is_file():
         return [str(path)]
-    return sorted(one for one in glob.glob(str(path), recursive=True) if is_input(Path(one)))
+    prefix = re.split(r"[^/]*[*?[]", str(path), maxsplit=1)[0]
+    folder = Path(prefix or ".")
+    return _within(folder, _globbed(folder, str(path), str(path)[len(prefix) :]))
+
+
+def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
+    """Return what a glob names; `**` follows no links to folders, which may lead in rings.
+
+    Args:
+        folder: from which the glob's pattern begins.
+        text: the whole glob.
+        pattern: its part after the folder.
+    """
+    if "**" not in Path(pattern).parts:
+        return map(Path, glob.glob(text))
+    found = folder.glob(f"{pattern}/*" if pattern.endswith("**") else pattern)
+    return (one for one in found if not any(part.startswith(".") for part in one.relative_to(folder).parts))
+
+
+def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
+    """Return the inputs among paths found in a folder, sorted, and tell which links lead out of it."""
+    real = [know_folder(folder)]
+    found = sorted(str(one) for one in paths if is_input(one))
+    stay = [name for name in found if stays_below(Path(name), real)]
+    for name in sorted({*found} - {*stay} - _left_out):
+        _left_out.add(name)
+        print(printable(f"warning: {name}: is not read: {LEADS_OUT}"), file=sys.stderr, flush=True)
+    return stay
+
+
+def stays_below(path: str | Path, folders: Sequence[str]) -> bool:
+    """Tell if a path leads to a place below one of some folders, whose own paths have no links."""
+    real = os.path.realpath(path)
+    return any(lies_below(real, folder) for folder in folders)
 
 
 def has_text_name(name: str) -> bool:

@@ -1,18 +1,45 @@
 """Keep secrets out of what commands print and of the tracebacks that they keep.
 
-Secret are the values of environment variables that are named so, and what a module has registered: the passwords in the
-file of Kafka's properties.
+Secret are the values of environment variables that are named so, what a module has registered (the passwords in the
+file of Kafka's properties), and what looks like a secret: a file that was named by mistake may be full of them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 HIDDEN = "***"
-_NAMED = re.compile(
-    r"secret|passw|token|access.?key|account.?key|private.?key|fernet|credential|jaas|sql_alchemy_conn", re.I
-)
+_NAMES = "secret|passw|token|access.?key|account.?key|private.?key|api.?key|fernet|credential|jaas|sql_alchemy_conn"
+_NAMED = re.compile(_NAMES, re.I)
+_LOOKS_SECRET = [
+    (re.compile(pattern, flags), shown)
+    for pattern, shown, flags in (
+        (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
+        # A user's password in an address.
+        (r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
+        # NAME=value and NAME: value, in quotes or not. After a colon a word of small letters alone is plain English.
+        (rf"([\w.-]*(?:{_NAMES})[\w.-]*[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
+        (
+            rf"((?i:[\w.-]*(?:{_NAMES})[\w.-]*)[\"']?:\s?[\"']?)(?=[^\s\"',;]*[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
+            rf"\1{HIDDEN}",
+            0,
+        ),
+        (r"\b(Bearer|Basic) +[A-Za-z0-9._~+/=-]{8,}", rf"\1 {HIDDEN}", re.I),
+        (r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*", HIDDEN, 0),  # JSON web tokens
+        (r"(?<![A-Za-z0-9_-])[A-Za-z0-9_-]{43}=(?!=)", HIDDEN, 0),  # keys of Fernet
+        (
+            r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+            HIDDEN,
+            0,
+        ),  # keys of AWS, Google, GitHub, GitLab, Slack, Stripe, others
+        (r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}", HIDDEN, 0),
+        (r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abprs]-)[A-Za-z0-9_-]{10,}", HIDDEN, 0),
+        (r"\b[rs]k[_-](?:live|test|proj)[_-][A-Za-z0-9_-]{10,}", HIDDEN, 0),
+    )
+]
+"""Patterns of secrets, and what replaces them."""
 _SHORTEST = 6
 """Shorter values would also be found where they mean nothing."""
 
@@ -36,4 +63,19 @@ def redacted(text: str) -> str:
     here = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)}
     for value in sorted(here | _registered, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
+    for pattern, shown in _LOOKS_SECRET:
+        text = pattern.sub(shown, text)
     return text
+
+
+def show_name(name: str, most: int = 60) -> str:
+    """Return the name of a column, or a value, for a message: without secrets, in one line, and not long."""
+    text = redacted(name)
+    text = text if text.isprintable() else text.encode("unicode_escape").decode()
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def show_names(names: Sequence[str], most: int = 12) -> str:
+    """Return names of columns for a message, the first of many: `a, b, ... (40 in all)`."""
+    shown = ", ".join(map(show_name, names[:most]))
+    return shown if len(names) <= most else f"{shown}, ... ({len(names):,} in all)"

@@ -1,26 +1,36 @@
-"""Read a small file that somebody has named: a regular file, of limited size, and nothing that waits or never ends."""
+"""Open files that somebody has named: regular files alone, and nothing that waits, never ends, or lies elsewhere.
+
+The opened file is checked, not the path: between a look at a path and its opening, somebody could put a link there.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
+
+SYSTEM = ("/proc", "/sys")
+"""Folders in which the kernel shows processes, their environment among it, and devices: none holds data."""
+OF_SYSTEM = f"lies in {' or '.join(SYSTEM)}, which show the state of the system and hold no data"
 
 
 class UnfitFile(Exception):
     """A path that is no regular file, or one that is too large; the message completes `the file ...`."""
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """Return the content of a regular file; a link to one counts as one.
+def open_regular(path: str | Path, within: Sequence[str] | None = None) -> BufferedReader:
+    """Open a regular file for reading; a link to one counts as one.
 
     Args:
         path: of the file.
-        most: bytes that it may have.
+        within: real paths of folders; the file must lie below one of them, wherever links lead. None: anywhere.
 
     Raises:
-        UnfitFile: it is a folder, a pipe or a device, is larger, or its path cannot be one.
-        OSError: it cannot be read.
+        UnfitFile: it is a folder, a pipe or a device, shows the state of the system, lies elsewhere, or its path cannot
+            be one.
+        OSError: it cannot be opened.
     """
     try:
         # Without waiting: opening a pipe would wait for somebody who writes into it.
@@ -28,12 +38,63 @@ def read_regular(path: Path, most: int) -> bytes:
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        status, real = os.fstat(handle), _real_path(handle, path)
+        if within is not None and not any(lies_below(real, folder) for folder in within):
+            raise UnfitFile("is a link that leads out of its folder")
+        if is_of_system(real, status):
+            raise UnfitFile(OF_SYSTEM)
+        if not stat.S_ISREG(status.st_mode):
             raise UnfitFile("is no regular file")
-        with open(handle, "rb", closefd=False) as file:
-            content = file.read(most + 1)
-    finally:
+        return open(handle, "rb")
+    except BaseException:
         os.close(handle)
+        raise
+
+
+def is_of_system(real: str, status: os.stat_result) -> bool:
+    """Tell if a file shows the state of the system: by its real path, and by its file system, mounted anywhere."""
+    return any(lies_below(real, folder) or status.st_dev == _device(folder) for folder in SYSTEM)
+
+
+def lies_below(real: str, folder: str) -> bool:
+    """Tell if a real path is that of a folder, or of something in it."""
+    return real == folder or real.startswith(folder.rstrip("/") + "/")
+
+
+def _device(folder: str) -> int | None:
+    """Return the file system of a folder; None if none of its own is mounted there."""
+    try:
+        here = os.stat(folder).st_dev
+    except OSError:
+        return None
+    return None if here == os.stat("/").st_dev else here
+
+
+def _real_path(handle: int, path: str | Path) -> str:
+    """Return the path of an open file without links."""
+    try:
+        return os.readlink(f"/proc/self/fd/{handle}")
+    except OSError:  # a system without /proc
+        real = os.path.realpath(path)
+        if not os.path.samestat(os.stat(real), os.fstat(handle)):
+            raise UnfitFile("was replaced while it was opened") from None
+        return real
+
+
+def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> bytes:
+    """Return the content of a regular file; a link to one counts as one.
+
+    Args:
+        path: of the file.
+        most: bytes that it may have.
+        within: as of `open_regular`.
+
+    Raises:
+        UnfitFile: as of `open_regular`, or it is larger.
+        OSError: it cannot be read.
+    """
+    with open_regular(path, within) as file:
+        content = file.read(most + 1)
     if len(content) > most:
         raise UnfitFile(f"is larger than {most:,} bytes")
     return content
@@ -49,12 +110,11 @@ def secret_file(path: Path, most: int) -> bytes:
         OSError: it cannot be read.
     """
     try:
-        folder, real = path.expanduser().absolute().parent.resolve(), path.expanduser().resolve()
-    except (ValueError, RuntimeError) as error:  # a NUL in the path, or links in a ring
+        whole = path.expanduser().absolute()
+        folder = os.path.realpath(whole.parent)
+    except (ValueError, RuntimeError) as error:  # a NUL in the path, or a home that is unknown
         raise UnfitFile("has a path that no file can have") from error
-    if not real.is_relative_to(folder):
-        raise UnfitFile("is a link that leads out of its folder")
-    return read_regular(real, most)
+    return read_regular(whole, most, [folder])
 
 
 def cut(name: str, most: int = 120) -> str:

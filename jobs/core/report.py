@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from jobs.core.errors import RUN_FAILED
+from jobs.core.redaction import redacted
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
 """The variable that names a file for the report of a command, set by what starts it (Airflow's operator)."""
@@ -80,7 +81,7 @@ class Report:
             print(json.dumps(plain(self.data), indent=2, allow_nan=False), file=out)
         else:
             for line in self.lines if self.renderable is None else ():
-                print(line, file=out)
+                print(redacted(line), file=out)
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
                 # A log has no width of its own, and rich would cut its lines to 80 columns.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from jobs.core.input_files import open_input
 from jobs.encoding.arrow import integers, lists
 from jobs.encoding.keys import KeyKind, columns_of, text_of
 from jobs.forecasting.rows import FUTURE, INPUTS
@@ -72,5 +72,6 @@ def future_rows(warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, file: str)
     row = F.struct(F.col("time"), F.col("control"), F.col(INPUTS)).cast(_FUTURE)
     grouped = frame.select(text_of(kind).alias("key"), row.alias("row")).groupBy("key")
     found = grouped.agg(F.collect_list("row").alias(FUTURE))
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+    with open_input(file) as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     return FutureRows(found, digest, future.inputs is not None)

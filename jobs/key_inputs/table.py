@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.core.redaction import show_names
 from jobs.core.roots import local_path
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.encoding.packets import Records
@@ -110,7 +111,7 @@ class InputsTable:
         absent = [n for n in (*by.columns, *self.inputs.columns.values()) if n not in frame.columns]
         if absent:
             raise UserError(
-                f"{where}: there is no column {', '.join(absent)} (it has {', '.join(frame.columns)}); add it to the "
+                f"{where}: there is no column {', '.join(absent)} (it has {show_names(frame.columns)}); add it to the "
                 f"table, or name the right ones in `inputs` of {self.spec.source_path or self.spec.name}"
             )
         numbers = [F.col(f"`{c}`").try_cast("double") for c in self.inputs.columns.values()]

@@ -17,19 +17,32 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.core.errors import UserError, first_line
+from jobs.core.input_files import open_input, part_files
+from jobs.core.redaction import show_name, show_names
+from jobs.landing.bounds import (
+    MOST,
+    is_out_of_memory,
+    limit_sources,
+    memory_limit,
+    open_bytes,
+    refuse_expansion,
+    rows_a_batch,
+    stored_bytes,
+)
 from jobs.landing.csv_records import (
     PIECE_BYTES,
     PLAIN,
     Dialect,
     Header,
     OtherTable,
+    TooLong,
     ends_record,
     parse_records,
     pieces,
     read_header,
 )
 from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
-from jobs.landing.orc_stripes import orc_schema, read_stripes, stripe_ranges
+from jobs.landing.orc_stripes import orc_columns, read_stripes, stripe_ranges
 from jobs.landing.raw_rows import Source, joined, valid_texts
 from jobs.landing.shapes.recoded_text import RecodedText
 from jobs.landing.shapes.wide_files import WideColumns, long_rows, long_schema, wide_columns
@@ -39,8 +52,6 @@ from jobs.specs.problems import closest
 FORMATS = (".csv", ".csv.gz", ".parquet", ".orc")
 HEADER_BYTES = 1 << 16
 """Bytes that are read at once where only the header is wanted."""
-ROWS_A_BATCH = 250_000
-"""Rows of a Parquet file that are in memory at once."""
 
 _FOUND: dict[tuple[object, ...], Dialect] = {}
 """The dialects of the files that were looked at, each found once."""
@@ -52,7 +63,7 @@ class Part(NamedTuple):
 
     Of a CSV file the bytes from `start` to `stop`, which are whole records (None: all records); of a Parquet file the
     row groups, of an ORC file the stripes, from `start` to `stop` (None: the last). dialect, names: of a CSV file and
-    of its columns. wide: which columns become rows.
+    of its columns. wide: which columns become rows. most: bytes of memory that reading a piece of it may take.
     """
 
     path: str
@@ -61,6 +72,7 @@ class Part(NamedTuple):
     dialect: Dialect = PLAIN
     names: tuple[str, ...] = ()
     wide: WideColumns | None = None
+    most: int = MOST
 
 
 def check_format(path: Path) -> str:
@@ -122,7 +134,7 @@ def parts(
             return [whole]
         found: list[Part] = []
         start = whole.start
-        with _bytes(path, dialect) as stream:
+        with _bytes(path, dialect, whole.most) as stream:
             stream.seek(start)
             for piece in pieces(stream, PIECE_BYTES, dialect=dialect):
                 end = start + len(piece)
@@ -172,13 +184,11 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
     """Read the named columns, or all, of a part of a file as `read` does, in some batches of rows.
 
     Raises:
-        UserError: the file cannot be read, or lacks a column.
+        UserError: the file cannot be read, lacks a column, or takes more memory than the part says.
     """
-    if part.wide is None:
-        yield from _read_part(part, columns)
-        return
-    for source in _read_part(part, None):
-        yield long_rows(source, part.wide, columns)
+    sources = _read_part(part, columns if part.wide is None else None)
+    for source in limit_sources(sources, part.path, part.most):
+        yield source if part.wide is None else long_rows(source, part.wide, columns)
 
 
 def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
@@ -188,9 +198,10 @@ def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
             yield from _read_records(part, columns)
             return
         if _is_orc(path):
-            have = orc_schema(path).names
-            wanted = list(have if columns is None else columns)
-            check_columns(path, have, wanted)
+            schema, rows = orc_columns(path)
+            wanted = list(schema.names if columns is None else columns)
+            check_columns(path, schema.names, wanted)
+            refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
             for batch in read_stripes(path, part.start, part.stop, wanted):
                 yield _stored(batch, wanted)
             return
@@ -199,8 +210,10 @@ def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
             wanted = list(have if columns is None else columns)
             check_columns(path, have, wanted)
             groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+            refuse_expansion(path, stored_bytes(file.schema_arrow, wanted, file.metadata.num_rows), part.most)
             rows, said = 0, sum(file.metadata.row_group(one).num_rows for one in groups)
-            for batch in file.iter_batches(ROWS_A_BATCH, row_groups=groups, columns=wanted):
+            each = rows_a_batch(file.metadata, groups)
+            for batch in file.iter_batches(each, row_groups=groups, columns=wanted):
                 rows += batch.num_rows
                 yield _stored(batch, wanted)
             # Arrow takes a damaged column that ends early for the end of the others, too.
@@ -286,7 +299,7 @@ def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], name
 
 
 def _beginning(path: Path) -> bytes:
-    with _bytes(path) as stream:
+    with open_bytes(path) as stream:
         return stream.read(BEGINNING)
 
 
@@ -317,6 +330,10 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path}: another table with other columns begins between its rows ({first_line(error)[:80]}); write each "
             "table into a file of its own"
         ) from error
+    except TooLong as error:
+        raise UserError(
+            f"{path}: {error}: write one row on each line, and close each quotation mark"
+        ) from None
     except csv.Error as error:
         if "field limit" in str(error):
             raise UserError(
@@ -329,6 +346,8 @@ def _readable(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error) as error:
         raise UserError(damaged(path, str(error))) from error
     except (pa.ArrowException, OSError) as error:
+        if is_out_of_memory(error):  # `memory_limit` says so
+            raise
         if isinstance(error, PermissionError):
             raise UserError(
                 f"{path}: may not be read; give this user the right to ({error.strerror})"
@@ -346,10 +365,9 @@ def damaged(path: Path, why: str) -> str:
 
 
 @contextmanager
-def _bytes(path: Path, dialect: Dialect = PLAIN) -> Iterator[io.BufferedIOBase]:
+def _bytes(path: Path, dialect: Dialect = PLAIN, most: int = MOST) -> Iterator[io.BufferedIOBase]:
     """Open a file, uncompressed, as UTF-8 text with line feeds."""
-    with path.open("rb") as stream:
-        plain = gzip.GzipFile(fileobj=stream) if path.name.lower().endswith(".gz") else stream
+    with open_bytes(path, most) as plain:
         yield (
             RecodedText(plain, dialect.encoding, dialect.by_cr)
             if dialect.is_recoded or dialect.by_cr
@@ -358,7 +376,7 @@ def _bytes(path: Path, dialect: Dialect = PLAIN) -> Iterator[io.BufferedIOBase]:
 
 
 def _header(path: Path, dialect: Dialect) -> Header:
-    with _bytes(path, dialect) as stream:
+    with _bytes(path, dialect) as stream, memory_limit(path):
         found = read_header(stream, HEADER_BYTES, dialect)
     if found is None:
         raise UserError(f"{path}: is empty; give a file with a header and rows")
@@ -372,10 +390,12 @@ def _stored(batch: pa.RecordBatch, names: Sequence[str]) -> Source:
 
 
 def _stored_schema(path: Path) -> pa.Schema:
-    if _is_orc(path):
-        schema = orc_schema(_files_within(path, ".orc")[0])
-    else:
-        schema = pq.read_schema(_files_within(path, ".parquet")[0])
+    with memory_limit(path):
+        if _is_orc(path):
+            schema = orc_columns(_files_within(path, ".orc")[0])[0]
+        else:
+            with _parquet(_files_within(path, ".parquet")[0]) as file:
+                schema = file.schema_arrow
     return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
 
 
@@ -389,8 +409,8 @@ def _files_within(path: Path, ending: str) -> list[Path]:
         return [path]
     found = sorted(
         part
-        for part in path.rglob(f"*{ending}")
-        if part.is_file() and not any(name[0] in "._" for name in part.relative_to(path).parts)
+        for part in part_files(path)
+        if part.name.endswith(ending) and not any(name[0] in "._" for name in part.relative_to(path).parts)
     )
     if not found:
         raise UserError(f"{path}: has no {ending} files in it")
@@ -400,7 +420,8 @@ def _files_within(path: Path, ending: str) -> list[Path]:
 def _row_groups(path: Path) -> list[Part]:
     found: list[Part] = []
     for file in _files_within(path, ".parquet"):
-        metadata = pq.read_metadata(file)
+        with memory_limit(file), _parquet(file) as opened:
+            metadata = opened.metadata
         start = size = 0
         for group in range(metadata.num_row_groups):
             size += metadata.row_group(group).total_byte_size
@@ -410,9 +431,12 @@ def _row_groups(path: Path) -> list[Part]:
     return found
 
 
-def _parquet(path: Path) -> pq.ParquetFile:
-    # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
-    return pq.ParquetFile(path, coerce_int96_timestamp_unit="us")
+@contextmanager
+def _parquet(path: Path) -> Iterator[pq.ParquetFile]:
+    with open_input(path) as stream:
+        # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
+        # By a buffer, as the columns of a row group would be in memory at once.
+        yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
 
 
 def _plain_kind(kind: pa.DataType) -> pa.DataType:
@@ -446,7 +470,7 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
     for name in wanted:
         if not times[name]:
             hint = closest(name, have)
-            listed = ", ".join(have[:20]) + (", ..." if len(have) > 20 else "")
-            raise UserError(f"{path}: there is no column '{name}'; {hint or f'columns are {listed}'}")
+            listed = f"columns are {show_names(have)}"
+            raise UserError(f"{path}: there is no column '{name}'; {hint or listed}")
         if times[name] > 1:
-            raise UserError(f"{path}: column '{name}' appears twice; rename one of them")
+            raise UserError(f"{path}: column '{show_name(name)}' appears twice; rename one of them")

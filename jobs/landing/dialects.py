@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from jobs.core.redaction import show_name
 from jobs.core.report import plural
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
 from jobs.landing.shapes.header_lines import (
@@ -300,5 +301,5 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     return 1.0 + values / max(len(cells), 1), width
 
 
-def _shown(text: str, most: int = 60) -> str:
-    return repr(text if len(text) <= most else text[: most - 3] + "...")
+def _shown(text: str) -> str:
+    return repr(show_name(text))

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from jobs.core import clock
 from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.input_files import known_inputs
 from jobs.encoding import arrow
 from jobs.landing.file_landing import (
     FileLanding,
@@ -262,6 +263,7 @@ def _write(
             *targets,
             attempt_name(number, tables.attempt, 0, 0),
             tables.landed_at,
+            known_inputs(),
         )
         for number, some in enumerate(cut)
     ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import open_input, part_files
 from jobs.landing.csv_parquet import begins_record
 from jobs.landing.json_rows import is_json, spans_lines
 from jobs.landing.key_from_name import salt_of
@@ -208,19 +209,14 @@ def position_of(file: FileState) -> str:
     return json.dumps({"file": file.path, "sha256": file.digest})
 
 
-def _files_of(path: str) -> list[Path]:
-    """Return a landed file itself, or the part files of a folder that Spark wrote under such a name."""
-    return [Path(path)] if Path(path).is_file() else sorted(p for p in Path(path).rglob("*") if p.is_file())
-
-
 def file_size(path: str) -> int:
     """Return the bytes of a file, or of a folder's part files."""
-    return sum(file.stat().st_size for file in _files_of(path))
+    return sum(file.stat().st_size for file in part_files(Path(path)))
 
 
 def _stamp(path: str) -> tuple[int, int]:
     """Return a file's size and the time of its last change (ns), which change with its content."""
-    stats = [file.stat() for file in _files_of(path)]
+    stats = [file.stat() for file in part_files(Path(path))]
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
@@ -228,8 +224,8 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
     """Return the state of a file with the SHA-256 of its content, after `salt`."""
     size, changed = _stamp(path)
     digest = hashlib.sha256(salt)
-    for file in _files_of(path):
-        with file.open("rb") as stream:
+    for file in part_files(Path(path)):
+        with open_input(file) as stream:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     return FileState(path, digest.hexdigest(), size, changed)
@@ -253,7 +249,7 @@ def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []
     digest, place = hashlib.sha256(salt_of(spec, path)), 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         for line in file:
             row = line.rstrip(b"\r\n")
             bare = digest.copy()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jobs.core.errors import INPUT_ERROR, UserError, printable
-from jobs.core.input_files import NO_TEXT, has_text_name
+from jobs.core.input_files import LEADS_OUT, NO_TEXT, has_text_name, know_folder, stays_below
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -123,22 +123,24 @@ class Inbox:
         self._since = since
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
-    def _tell_once(self, path: str) -> None:
+    def _tell_once(self, path: str, why: str) -> None:
         if path not in self._told:
             self._told.add(path)
-            print(printable(f"warning: {path}: is not landed: {NO_TEXT}"), file=sys.stderr, flush=True)
+            print(printable(f"warning: {path}: is not landed: {why}"), file=sys.stderr, flush=True)
 
     def _found(self) -> Iterator[tuple[str, Stamp]]:
         for folder in self.folders:
+            real = [know_folder(folder)]
             with os.scandir(folder) as entries:
                 for entry in entries:
                     if entry.name[0] in "._" or not entry.name.endswith(self.endings):
                         continue
-                    if not has_text_name(entry.path):
-                        self._tell_once(entry.path)
-                        continue
                     stamp = _stamp(entry.path)
-                    if stamp is not None:
+                    if not has_text_name(entry.path):
+                        self._tell_once(entry.path, NO_TEXT)
+                    elif stamp is not None and not stays_below(entry.path, real):
+                        self._tell_once(entry.path, LEADS_OUT)
+                    elif stamp is not None:
                         yield entry.path, stamp
 
 

@@ -21,11 +21,12 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
+from jobs.landing.bounds import MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
 from jobs.landing.csv_records import BOM, PIECE_BYTES
 from jobs.landing.key_from_name import document_with_key, with_key
-from jobs.landing.line_parts import line_parts, lines_of, open_lines, readable
+from jobs.landing.line_parts import line_parts, lines_of, readable
 from jobs.landing.raw_rows import Source
 from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
@@ -252,7 +253,7 @@ def is_json(path: str | Path) -> bool:
 
 def spans_lines(path: Path) -> bool:
     """Tell if a file is not one object a line, so that it cannot be cut where lines end."""
-    with open_lines(path) as file:
+    with open_bytes(path) as file:
         beginning = file.read(BEGINNING)
         while not beginning.strip(_BLANK + BOM) and (block := file.read(BEGINNING)):
             beginning = block
@@ -299,16 +300,21 @@ def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
             for lines in lines_of(part):
                 yield _documents_in(lines)
             return
-        with open_lines(path) as file:
-            some: list[bytes] = []
-            size = 0
-            for text in row_texts(file, path, columns):
-                some.append(text.encode("utf-8", "surrogatepass"))
-                size += len(text)
-                if size > PIECE_BYTES:
-                    yield _documents_in(some)
-                    some, size = [], 0
-            yield _documents_in(some)
+        yield from limit_steps(_values_of(part, columns), path, part.most)
+
+
+def _values_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Array]:
+    """Return the rows of a file that is not one object a line, in some batches."""
+    some: list[bytes] = []
+    size = 0
+    with open_bytes(Path(part.path), part.most) as file:
+        for text in row_texts(file, Path(part.path), columns):
+            some.append(text.encode("utf-8", "surrogatepass"))
+            size += len(text)
+            if size > PIECE_BYTES or len(some) == MOST_ROWS:
+                yield _documents_in(some)
+                some, size = [], 0
+    yield _documents_in(some)
 
 
 def _documents_in(lines: Iterable[bytes]) -> pa.Array:

@@ -46,6 +46,15 @@ class Source(NamedTuple):
     before: Callable[[], Iterator[Source]] | None = None
 
 
+def cut_rows(source: Source, start: int, stop: int) -> Source:
+    """Return the rows of a source from `start` to `stop`."""
+    marks = (source.misshapen, source.not_utf8, source.unmatched)
+    misshapen, not_utf8, unmatched = (None if mark is None else mark[start:stop] for mark in marks)
+    assert misshapen is not None
+    columns = {name: column.slice(start, stop - start) for name, column in source.columns.items()}
+    return Source(columns, misshapen, len(misshapen), not_utf8, unmatched, source.decimal)
+
+
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
     """Return columns whose texts are UTF-8, and (N,) which rows had others; None where none had.
 

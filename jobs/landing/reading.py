@@ -83,7 +83,8 @@ class RecordReader:
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of records, row groups or stripes."""
-        return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
+        found = parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
+        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the rows of a piece."""
@@ -123,7 +124,8 @@ class LineReader(RecordReader):
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of lines."""
-        return text_parts(Path(self.path), start, stop)
+        found = text_parts(Path(self.path), start, stop)
+        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         return read_text(pattern_of(self.spec, self.path), piece, columns)
@@ -142,7 +144,8 @@ class DocumentReader:
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of lines, or the whole of an array."""
-        return json_parts(Path(self.path), start, stop)
+        found = json_parts(Path(self.path), start, stop)
+        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the documents of a piece."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import open_input
 from jobs.encoding import arrow
 from jobs.landing.csv_parquet import Part
 from jobs.landing.line_parts import line_parts, lines_of, readable
@@ -51,7 +52,7 @@ def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
         UserError: the spec has no expression, or the file cannot be read.
     """
     groups = re.compile(pattern_of(spec, path)).groupindex
-    with readable(path), path.open("rb"):
+    with readable(path), open_input(path):
         return pa.schema([(name, pa.string()) for name in groups])
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.reading import Piece, reader_of
@@ -58,7 +59,8 @@ class Target(NamedTuple):
 class WritingTask(NamedTuple):
     """Files whose pieces become files of the measurements and of the quarantine.
 
-    name: prefix of the names of the written files; landed_at: microseconds since 1970.
+    name: prefix of the names of the written files; landed_at: microseconds since 1970; inputs: what the process knows
+    of the files that its user has named.
     """
 
     spec: ModelSpec
@@ -68,6 +70,7 @@ class WritingTask(NamedTuple):
     rejected: Target
     name: str
     landed_at: int
+    inputs: KnownInputs
 
 
 @dataclass
@@ -115,6 +118,7 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
         task: what is written.
         on_read: is called with the bytes that are read, after each piece.
     """
+    know_inputs(task.inputs)
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     counts: list[RowCounts | UserError] = []
     whole = False

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, StringType, TimestampNTZType, TimestampType
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.input_files import find_files, names_several, path_of
+from jobs.core.input_files import find_files, names_several, open_input, path_of
 from jobs.core.report import plural
 from jobs.encoding.keys import text_of
 from jobs.key_inputs.table import home_of
@@ -85,7 +85,8 @@ def _file(warehouse: Warehouse, path: Path) -> DataFrame:
 
 def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:
     """Read a file whose times may be in nanoseconds, which Spark reads as whole numbers alone."""
-    schema = pq.read_schema(path)
+    with open_input(path) as stream:
+        schema = pq.read_schema(stream)
     fine = [field.name for field in schema if field.type in (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))]
     if fine:
         warehouse.spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import open_input, path_of
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.quarantine import DISCARDED, REPLAYED, REPLAYING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+MOST_BYTES = 64 << 20
+"""Bytes of a file of edited rows, which are in memory several times before they land."""
 
 
 def read_edited(name: str) -> dict[str, str]:
@@ -22,9 +25,16 @@ def read_edited(name: str) -> dict[str, str]:
     Raises:
         UserError: the file cannot be read, or a line is malformed or repeats an id.
     """
-    path = Path(name).expanduser()
+    path = path_of(name)
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # texts may have other separators of lines
+        with open_input(path) as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(
+                f"{path}: has more than {MOST_BYTES:,} bytes, and its rows are replayed at once: split it between "
+                "lines, and replay one part after another"
+            )
+        lines = content.decode("utf-8-sig").split("\n")  # texts may have other separators of lines
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     found: dict[str, str] = {}
@@ -36,7 +46,7 @@ def read_edited(name: str) -> dict[str, str]:
             identity, payload = row["id"], row["payload"]
             if not isinstance(identity, str):
                 raise TypeError(type(identity))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '
                 f"`quarantine show --output` writes it"

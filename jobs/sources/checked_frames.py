@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
+from jobs.core.input_files import know_inputs, known_inputs
 from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
 from jobs.landing.raw_rows import Source
@@ -37,8 +38,10 @@ def checked_files(
         UserError: a file cannot be read; also where the frame is computed.
     """
     pieces = [(path, part) for path in files for part in reader_of(spec, path).pieces()]
+    inputs = known_inputs()
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        know_inputs(inputs)
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 path, part = pieces[number]

@@ -86,6 +86,13 @@ class Files(Section):
         description="the unit that may stand before or after the numbers of a column that is text, which is left out, "
         "such as {price: $, temperature: °C}; a number with another unit is rejected",
     )
+    memory_mb: int = Field(
+        default=512,
+        ge=16,
+        le=1 << 20,
+        description="megabytes of memory that reading one piece of a file may take, such as a stripe of ORC or a JSON "
+        "array; all rows of a file may take as much, or 100 times the size of the file, if that is more",
+    )
     words: dict[str, Number] = Field(
         default={},
         description='the numbers that words of a measurement or control stand for, such as {"on": 1, "off": 0}; in '

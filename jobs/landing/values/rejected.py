@@ -10,6 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from jobs.core.clock_changes import repeats_between
+from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
 from jobs.core.time_readings import EARLY_US, EPOCHS, Reading, forms_of, named, readings_of
@@ -313,5 +314,6 @@ def repeated(
 
 
 def _short(value: str) -> str:
+    value = redacted(value)
     text = value if len(value) <= _SHOWN else value[: _SHOWN - 3] + "..."
     return repr(text)

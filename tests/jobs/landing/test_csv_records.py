@@ -162,7 +162,9 @@ def test_a_row_that_does_not_end_is_told_before_all_of_it_is_read(
     assert sum(seen) < 300_000
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(begin + b"1" * 20_000_000))
-    with pytest.raises(UserError, match=r"rows.csv.gz: is not CSV \(a row has more than 100,000 bytes\)"):
+    with pytest.raises(
+        UserError, match=r"rows.csv.gz: a row has more than 100,000 bytes: write one row on each line"
+    ):
         read(path)
 
 
