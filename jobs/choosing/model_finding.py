@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.choosing.columns import Roles
-from jobs.choosing.finding import Phases, Wishes, find_columns
+from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
 from jobs.choosing.held_out import FEWEST
 from jobs.choosing.keys import Keys
 from jobs.choosing.missing_marks import Numbers
@@ -25,9 +25,12 @@ from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.file_rows import files_of
-from jobs.landing.parsing import ParsedRows
+from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.reading import ALWAYS_READ
+from jobs.landing.reading import ALWAYS_READ, reader_of
+from jobs.landing.values.payloads import payloads
+from jobs.landing.values.rejected import explained
+from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
 from jobs.specs.files import Files
@@ -108,8 +111,7 @@ def find(input: str, wishes: Wishes) -> Found:
         _, rows = in_order(parsed)
         names = _names(parsed, columns.source, keys)
     if not len(rows.key):
-        reason = next(str(one) for one in parsed.reason if one is not None)
-        raise UserError(f"{input}: every row is rejected, the first for: {reason}")
+        raise UserError(f"{input}: every row is rejected, the first for: {_first_cause(columns)}")
     with phase("season"):
         series = sample_series(rows, parsed.keys, wishes.keys, wishes.rows)
         if series is None:
@@ -137,6 +139,17 @@ def find(input: str, wishes: Wishes) -> Found:
         table, columns.files, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered,
         notes, phase.seconds,
     )  # fmt: skip
+
+
+def _first_cause(columns: Columns) -> str:
+    """Return why the first row of files is rejected, with what mends it."""
+    reader = reader_of(columns.spec, str(columns.table.files[0]))
+    source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
+    parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
+    first = parsed.reason != None  # noqa: E711 - elementwise
+    first &= np.cumsum(first) == 1
+    place = int(np.argmax(first))
+    return explained(columns.spec, str(parsed.reason[place]), payloads(source, first)[place].as_py())
 
 
 def _names(parsed: ParsedRows, source: Source, keys: Keys) -> list[str]:

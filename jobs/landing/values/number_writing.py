@@ -283,6 +283,10 @@ class _Column(NamedTuple):
     forms: list[tuple[str, str | None]]
 
 
+_MOST_UNITS = 8
+"""Different units of one column at the most; a text with more is none of numbers."""
+
+
 def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separator: str = ",") -> Writing:
     """Find how the numbers in a table's columns are written, over all their cells.
 
@@ -314,7 +318,8 @@ def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separa
         if pa.types.is_boolean(column.type):
             words[name] = WORDS[0]
             verbal.add(name)
-    negative = min(set[str]().union(*(one.negatives for one in seen)) - {"minus"}, default="minus")
+    kept = [one.negatives for one in seen if one.name not in refused]
+    negative = min(set[str]().union(*kept) - {"minus"}, default="minus")
     settings = {"decimal": form[0], "thousands": form[1], "negative": negative, "units": units}
     all_words = {word: number for pair in words.values() for word, number in pair.items()}
     files = Files.model_validate({**settings, "words": all_words})
@@ -357,6 +362,8 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
     with_unit = units.total() - units[""]
     if with_unit < 0.5 * units.total():
         units = Counter({"": units[""]})
+    elif len(units) > _MOST_UNITS:
+        return None  # texts that hold digits, such as weeks of a year
     good = units.total() + (len(words) if are_words else 0)
     return (
         _Column(name, list(cores.values()), units, words, negatives, forms)
