@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
-from jobs.core.time_readings import EPOCHS, Reading, forms_of, named, usual_parsers
+from jobs.core.time_readings import EPOCHS, TimeReading, forms_of, named, usual_parsers
 from jobs.core.times import TimeParser
 from jobs.encoding import arrow
 from jobs.landing.values.times import read_times
@@ -182,7 +182,7 @@ def _best(table: Table, name: str, forms: Sequence[str | None], zone: tzinfo) ->
 def _alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
     """Return a note on the formats in which the first value is another time than in the one that was chosen."""
     first = int(best.known.argmax())
-    readings = [Reading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
+    readings = [TimeReading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
     others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
     if not others:
         return None

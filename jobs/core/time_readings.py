@@ -56,7 +56,7 @@ _MOST = 4
 """Readings that a sentence names."""
 
 
-class Reading(NamedTuple):
+class TimeReading(NamedTuple):
     """A time format, and the time in microseconds that a value has in it."""
 
     form: str
@@ -98,7 +98,7 @@ def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
     return earliest <= first and last <= _FAR_US
 
 
-def readings_of(text: str) -> list[Reading]:
+def readings_of(text: str) -> list[TimeReading]:
     """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
     if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
         return []
@@ -107,7 +107,7 @@ def readings_of(text: str) -> list[Reading]:
     else:
         forms = (form for form, parser in usual_parsers(UTC) if parser(text) is not None)
     found = ((form, TimeParser(form, UTC)(text)) for form in forms)
-    return [Reading(form, micros) for form, micros in found if micros is not None]
+    return [TimeReading(form, micros) for form, micros in found if micros is not None]
 
 
 @cache
@@ -116,7 +116,7 @@ def usual_parsers(zone: tzinfo) -> list[tuple[str, TimeParser]]:
     return [(form, TimeParser(form, zone)) for form in USUAL_FORMATS]
 
 
-def named(readings: list[Reading]) -> str:
+def named(readings: list[TimeReading]) -> str:
     """Return readings in words: the format, and the time in it."""
     return ", ".join(f"{one.form} ({one})" for one in readings[:_MOST])
 

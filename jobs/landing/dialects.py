@@ -11,8 +11,8 @@ from jobs.core.report import plural
 from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
 from jobs.landing.shapes.header_lines import (
     NUMBER_OR_TIME,
+    FileRecord,
     HeaderPlace,
-    Record,
     find_header,
     has_no_header,
     read_records,
@@ -40,7 +40,7 @@ class _Cut(NamedTuple):
     """Records as a separator cuts them, and where their header is."""
 
     separator: str
-    records: list[Record]
+    records: list[FileRecord]
     place: HeaderPlace
 
     @property

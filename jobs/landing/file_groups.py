@@ -31,7 +31,7 @@ from jobs.landing.file_landing import (
     position_of,
 )
 from jobs.landing.landed_files import transaction
-from jobs.landing.reading import Piece
+from jobs.landing.reading import FilePiece
 from jobs.landing.written_pieces import (
     LANDED_AT,
     ORIGIN,
@@ -123,7 +123,7 @@ def needs_workers(size: int, files: int) -> bool:
 
 
 @dataclass
-class _Attempt:
+class _GroupAttempt:
     """The outcomes of files that landed or had landed; the errors of others by path, because of which none landed.
 
     stale: others have committed rows of the files meanwhile.
@@ -163,9 +163,9 @@ def _land_group(
 
 def _attempt(
     landing: FileLanding, files: Sequence[FileState], key_types: KeyTypes, on_read: OnRead
-) -> _Attempt:
+) -> _GroupAttempt:
     """Write and commit the files of a group, or none of them."""
-    numbers, tried = landing.landed.numbers(), _Attempt()
+    numbers, tried = landing.landed.numbers(), _GroupAttempt()
     plans: list[FilePlan] = []
     for file in files:
         known = landing.landed.known(file.path, file.digest, numbers)
@@ -182,7 +182,7 @@ def _attempt(
 
 
 def _write_and_commit(
-    landing: FileLanding, plans: list[FilePlan], key_types: KeyTypes, on_read: OnRead, tried: _Attempt
+    landing: FileLanding, plans: list[FilePlan], key_types: KeyTypes, on_read: OnRead, tried: _GroupAttempt
 ) -> None:
     """Write the rows of files and commit them; else say in `tried` why not, and remove what is written."""
     tables = _GroupTables.of(landing)
@@ -241,7 +241,7 @@ def _write(
     key_types: KeyTypes,
     tables: _GroupTables,
     on_read: OnRead,
-    tried: _Attempt,
+    tried: _GroupAttempt,
 ) -> list[Written]:
     """Write the rows of files and count them; say in `tried` which cannot land."""
     given = [
@@ -282,13 +282,13 @@ def _write(
     return written
 
 
-def _cut(files: Sequence[FilePieces], processes: int) -> list[list[tuple[int, list[Piece]]]]:
+def _cut(files: Sequence[FilePieces], processes: int) -> list[list[tuple[int, list[FilePiece]]]]:
     """Cut the pieces of files, in order, into tasks of about the same size: of each task the files, by place."""
     sizes = [[_FILE_BYTES, *(piece.size for piece in one.pieces)] for one in files]
     total = sum(map(sum, sizes))
     rounds = -(-total // (processes * TASK_BYTES))
     share = total / (1 if total <= INLINE_BYTES else processes * rounds)
-    tasks: list[list[tuple[int, list[Piece]]]] = [[]]
+    tasks: list[list[tuple[int, list[FilePiece]]]] = [[]]
     done = 0.0
     for place, one in enumerate(files):
         done += _FILE_BYTES
@@ -302,7 +302,7 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[tuple[int, li
     return tasks
 
 
-def _check_again(landing: FileLanding, plans: list[FilePlan], tried: _Attempt) -> None:
+def _check_again(landing: FileLanding, plans: list[FilePlan], tried: _GroupAttempt) -> None:
     """Check that the rows of files that are written are still the right ones; else say so in `tried`."""
     numbers = landing.landed.numbers()
     for one in plans:

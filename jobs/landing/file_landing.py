@@ -23,7 +23,7 @@ from jobs.landing.csv_parquet import begins_record
 from jobs.landing.json_rows import is_json, spans_lines
 from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers
-from jobs.landing.reading import Piece, pieces_of
+from jobs.landing.reading import FilePiece, pieces_of
 from jobs.landing.text_lines import is_text
 from jobs.landing.values.times import now_us
 from jobs.landing.workers import Workers
@@ -74,7 +74,7 @@ class FilePlan:
 
     file: FileState
     known: Known
-    pieces: list[Piece]
+    pieces: list[FilePiece]
     counts: RowCounts = field(default_factory=RowCounts)
 
 

@@ -80,7 +80,7 @@ class Notes:
         return _short(stamp) in self.done.get(_short(path), {})
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
-        """Record the outcome of a file."""
+        """FileRecord the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
         self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
         self.done.setdefault(_short(path), {})[_short(stamp)] = outcome

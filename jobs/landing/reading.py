@@ -35,7 +35,7 @@ _CUT_BY_BYTES = (".csv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 """Endings of the files whose pieces are ranges of bytes."""
 
 
-class Piece(NamedTuple):
+class FilePiece(NamedTuple):
     """A part of a file, and about how many bytes of the file it is.
 
     rejected: keep the rejected rows, too; landed: when the landing of the file began, in microseconds since 1970
@@ -192,7 +192,7 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
     return spec_schema(spec, schema)
 
 
-def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) -> list[Piece]:
+def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) -> list[FilePiece]:
     """Return the pieces of a file from a place in its bytes on, in order.
 
     Args:
@@ -208,10 +208,10 @@ def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) ->
     reader = reader_of(spec, path)
     cut = path.lower().endswith(_CUT_BY_BYTES)
 
-    def sized(found: list[Part], end: int, rejected: bool) -> Iterator[Piece]:
+    def sized(found: list[Part], end: int, rejected: bool) -> Iterator[FilePiece]:
         for part in found:
             share = (end if part.stop is None else part.stop) - part.start if cut else size // len(found)
-            yield Piece(part, share, rejected)
+            yield FilePiece(part, share, rejected)
 
     former = reader.pieces(start, middle) if start < middle else []
     return [*sized(former, middle, False), *sized(reader.pieces(middle), size, True)]

@@ -19,7 +19,7 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.reading import Piece, reader_of
+from jobs.landing.reading import FilePiece, reader_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.part_files import PartFile, PartWriter, remove
@@ -44,7 +44,7 @@ class FilePieces(NamedTuple):
     path: str
     origin: str
     position: str | None
-    pieces: Sequence[Piece]
+    pieces: Sequence[FilePiece]
 
 
 class Target(NamedTuple):

@@ -31,7 +31,7 @@ _UNITS = frozenset(
 )  # fmt: skip
 
 
-class Record(NamedTuple):
+class FileRecord(NamedTuple):
     """A record of a file: the line at which it begins, from 0, and its fields."""
 
     line: int
@@ -53,16 +53,16 @@ class HeaderPlace(NamedTuple):
     below: int = 0
 
 
-def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Record]:
+def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[FileRecord]:
     """Return the first records of a text; of one that is cut off without the last one, if there are several."""
     lines = io.StringIO(text, newline="")
-    found: list[Record] = []
+    found: list[FileRecord] = []
     begin = line = 0
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
             if fields:
-                found.append(Record(line, fields))
+                found.append(FileRecord(line, fields))
             begin, end = lines.tell(), begin
             line += text.count("\n", end, begin)
             if len(found) > MOST_RECORDS:
@@ -73,7 +73,7 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Re
     return found[:-1] if is_cut and len(found) > 1 else found
 
 
-def record_with(records: Sequence[Record], columns: Sequence[str], comment: str) -> int | None:
+def record_with(records: Sequence[FileRecord], columns: Sequence[str], comment: str) -> int | None:
     """Return the place of the first record that has all columns; None if there is none."""
     wanted = set(columns)
     for place, record in enumerate(records):
@@ -85,7 +85,7 @@ def record_with(records: Sequence[Record], columns: Sequence[str], comment: str)
     return None
 
 
-def find_header(records: Sequence[Record], comment: str = "#") -> HeaderPlace:
+def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlace:
     """Return the likely place of the header: the record of texts above rows that hold numbers or times.
 
     Of several records of texts above the rows the lower ones are units, if they look so, or the upper ones are titles.
@@ -127,7 +127,7 @@ def _names_times(fields: Sequence[str]) -> bool:
     return len(texts) > 0 and len(times) >= 3 and len(set(times)) == len(times)
 
 
-def _texts_above(records: Sequence[Record], first: int, width: int, plain: Sequence[int]) -> list[int]:
+def _texts_above(records: Sequence[FileRecord], first: int, width: int, plain: Sequence[int]) -> list[int]:
     """Return the places of the records of texts above the first row that may be a header or units.
 
     A comment is among them only if it stands right above the row, and no other record does.
@@ -144,7 +144,7 @@ def _texts_above(records: Sequence[Record], first: int, width: int, plain: Seque
     return found
 
 
-def units_below(records: Sequence[Record], header: int) -> int:
+def units_below(records: Sequence[FileRecord], header: int) -> int:
     """Return how many rows of units stand below a header."""
     rows = [one.fields for one in records[header + 1 :]]
     count = 0

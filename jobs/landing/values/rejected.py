@@ -13,7 +13,7 @@ from jobs.core.clock_changes import repeats_between
 from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
-from jobs.core.time_readings import EARLY_US, EPOCHS, Reading, forms_of, named, readings_of
+from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, named, readings_of
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.shapes.row_shapes import shape_cause
@@ -232,7 +232,7 @@ def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) 
 
 
 def _moment(micros: int) -> str:
-    return str(Reading("", micros))
+    return str(TimeReading("", micros))
 
 
 def _span(micros: int) -> str:

@@ -28,7 +28,7 @@ from jobs.landing.csv_parquet import Part
 from jobs.landing.file_groups import groups_of
 from jobs.landing.file_landing import FileState
 from jobs.landing.raw_rows import Source
-from jobs.landing.reading import Piece
+from jobs.landing.reading import FilePiece
 from jobs.landing.values import number_writing
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.workers import WorkerEnded, Workers
@@ -284,7 +284,7 @@ def test_repeats_are_the_rows_beyond_the_first_of_a_key_and_time(rows: list[Any]
 def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: int) -> None:
     files = [
         FilePieces(
-            str(place), "", None, [Piece(Part("p", at, None), size << 20) for at, size in enumerate(some)]
+            str(place), "", None, [FilePiece(Part("p", at, None), size << 20) for at, size in enumerate(some)]
         )
         for place, some in enumerate(sizes)
     ]
