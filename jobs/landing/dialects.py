@@ -283,12 +283,13 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     width = cut.place.width
     begin = cut.place.first if cut.place.record < 0 else cut.place.record
     rows = [one.fields for one in cut.records[begin:]]
+    if width < 2 or not rows:
+        return 0.0, 0
     even = [row for row in rows if len(row) == width]
     # A header that does not count the separators at the end of every row is as wide as what stands before these.
     named = width if even and not any(any(row[len(rows[0]) :]) for row in even) else len(rows[0])
     if (
-        width < 2
-        or len(even) < 0.5 * len(rows)
+        len(even) < 0.5 * len(rows)
         or fields not in (None, width)
         or named < max(width - 1, 2)
         or len(rows[0]) < 2

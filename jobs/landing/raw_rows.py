@@ -48,11 +48,18 @@ class Source(NamedTuple):
 
 def cut_rows(source: Source, start: int, stop: int) -> Source:
     """Return the rows of a source from `start` to `stop`."""
-    marks = (source.misshapen, source.not_utf8, source.unmatched)
-    misshapen, not_utf8, unmatched = (None if mark is None else mark[start:stop] for mark in marks)
-    assert misshapen is not None
-    columns = {name: column.slice(start, stop - start) for name, column in source.columns.items()}
-    return Source(columns, misshapen, len(misshapen), not_utf8, unmatched, source.decimal)
+    marks = (source.not_utf8, source.unmatched, source.problems)
+    not_utf8, unmatched, problems = (None if mark is None else mark[start:stop] for mark in marks)
+    misshapen = source.misshapen[start:stop]
+    return source._replace(
+        columns={name: column.slice(start, stop - start) for name, column in source.columns.items()},
+        misshapen=misshapen,
+        rows=len(misshapen),
+        not_utf8=not_utf8,
+        unmatched=unmatched,
+        left_out=source.left_out if start == 0 else 0,
+        problems=problems,
+    )
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
