@@ -293,7 +293,7 @@ def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: 
     assert pieces == [(place, piece) for place, one in enumerate(files) for piece in one.pieces]
     assert {place for task in tasks for place, _ in task} == set(range(len(files)))
     total = sum(map(sum, sizes)) << 20
-    assert total > file_groups.INLINE_BYTES or len(tasks) == 1
+    assert file_groups.needs_workers(total, len(sizes)) or len(tasks) == 1
     largest = max((size << 20 for some in sizes for size in some), default=0)
     share = max(total / processes, file_groups.TASK_BYTES) + largest + (1 << 20)
     assert max(sum(piece.size for _, some in task for piece in some) for task in tasks) <= share
