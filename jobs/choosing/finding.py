@@ -28,10 +28,10 @@ from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
-from jobs.landing.key_from_name import name_of
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.values.absent_values import absent_in
+from jobs.landing.values.key_from_name import name_of
 from jobs.landing.values.rejected import clock_notes
 from jobs.landing.values.spec_columns import take_columns
 from jobs.landing.values.times import times_of_keys

@@ -21,10 +21,10 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, part_files
 from jobs.landing.csv_parquet import begins_record
 from jobs.landing.json_rows import is_json, spans_lines
-from jobs.landing.key_from_name import salt_of
 from jobs.landing.landed_files import Known, LandedFiles, Numbers
 from jobs.landing.reading import FilePiece, pieces_of
 from jobs.landing.text_lines import is_text
+from jobs.landing.values.key_from_name import salt_of
 from jobs.landing.values.times import now_us
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts

@@ -37,9 +37,9 @@ from jobs.landing.file_landing import (
     Landed,
     file_state,
 )
-from jobs.landing.key_from_name import salt_of
 from jobs.landing.reading import ALWAYS_READ, endings_of, file_schema
 from jobs.landing.target_table import prepare
+from jobs.landing.values.key_from_name import salt_of
 from jobs.landing.values.keys import key_types_of
 from jobs.landing.values.rejected import advice
 from jobs.landing.workers import Workers

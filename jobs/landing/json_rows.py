@@ -25,11 +25,11 @@ from jobs.landing.bounds import MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import Part, check_columns
 from jobs.landing.csv_records import BOM, PIECE_BYTES
-from jobs.landing.key_from_name import document_with_key, with_key
 from jobs.landing.line_parts import line_parts, lines_of, readable
 from jobs.landing.raw_rows import Source
 from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
+from jobs.landing.values.key_from_name import document_with_key, with_key
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON

@@ -18,12 +18,12 @@ from jobs.landing.json_rows import FORMATS as JSON_FORMATS
 from jobs.landing.json_rows import check_documents, document_rows, is_json, json_schema
 from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
-from jobs.landing.key_from_name import schema_with_key, with_key
 from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import is_text, pattern_of, text_schema
 from jobs.landing.text_lines import parts as text_parts
 from jobs.landing.text_lines import read_part as read_text
+from jobs.landing.values.key_from_name import schema_with_key, with_key
 from jobs.landing.values.spec_columns import spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes

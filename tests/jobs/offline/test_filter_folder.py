@@ -10,7 +10,7 @@ import pytest
 from jobs import filter, forecast
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.landing.key_from_name import name_of
+from jobs.landing.values.key_from_name import name_of
 
 SPEC = """
 name: walk
