@@ -125,9 +125,10 @@ def parts(
     with _readable(path):
         if _is_orc(path):
             files = _files_within(path, ".orc")
-            return [Part(str(file), *some, wide=wide) for file in files for some in stripe_ranges(file)]
+            stripes = (Part(str(file), *some) for file in files for some in stripe_ranges(file))
+            return [part._replace(wide=wide, most=named.memory_mb << 20) for part in stripes]
         if not _is_csv(path):
-            return [part._replace(wide=wide) for part in _row_groups(path)]
+            return [part._replace(wide=wide, most=named.memory_mb << 20) for part in _row_groups(path)]
         whole = _records(path, start, columns, named)
         dialect = whole.dialect
         if not can_be_cut(path, dialect):
@@ -150,7 +151,7 @@ def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Pa
     dialect = found_dialect(path, columns, named)
     header = _header(path, dialect)
     names, wide = tuple(header.names), wide_columns(named, columns)
-    return Part(str(path), max(header.end, start), None, dialect, names, wide)
+    return Part(str(path), max(header.end, start), None, dialect, names, wide, named.memory_mb << 20)
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:

@@ -83,8 +83,7 @@ class RecordReader:
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of records, row groups or stripes."""
-        found = parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
-        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
+        return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the rows of a piece."""
