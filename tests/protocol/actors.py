@@ -198,7 +198,7 @@ def replay(spec: ModelSpec | None = None) -> None:
     if held.ready(here):
         rows: Any = here.read("quarantine")
         chosen = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
-        columns = ("id", "payload", "source", "position", "generation", "batch_id")
+        columns = ("id", "payload", "source", "position", "generation", "batch_id", "quarantined_at")
         replay_rows(here, spec or spec_of(), chosen.select(*columns))
 
 
