@@ -212,7 +212,6 @@ def run(
     return found["rows"], found["said"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_ends_with_a_sentence_below_1_gb(tmp_path: Path, bomb: str) -> None:
     name, write, sentence = BOMBS[bomb]
