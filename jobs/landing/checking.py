@@ -1,7 +1,6 @@
 """Turn raw rows of a file into the columns of the measurements table, or give the reason why a row is rejected.
 
-One parser, `jobs.landing.parsing`, serves the offline commands, small files (read in the driver), large ones (read by
-Spark's workers) and messages.
+One parser, `jobs.landing.parsing`, serves files in every process, tables, messages and the offline commands.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Cut the bytes of a CSV file into pieces of whole records, and parse the records of a piece.
 
-A small file is parsed in the driver, a large one in Spark's workers, piece by piece. Both use the same functions, so
-that a file gives the same rows wherever it is read. The rules are those of Python's `csv`. Arrow's reader, which is
-many times faster, parses the pieces in which both readers cannot disagree: quotes around whole fields alone, the same
-number of fields in every record, valid UTF-8.
+A piece is parsed by itself, in any process, so that a file gives the same rows however it is cut. The rules are those
+of Python's `csv`. Arrow's reader, which is many times faster, parses the pieces in which both readers cannot disagree:
+quotes around whole fields alone, the same number of fields in every record, valid UTF-8.
 """
 
 from __future__ import annotations
