@@ -70,7 +70,9 @@ def _written(found: Found) -> list[str]:
     if files.wide is not None:
         said["wide"] = {name: value for name, value in said["wide"].items() if value}
     why = "the files have no header; rename the columns here" if files.columns else ""
-    why = "a column for each series: each filled cell is a row" if files.wide is not None else why
+    if files.wide is not None:
+        each = "series" if files.wide.time is None else "time"
+        why = f"a column for each {each}: each filled cell is a row"
     return [setting_text(said) + (_pad(why) if why else "")]
 
 

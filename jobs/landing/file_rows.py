@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
         UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it;
             there is no row.
     """
-    found = {path: _all_rows(spec, path) for path in files_of(input, endings_of(spec))}
+    found = {path: first_rows(spec, path) for path in files_of(input, endings_of(spec))}
     paths = [path for path, source in found.items() if source.rows]
     if not paths:
         raise UserError(f"{input}: has no rows; give a file with rows below its header")
@@ -64,34 +65,23 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
     return take_columns(spec, sources[0] if len(sources) == 1 else joined(sources, names))
 
 
-def first_rows(spec: ModelSpec, path: Path, most: int) -> Source:
-    """Read the columns that a spec names of the first rows of a file, about so many.
+def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
+    """Read the columns that a spec names of the first rows of a file, about so many, by the file's names.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
     """
     schema_of(spec, str(path))
-    reader, found = reader_of(spec, str(path)), list[Source]()
+    reader, found, rows = reader_of(spec, str(path)), list[Source](), 0
     for source in (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns)):
         found.append(source)
-        if sum(one.rows for one in found) >= most:
+        rows += source.rows
+        if rows >= most:
             break
-    return joined(_written_alike(found, [is_json(path)] * len(found)), _names_in_files(spec))
-
-
-def _names_in_files(spec: ModelSpec) -> list[str]:
-    """Return the columns that are read of a file, with the one of the key from its name."""
-    return spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
-
-
-def _all_rows(spec: ModelSpec, path: Path) -> Source:
-    """Return the columns that a spec names of all rows of a file."""
-    schema_of(spec, str(path))
-    reader = reader_of(spec, str(path))
-    found = [source for part in reader.pieces() for source in reader.sources(part, spec.file_columns)]
     if is_json(path):
         found = _written_alike(found, [True] * len(found))
-    return found[0] if len(found) == 1 else joined(found, _names_in_files(spec))
+    named = [] if spec.key_from_name is None else [spec.key_from_name]
+    return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
 
 
 def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:

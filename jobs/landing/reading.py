@@ -106,9 +106,9 @@ class RecordReader:
 
     def _before(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         """Read the rows before a piece, the nearest first."""
-        earlier = [one for one in self.pieces(0, piece.start) if one.path == piece.path]
-        for one in reversed([one for one in earlier if one.start < piece.start]):
-            yield from reversed(list(self.sources(one, columns)))
+        for one in reversed(self.pieces(0, piece.start)):
+            if one.path == piece.path and one.start < piece.start:
+                yield from reversed(list(self.sources(one, columns)))
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         return read_part(piece, columns)
@@ -123,8 +123,7 @@ class LineReader(RecordReader):
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of lines."""
-        found = text_parts(Path(self.path), start, stop)
-        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
+        return _bounded(self.spec, text_parts(Path(self.path), start, stop))
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         return read_text(pattern_of(self.spec, self.path), piece, columns)
@@ -143,8 +142,7 @@ class DocumentReader:
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return ranges of lines, or the whole of an array."""
-        found = json_parts(Path(self.path), start, stop)
-        return [part._replace(most=self.spec.files.memory_mb << 20) for part in found]
+        return _bounded(self.spec, json_parts(Path(self.path), start, stop))
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the documents of a piece."""
@@ -156,6 +154,11 @@ class DocumentReader:
         del columns  # a document has the columns of the spec, whichever are asked for
         for documents in read_json(piece, self.spec.file_columns):
             yield with_key(self.spec, document_rows(self.spec, documents), self.path)
+
+
+def _bounded(spec: ModelSpec, found: list[Part]) -> list[Part]:
+    """Return parts whose reading takes the memory that the spec allows."""
+    return [part._replace(most=spec.files.memory_mb << 20) for part in found]
 
 
 def endings_of(spec: ModelSpec) -> tuple[str, ...]:
