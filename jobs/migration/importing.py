@@ -145,7 +145,7 @@ def import_states(
             checksum="",
             rows=0,
             snapshots_version=0,
-            spec=spec.model_dump_json(by_alias=True),
+            spec=spec.stored_text(),
         )
         with labelled(spark, f"import {spec.name}", "write the snapshot"):
             return Imported(write(warehouse, manifest, good), keys, left_out, some, True)

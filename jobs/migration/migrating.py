@@ -113,7 +113,7 @@ def migrate_along(
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=plan.parameters,
-        spec=spec.model_dump_json(by_alias=True),
+        spec=spec.stored_text(),
         parent=source.snapshot_id,
         committed_at=None,
         waiting=None,

@@ -651,6 +651,20 @@ class ModelSpec(Section):
         result["learn"] = self.learn and self.learn.definition()
         return result
 
+    def stored_text(self) -> str:
+        """Return the spec as JSON for a manifest, without those settings of landing that have their defaults.
+
+        Stored states do not depend on how files are read, and a driver of an earlier release refuses the settings of
+        a manifest that it does not know.
+        """
+        said = self.model_dump(include={"files", "time_range"}, exclude_defaults=True)
+        landing = {"files": type(self.files), "time_range": type(self.time_range)}
+        unsaid = {
+            name: (section.model_fields.keys() - said[name].keys() if name in said else True)
+            for name, section in landing.items()
+        }
+        return self.model_dump_json(by_alias=True, exclude=unsaid)
+
     def fingerprint(self) -> str:
         """Return the SHA-256, in hex, of everything that the meaning of the stored state depends on.
 

@@ -129,7 +129,7 @@ def _offer(
             waiting=None,
             learned=None,
             inputs=None if version is None else {**version._asdict(), "left_out": given - count},
-            spec=spec.model_dump_json(by_alias=True),
+            spec=spec.stored_text(),
         )
         if populations is None:
             states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)

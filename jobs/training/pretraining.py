@@ -270,7 +270,7 @@ def _manifest(
         checksum="",
         rows=0,
         snapshots_version=0,
-        spec=spec.model_dump_json(by_alias=True),
+        spec=spec.stored_text(),
         inputs=inputs,
         numerics=NUMERICS,
     )

@@ -166,7 +166,7 @@ def _empty_snapshot(
         model_version=spec.version,
         fingerprint=spec.fingerprint(),
         parameters=parameters,
-        spec=spec.model_dump_json(by_alias=True),
+        spec=spec.stored_text(),
         position=position,
         cut=None,
         learn_from=None,

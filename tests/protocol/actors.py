@@ -233,7 +233,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
         snapshot_id=identity,
         model_version=given.spec.version,
         fingerprint=given.spec.fingerprint(),
-        spec=given.spec.model_dump_json(by_alias=True),
+        spec=given.spec.stored_text(),
         parent=source.snapshot_id,
         committed_at=None,
     )

@@ -417,3 +417,14 @@ def test_yaml_is_read_with_the_types_of_version_1_2() -> None:
         "a": 1e7, "b": 1e7, "c": "no", "e": "12:30", "f": "2013-01-01", "g": 10, "h": 0.5, "i": True,
         "j": None, "k": float("inf"),
     }  # fmt: skip
+
+
+def test_a_stored_spec_names_only_those_settings_of_landing_that_it_gives() -> None:
+    """A driver of a release that lacks a setting refuses a manifest that names it."""
+    plain = json.loads(ModelSpec.model_validate(NILE).stored_text())
+    assert not {"files", "time_range"} & plain.keys()
+    given = {"files": {"decimal": ",", "memory_mb": 512}, "time_range": {"latest": "2d"}}
+    own = ModelSpec.model_validate(changed(**given))
+    stored = json.loads(own.stored_text())
+    assert (stored["files"], stored["time_range"]) == ({"decimal": ","}, {"latest": "2d"})
+    assert ModelSpec.model_validate_json(own.stored_text()) == own
