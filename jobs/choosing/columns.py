@@ -26,8 +26,8 @@ from jobs.specs.problems import closest
 Floats = NDArray[np.float64]
 
 ID = re.compile(
-    r"(^|[^a-z])(id|uuid|guid|key|code|no|nr|number|index|row|rownames|rowid|seq|sequence|serial|zip|postcode)"
-    r"([^a-z]|$)|(^|[a-z])(_id|Id|ID)$",
+    r"(^|[^a-z])(id|uid|uuid|guid|key|code|no|nr|number|index|row|rownames|rowid|seq|sequence|serial|zip|postcode"
+    r"|imei|imsi|iccid|msisdn|mmsi|mac|bssid|vin|(dev_?)?eui(64|48)?|icao(24)?)([^a-z]|$)|(^|[a-z])(_id|Id|ID)$",
     re.IGNORECASE,
 )
 KEY = re.compile(
@@ -40,7 +40,8 @@ KEY = re.compile(
 SERIES = re.compile(
     r"(^|[^a-z])(sensor|probe|station|device|host|server|site|river|meter|city|town|entity|room|zone|node|machine|asset|"
     r"location|place|gauge|buoy|well|pump|inverter|panel|plant|turbine|vehicle|truck|patient|subject|logger|instance|"
-    r"symbol|ticker|variable|parameter|metric|element|quantity|channel|tag)(s|_?(id|name|no|nr|key|code))?([^a-z]|$)",
+    r"symbol|ticker|variable|parameter|metric|element|quantity|channel|tag|uuid|guid|imei|imsi|iccid|msisdn|mmsi|mac|"
+    r"bssid|vin|(dev_?)?eui(64|48)?|icao(24)?)(s|_?(id|name|no|nr|key|code|addr|address))?([^a-z]|$)",
     re.IGNORECASE,
 )
 """Names of columns whose texts name devices, places or what is measured."""

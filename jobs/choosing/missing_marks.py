@@ -108,7 +108,11 @@ def _outermost(values: Floats, group: Ints | None) -> float | None:
             far = gap > USUAL_GAP * max(high - low, 1e-12 * abs(mark))
             if far and not low <= mark <= high:
                 return mark
-        elif group is not None and FEW_TIMES <= times <= MOST * len(known):
+        elif (
+            group is not None
+            and FEW_TIMES <= times <= MOST * len(known)
+            and len(np.unique(others)) >= LEAST  # else they are states, such as on and off
+        ):
             far = gap > OTHER_GAP * max(others.max() - others.min(), 1e-9 * abs(mark))
             if far and _is_scattered(values == mark, np.isfinite(values), group):
                 return mark

@@ -23,7 +23,7 @@ DAY = UNIT_US["day"]
 _CLOCK = re.compile(
     r"\s*[0-9]{1,2}(:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?|[.][0-9]{2}[.][0-9]{2})(\s*[AaPp][.]?[Mm][.]?)?\s*"
 )
-_HAS_CLOCK = re.compile(r"\b[0-9]{1,2}:[0-9]{2}\b")
+_HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 SPREADSHEET_DAYS = (10_000, 80_000)

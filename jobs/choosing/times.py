@@ -196,10 +196,11 @@ def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
     return bool((one.micros[both] == other.micros[both]).all())
 
 
-def _disorder(table: Table, found: TimeColumn) -> tuple[int, int]:
-    """Return how often time goes back within a file, and the number of different steps."""
+def _disorder(table: Table, found: TimeColumn) -> tuple[int, float, int]:
+    """Return how often time goes back within a file, how much steps differ by their order, and how many differ."""
     steps = np.diff(found.micros)[np.diff(table.file) == 0]
-    return int((steps < 0).sum()), len(np.unique(steps))
+    orders = np.log10(np.maximum(steps, 1))
+    return int((steps < 0).sum()), round(float(orders.std()), 1) if len(steps) else 0.0, len(np.unique(steps))
 
 
 def _read(table: Table, name: str, form: str | None, zone: tzinfo) -> TimeColumn | str:

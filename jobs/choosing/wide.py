@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import UTC
 
 import numpy as np
 
 from jobs.choosing.columns import Given, numbers_in
 from jobs.choosing.table import Table
+from jobs.choosing.time_parts import find_parts
 from jobs.choosing.times import TimeColumn, time_of
 from jobs.encoding import arrow
-from jobs.landing.shapes.wide_files import long_rows, wide_columns
+from jobs.landing.shapes.wide_files import HOUR_NAME, long_rows, wide_columns
+from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Wide
 
 FEWEST = 3
@@ -22,6 +25,16 @@ FEWEST_TIMES = 4
 NEAR = 4.0
 """Factor up to which the usual sizes of series of one kind differ, where only a part of their names is equal."""
 _TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,2}([-./][0-9]{1,4})?")
+_PARTS = (
+    ("time", re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"), FEWEST_TIMES),
+    ("hour", HOUR_NAME, 23),  # of a day on which clocks go forward
+    (
+        "month",
+        re.compile(r"jan\w*|feb\w*|mar\w*|apr\w*|may|june?|july?|aug\w*|sep\w*|oct\w*|nov\w*|dec\w*", re.I),
+        12,
+    ),
+)
+"""Parts of a time that columns have: the part, the names of such columns, and how many there are at least."""
 _CODE = re.compile(r"[A-Z^][A-Z0-9.^-]{0,5}")
 _QUANTITIES = frozenset(
     "OPEN HIGH LOW CLOSE VOLUME ADJ TMAX TMIN TAVG PRCP SNOW SNWD AWND TEMP HUM PM10 CO CO2 NO2 O3".split()
@@ -37,7 +50,11 @@ def as_long(table: Table, given: Given) -> Table:
     if given.key or given.measurement:
         return table
     names = [name for name in table.source.columns if name != given.time]
-    found = _columns_of_times(table, names) or _columns_of_series(table, names, given)
+    found = (
+        _columns_of_times(table, names)
+        or _columns_of_parts(table, names)
+        or _columns_of_series(table, names, given)
+    )
     if found is None:
         return table
     wide, series = found
@@ -46,7 +63,11 @@ def as_long(table: Table, given: Given) -> Table:
         kept = [name for name in names if isinstance(time_of(table, name), TimeColumn)][:1] or kept
         dropped = [name for name in table.source.columns if name not in (*series, *kept)]
     else:
-        kept, dropped = [name for name in names if name not in series], []
+        others = [name for name in names if name not in series]
+        dropped = [
+            name for name in others if _is_measured(table, name)
+        ]  # such as the mean of a year's months
+        kept = [name for name in others if name not in dropped]
     columns = wide_columns(
         table.written.model_copy(update={"wide": wide}), [*kept, wide.names, wide.measurement]
     )
@@ -66,7 +87,7 @@ def as_long(table: Table, given: Given) -> Table:
         },
         written=table.written.model_copy(update={"wide": wide}),
     )
-    if wide.time is not None and isinstance(time_of(long, wide.time), str):
+    if wide.time is not None and isinstance(time_of(long, wide.time), str) and find_parts(long, UTC) is None:
         return table
     return long
 
@@ -85,6 +106,24 @@ def _columns_of_times(table: Table, names: Sequence[str]) -> tuple[Wide, list[st
     time, value = _free("time", names), _free("value", names)
     listed = [] if all(name[0].isdigit() for name in series) else series
     return Wide(time=time, measurement=value, columns=listed), series
+
+
+def _columns_of_parts(table: Table, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
+    """Return the setting for files with a column for each hour of a date or month of a year, and these columns."""
+    for part, pattern, fewest in _PARTS:
+        series = [name for name in names if pattern.fullmatch(name.strip())]
+        others = [name for name in names if name not in series]
+        if (
+            fewest <= len(series)
+            and part not in names
+            and any(
+                part_of_time(name) in ("date", "year") or isinstance(time_of(table, name), TimeColumn)
+                for name in others
+            )
+            and all(_holds_numbers(table, name) for name in series)
+        ):
+            return Wide(time=part, measurement=_free("value", names), columns=series), series
+    return None
 
 
 def _columns_of_series(table: Table, names: Sequence[str], given: Given) -> tuple[Wide, list[str]] | None:
@@ -134,6 +173,15 @@ def _sizes_are_near(table: Table, series: Sequence[str], factor: float) -> bool:
             continue  # an empty column
         sizes.append(float(np.median(np.abs(found.values[np.isfinite(found.values)]))))
     return bool(sizes) and max(sizes) <= factor * max(min(sizes), 1e-300)
+
+
+def _is_measured(table: Table, name: str) -> bool:
+    """Tell if a column has numbers with fractions, which are neither a key nor a part of a time."""
+    found = numbers_in(table, name)
+    if isinstance(found, str):
+        return False
+    values = found.values[np.isfinite(found.values)]
+    return bool((values != np.floor(values)).any())
 
 
 def _holds_numbers(table: Table, name: str) -> bool:

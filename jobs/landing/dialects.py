@@ -19,6 +19,7 @@ from jobs.landing.shapes.header_lines import (
     record_with,
     units_below,
 )
+from jobs.landing.shapes.row_shapes import is_cut_number
 from jobs.specs.files import BLANKS, SEPARATORS, Files
 
 ANY = Files()
@@ -30,7 +31,6 @@ COMMENT = "#"
 ROW_NAMES = "row_names"
 """Name of a first column that the header does not name, as R and pandas write it."""
 _SEP = re.compile(r"\s*\"?sep=(.)\"?\s*", re.IGNORECASE)
-_WHOLE = re.compile(r"[+-]?[0-9]+")
 _SINGLE_QUOTED = re.compile(r"(?:^|[,;\t| ])'[^'\n]*'(?=[,;\t| \r]|$)", re.MULTILINE)
 NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)", BLANK: "blanks"}
 """The separators in words."""
@@ -186,7 +186,7 @@ def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -
         return 0, False
     numbered = [row[0] for row in rows] == [str(place) for place in range(1, len(rows) + 1)]
     # `20,5` below `at,value` may be a fraction: the first field is then what the header says.
-    is_fraction = all(_WHOLE.fullmatch(row[-1]) and _WHOLE.fullmatch(row[-2]) for row in rows)
+    is_fraction = all(is_cut_number(*row[-2:]) for row in rows)
     return 0, numbered or len(rows) > 1 and len({row[0] for row in rows}) == len(rows) and not is_fraction
 
 

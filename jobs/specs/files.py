@@ -24,7 +24,8 @@ class Wide(Section):
         default=None, description="the key column that takes the names of the columns, such as station"
     )
     time: str | None = Field(
-        default=None, description="instead of a key: the time column that takes the names, such as year"
+        default=None,
+        description="instead of a key: the time column that takes the names, such as year, or month of time: [year, month]",
     )
     measurement: str = Field(description="the measurement that takes the values of the cells")
     columns: list[str] = Field(
@@ -38,7 +39,7 @@ class Wide(Section):
         """Return the column that takes the names of the columns."""
         return self.key or self.time or ""
 
-    def check_names(self, key: list[str], time: str, measurement: list[str]) -> None:
+    def check_names(self, key: list[str], time: list[str], measurement: list[str]) -> None:
         """Check that the spec has the columns that take names and values.
 
         Raises:
@@ -46,7 +47,7 @@ class Wide(Section):
         """
         for field, name, known in (
             ("key", self.key, key),
-            ("time", self.time, [time]),
+            ("time", self.time, time),
             ("measurement", self.measurement, measurement),
         ):
             if name is not None and name not in known:

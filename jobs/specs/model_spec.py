@@ -355,7 +355,7 @@ class ModelSpec(Section):
 
     def _check_lines(self) -> None:
         if self.files.wide is not None:
-            self.files.wide.check_names(self.key, self.time, self.measurement)
+            self.files.wide.check_names(self.key, self.file_names([self.time]), self.measurement)
         if self.files.columns:
             for name in self.file_columns:
                 if name not in self.files.columns:

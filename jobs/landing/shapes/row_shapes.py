@@ -12,11 +12,16 @@ from jobs.landing.raw_rows import CORRUPT, FIELDS
 from jobs.specs.files import SEPARATORS
 
 _WHOLE = re.compile(r" *[+-]?[0-9]+")
-_FRACTION = re.compile(r"[0-9]+")
+_FRACTION = re.compile(r"[0-9]+(?:[eE][+-]?[0-9]+)? *")
 _QUOTE_IT = (
     'a separator within a text needs quotation marks around the text, and a quotation mark (") within one is '
     "written twice"
 )
+
+
+def is_cut_number(whole: str, fraction: str) -> bool:
+    """Tell if two fields may be one number with a decimal comma."""
+    return _WHOLE.fullmatch(whole) is not None and _FRACTION.fullmatch(fraction) is not None
 
 
 def shape_cause(row: Mapping[str, Any]) -> str:
@@ -50,10 +55,7 @@ def shape_cause(row: Mapping[str, Any]) -> str:
             + f"it ends with {NAMED.get(separator, 'a separator')} that most rows have not; take it away"
         )
     more = count - wanted
-    pairs = sum(
-        _WHOLE.fullmatch(whole) is not None and _FRACTION.fullmatch(part) is not None
-        for whole, part in zip(fields, fields[1:], strict=False)
-    )
+    pairs = sum(map(is_cut_number, fields, fields[1:]))
     if separator == COMMA and pairs >= more:
         return differ + (
             "a comma before a fraction looks like one between fields; write fractions with a point, put such numbers "

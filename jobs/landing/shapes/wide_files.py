@@ -19,6 +19,10 @@ _YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
 """How the World Bank, and R after it, call the column of a year."""
 
 
+HOUR_NAME = re.compile(r"(?:h|he|hr|hour)?[ _.]?([0-2]?[0-9])", re.IGNORECASE)
+"""How columns of the hours of a day are called: H1, HE01, Hour 1, 01."""
+
+
 class WideColumns(NamedTuple):
     """Which columns of a file become rows.
 
@@ -42,9 +46,10 @@ class WideColumns(NamedTuple):
         return [name for name in others if name[:1].isdigit()] if self.by_digits else others
 
     def label(self, name: str) -> str:
-        """Return what a column's name becomes in a row: of a year its first day, where names are times."""
+        """Return what a column's name becomes in a row: of a year its first day, of an hour its number, for times."""
         year = _YEAR.fullmatch(name) if self.by_digits else None
-        return name if year is None else f"{year[1]}-01-01"
+        hour = HOUR_NAME.fullmatch(name) if self.by_digits else None
+        return f"{year[1]}-01-01" if year is not None else hour[1] if hour is not None else name
 
 
 def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
