@@ -25,7 +25,8 @@ class Wide(Section):
     )
     time: str | None = Field(
         default=None,
-        description="instead of a key: the time column that takes the names, such as year, or month of time: [year, month]",
+        description="instead of a key: the time column that takes the names, such as year, or month where time is "
+        "[year, month]",
     )
     measurement: str = Field(description="the measurement that takes the values of the cells")
     columns: list[str] = Field(
