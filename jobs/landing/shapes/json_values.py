@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,11 @@ LONGEST_VALUE = 64 << 20
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _NAMES, _CELLS = ("columns", "fields", "header"), ("data", "values", "rows", "index")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([T ][0-9:.,+Zz-]+)?)?|-?[0-9]{9,19}")
+"""A time as the name of a member: ISO 8601, or a count since 1970."""
+_TABLE = re.compile(r":\s*\[\s*\[")
+FEWEST_MEMBERS = 3
+"""Objects with fewer members than this are no tables by the names of their members."""
 
 
 def spans_lines(beginning: bytes) -> bool:
@@ -38,12 +43,12 @@ def spans_lines(beginning: bytes) -> bool:
         return error.pos > len(line) or not rest and len(beginning) >= BEGINNING
     except RecursionError:
         return False
-    if end > len(line) or line[end:].strip(" \t\r").startswith("{"):
+    if end > len(line) or line[end:].strip(" \t\r").startswith(("{", ",")):
         return True
     return (
         not rest.strip()
         and len(beginning) < BEGINNING
-        and any(isinstance(one, dict | list) for one in value.values())
+        and (any(isinstance(one, dict | list) for one in value.values()) or rows_of_names(value) is not None)
     )
 
 
@@ -82,19 +87,20 @@ def row_texts(file: ByteStream, path: Path, columns: Sequence[str]) -> Iterator[
         return
     if second is None and not values.is_array and isinstance(found, dict):
         rows = rows_within(found, columns)
-        yield from [first] if rows is None else (json.dumps(row, ensure_ascii=False) for row in rows)
+        for row in [found] if rows is None else rows:
+            yield from _without_samples(json.dumps(row, ensure_ascii=False))
         return
-    yield first
+    yield from _without_samples(first)
     while second is not None:
-        yield second
+        yield from _without_samples(second)
         second = values.following()
 
 
 def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
     """Return the rows of an object that is not a row itself; None if it is one, or its rows are not told.
 
-    They are the only array of objects in it; arrays below an array of the columns' names; or one object of arrays of
-    equal length, each a column.
+    They are the only array of objects in it; arrays below an array of the columns' names; one object of arrays of
+    equal length, each a column; or one object whose members are named after times or places, or have such members.
     """
     if columns and not any(isinstance(envelope.get(name, []), dict | list) for name in columns):
         return None
@@ -112,7 +118,68 @@ def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[A
     if not found and len(tables) == 1:
         names = list(tables[0])
         return [dict(zip(names, row, strict=True)) for row in zip(*tables[0].values(), strict=True)]
+    if found or tables:
+        return None
+    timed = [one for one in objects if any(map(_TIME.fullmatch, one))]
+    return rows_of_names(envelope) or (rows_of_names(timed[0]) if len(timed) == 1 else None)
+
+
+def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the rows of an object by the names of its members; None if these tell none.
+
+    Such as {time: value, ...}; {time: {column: value, ...}, ...}; or {column: {time: value, ...}, ...}, as pandas
+    writes a table, with places from 0 in place of times where it has no index.
+    """
+    members = list(value.values())
+    if value and all(isinstance(one, dict) for one in members):
+        if not _are_keys(value):
+            columns = value
+            value = {key: {name: one.get(key) for name, one in columns.items()} for key in members[0]}
+            if any(one.keys() != members[0].keys() for one in members):
+                return None
+        if _are_keys(value) and not any(
+            isinstance(cell, dict | list) for row in value.values() for cell in row.values()
+        ):
+            return [{**({"time": key} if _TIME.fullmatch(key) else {}), **row} for key, row in value.items()]
+        return None
+    if (
+        len(value) >= FEWEST_MEMBERS
+        and all(map(_TIME.fullmatch, value))
+        and not any(map(_holds_others, members))
+    ):
+        return [{"time": key, "value": one} for key, one in value.items()]
     return None
+
+
+def _are_keys(names: Collection[str]) -> bool:
+    """Tell if names are times, or places from 0."""
+    if len(names) < FEWEST_MEMBERS:
+        return False
+    return all(map(_TIME.fullmatch, names)) or [*names] == [str(place) for place in range(len(names))]
+
+
+def _holds_others(value: Any) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _without_samples(text: str) -> Iterator[str]:
+    """Return a row for each sample of a series, as Prometheus and Graphite write them; any other row as it is.
+
+    A series has one member that is an array of pairs: of a time and a value, in `datapoints` of a value and a time.
+    """
+    row = json.loads(text) if _TABLE.search(text) else None
+    pairs = [name for name, one in row.items() if _are_pairs(one)] if isinstance(row, dict) else []
+    if row is None or len(pairs) != 1 or {"time", "value"} & row.keys():
+        yield text
+        return
+    names = ("value", "time") if pairs == ["datapoints"] else ("time", "value")
+    others = {name: one for name, one in row.items() if name not in pairs}
+    for pair in row[pairs[0]]:
+        yield json.dumps({**others, **dict(zip(names, pair, strict=True))}, ensure_ascii=False)
+
+
+def _are_pairs(value: Any) -> bool:
+    return _is_table(value) and all(len(one) == 2 and not any(map(_holds_others, one)) for one in value)
 
 
 def described(value: dict[str, Any]) -> str:

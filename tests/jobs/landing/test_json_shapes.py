@@ -41,6 +41,7 @@ SHAPES = {
     "glued with blanks": (" ".join(map(text, ROWS)), True),
     "glued pretty": ("".join(text(row, 1) for row in ROWS), True),
     "with commas": (",\n".join(text(row, 1) for row in ROWS), True),
+    "lines that end with commas": (",\n".join(map(text, ROWS)), True),
     "an array": (text(ROWS), True),
     "a pretty array": (text(ROWS, 4) + "\n", True),
     "an array a row a line": ("[\n" + ",\n".join(map(text, ROWS)) + "\n]\n", True),
@@ -97,6 +98,65 @@ def test_a_file_of_any_shape_gives_its_rows(tmp_path: Path, name: str, ending: s
     assert set(spec().columns) <= set(json_schema(path, spec()).names)
     assert [json.loads(one) for one in documents(path)] == ROWS
     assert [json.loads(one) for one in documents(path, 2)] == ROWS[:2]
+
+
+AT = [row["at"] for row in ROWS]
+COUNTS = [1704067200 + 86400 * n for n in range(3)]
+SERIES = [
+    ({at: n + 0.5 for n, at in enumerate(AT)}, [{"time": at, "value": n + 0.5} for n, at in enumerate(AT)]),
+    (
+        {
+            "Meta Data": {"symbol": "IBM"},
+            "Daily": {at: {"open": n, "close": n + 1} for n, at in enumerate(AT)},
+        },
+        [{"time": at, "open": n, "close": n + 1} for n, at in enumerate(AT)],
+    ),
+    (
+        {"a": {f"{n}000": n for n in COUNTS}, "b": {f"{n}000": 2 * n for n in COUNTS}},
+        [{"time": f"{n}000", "a": n, "b": 2 * n} for n in COUNTS],
+    ),
+    (
+        {"at": {str(n): at for n, at in enumerate(AT)}, "a": {str(n): n / 4 for n in range(3)}},
+        [{"at": at, "a": n / 4} for n, at in enumerate(AT)],
+    ),
+    ({str(n): row for n, row in enumerate(ROWS)}, ROWS),
+    (
+        {
+            "data": {
+                "result": [{"metric": {"job": one}, "values": [[n, "1.5"] for n in COUNTS]} for one in "xy"]
+            }
+        },
+        [{"metric": {"job": one}, "time": n, "value": "1.5"} for one in "xy" for n in COUNTS],
+    ),
+    (
+        [{"target": one, "datapoints": [[n / 7, n] for n in COUNTS]} for one in "xy"],
+        [{"target": one, "value": n / 7, "time": n} for one in "xy" for n in COUNTS],
+    ),
+]
+"""Tables and series as pandas, Alpha Vantage, Prometheus and Graphite write them, and their rows."""
+
+
+@pytest.mark.parametrize(("content", "rows"), SERIES)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_members_named_after_times_and_pairs_of_time_and_value_are_rows(
+    tmp_path: Path, content: Any, rows: list[dict[str, Any]], indent: int | None
+) -> None:
+    path = written(tmp_path / "a.json", text(content, indent))
+    assert spans_lines(path)
+    assert [json.loads(one) for one in documents(path)] == rows
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"2024-01-01": 1, "2024-01-02": 2},  # two members are a row of a wide table
+        {"meta": {"a": 1}, "x": {at: 1 for at in AT}, "y": {at: 2 for at in AT}},  # which of the two?
+        {"x": {at: 1 for at in AT}, "y": {at: 2 for at in AT[:2]}},  # times of their own
+    ],
+)
+def test_members_that_do_not_tell_rows_stay_one(tmp_path: Path, content: Any) -> None:
+    path = written(tmp_path / "a.json", text(content, 1))
+    assert [json.loads(one) for one in documents(path)] == [content]
 
 
 @settings(max_examples=150, deadline=None)
