@@ -6,7 +6,6 @@ import json
 
 import kalman
 from jobs.lineage.generations import Generation, _generation, row_of
-from jobs.snapshots.learned import _learned
 from jobs.snapshots.manifests import Manifest, _manifest
 from jobs.snapshots.manifests import row_of as manifest_row
 from jobs.storage.numerics import FIRST, with_numerics, without_numerics
@@ -49,4 +48,3 @@ def test_a_manifest_has_the_mark_in_its_json_and_nowhere_else() -> None:
     assert "numerics" not in row
     assert _manifest(row) == one
     assert _manifest({**row, "snapshot_id": "s2"}).numerics == FIRST
-    assert _learned(row).position == POSITION  # as commands without Spark read it
