@@ -199,26 +199,31 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
     """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
     kind = RowPacket.ROWS if typed else None
-    layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            records = records_of(batch, fmt)
-            bucket = bucket_of(records.arrays["route"], len(labels))
-            if len(labels) == 1:
-                parts, present = [layout.encode(records)], labels
-            else:
-                order = np.argsort(bucket.astype(np.uint16), kind="stable")
-                present, starts = np.unique(bucket[order], return_index=True)
-                ordered = records.take(order)
-                stops = [*starts[1:], len(order)]
-                parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
-                present = labels[present]
-            yield packet_batch(pa.array(present, pa.int32()), pa.array(parts, pa.binary()), kind)
+            if batch.num_rows:
+                yield bucket_packets(records_of(batch, fmt), fmt.layout, routing, kind)
 
     return pack
+
+
+def bucket_packets(
+    records: Records, layout: Layout, routing: Routing, kind: RowPacket | None
+) -> pa.RecordBatch:
+    """Return records as packets (`packet_batch`), one for each bucket that has some."""
+    labels = np.asarray(routing.labels, np.int32)
+    if len(labels) == 1:
+        parts, present = [layout.encode(records)], labels
+    else:
+        bucket = bucket_of(records.arrays["route"], len(labels))
+        order = np.argsort(bucket.astype(np.uint16), kind="stable")
+        numbers, starts = np.unique(bucket[order], return_index=True)
+        ordered = records.take(order)
+        stops = [*starts[1:], len(order)]
+        parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
+        present = labels[numbers]
+    return packet_batch(pa.array(present), pa.array(parts, pa.binary()), kind)
 
 
 def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.snapshots.row_sums import Measured, Sums, hashed_columns, total_of
-from jobs.snapshots.state_rows import TABLE, StateRows
+from jobs.snapshots.state_rows import StateRows
+from jobs.snapshots.verified_rows import PARTITION, STATES
 from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.storage.replaced_files import ReplacingTable
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from jobs.snapshots.manifests import Manifest
 
-PARTITION = ("model", "snapshot_id")
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
 """A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use."""
 
@@ -45,8 +45,8 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     Raises:
         UserError: the table cannot take the files, or the commit failed.
     """
-    warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
-    table = ReplacingTable(warehouse, TABLE)
+    warehouse.create(STATES, SNAPSHOTS, PARTITION, NO_STATISTICS)
+    table = ReplacingTable(warehouse, STATES)
     schema = to_arrow_schema(struct_of(SNAPSHOTS), timezone="UTC")
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)

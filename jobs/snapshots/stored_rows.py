@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from jobs.snapshots.row_sums import SUMS, Measured, Sums, total_of
-from jobs.snapshots.state_rows import STATE_COLUMNS, TABLE, StateRows
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows
+from jobs.snapshots.verified_rows import STATES
 from jobs.spark.conf import codegen_for
 from jobs.storage.table_rows import files_of, open_parquet, parts_of
 
@@ -28,8 +29,8 @@ def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> State
         UserError: the log does not have the version, or the table's files do not tell its rows.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    names = files_of(warehouse.root, TABLE, mine, version)
-    folder = warehouse.path(TABLE)
+    names = files_of(warehouse.root, STATES, mine, version)
+    folder = warehouse.path(STATES)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -48,7 +49,7 @@ def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator
         UserError: the log does not have the version, or the table's files do not tell its rows.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
-    for part in parts_of(tables.root, TABLE, _COLUMNS, mine, version):
+    for part in parts_of(tables.root, STATES, _COLUMNS, mine, version):
         yield from map(_plain, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
 
 

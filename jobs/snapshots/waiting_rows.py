@@ -95,15 +95,14 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
     )
 
 
-def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dict[str, Any]:
+def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
     """Write a snapshot's waiting rows and ids, replacing those of a killed attempt; return `Manifest.waiting`."""
-    warehouse.create(TABLE, WAITING_ROWS, partition_by=("model", "snapshot_id"))
     with_ids = ROW_ID_COLUMN in held.rows.columns
-    wrote = write_rows(warehouse, TABLE, snapshot_id, model, held.rows, _columns(with_ids))
+    wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _columns(with_ids))
     none = held.watermark == NEVER
     times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
-    ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, snapshot_id, model, held.ids)}
-    return {**times, **wrote._asdict(), **({"with_ids": True} if with_ids else {}), **ids}
+    ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, manifest, held.ids)}
+    return {**times, **wrote, **({"with_ids": True} if with_ids else {}), **ids}
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:

@@ -189,7 +189,11 @@ def test_every_table_is_in_the_dictionary_and_queries_go_on_after_a_comment(tmp_
     for table in found:
         kind = table.relative_to(warehouse).parts[0]
         schema = pipeline.warehouse.read(str(table.relative_to(warehouse))).schema
-        types = reference.columns_of(reference.SCHEMAS[kind]) if kind in reference.SCHEMAS else reference.TYPES[kind]
+        types = (
+            reference.columns_of(reference.SCHEMAS[kind])
+            if kind in reference.SCHEMAS
+            else reference.TYPES[kind]
+        )
         own = {"id", "at", "a", "b"} if kind not in reference.ONE_EACH else set()
         odd = {
             field.name: field.dataType.simpleString()

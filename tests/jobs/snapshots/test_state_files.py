@@ -17,7 +17,8 @@ from jobs.core.errors import UserError
 from jobs.encoding.arrow import lists
 from jobs.snapshots import manifests, store
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, read_rows
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of
+from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.replaced_files import ReplacingTable
 
