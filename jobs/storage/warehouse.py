@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import Field, Schema
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path
@@ -97,8 +98,11 @@ class Tables:
         columns: Schema,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Make an empty table, unless it exists: its columns may be null, and have the dictionary's comments.
+        files: Sequence[AddAction] = (),
+    ) -> bool:
+        """Make a table, unless it exists, and tell if this call made it.
+
+        Its columns may be null, and have the dictionary's comments.
 
         Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
         without a table, in which the next one makes it.
@@ -108,29 +112,32 @@ class Tables:
             columns: of the table.
             partition_by: those whose values name folders.
             properties: of the table.
+            files: that the table has from its first commit on.
 
         Raises:
             UserError: the table cannot be made.
         """
         if self.exists(table):
-            return
+            return False
         probe.ready(self.root)
         about = {name: {"comment": text} for name, text in comments(table).items()}
         fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
         try:
             with self.lock(table):
-                DeltaTable.create(
+                create_table_with_add_actions(
                     **place_of(self.root, table),
                     schema=Schema(fields),
-                    mode="ignore",
+                    add_actions=list(files),
                     partition_by=list(partition_by) or None,
                     configuration=dict(properties),
                 )
+            return True
         except (DeltaError, OSError) as error:
             if not self.exists(table):
                 raise UserError(
                     f"{self.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
                 ) from error
+            return False
 
     def rows(
         self,
