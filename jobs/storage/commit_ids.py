@@ -8,7 +8,6 @@ without one is known by a digest of its file.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -26,19 +25,14 @@ class CommitMark(NamedTuple):
 
 def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
     """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
-    files, name = warehouse.files(f"{table}/_delta_log"), f"{version:020d}.json"
-    line = files.first_line(name)
-    if line is None:
+    info = warehouse.commit_info(table, version)
+    if info is None:
         return None
-    try:
-        info = json.loads(line).get("commitInfo") or {}
-    except ValueError:
-        info = {}
     at = info.get("timestamp")
     when = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) else None
     if info.get("txnId"):
         return CommitMark(str(info["txnId"]), when)
-    content = files.read(name)
+    content = warehouse.files(f"{table}/_delta_log").read(f"{version:020d}.json")
     return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
 
 

@@ -2,22 +2,32 @@
 
 In the measurements table a position is a Delta version: all rows up to and including it are reflected. In a Kafka topic
 it is, for each partition, the offset of the first message that is not reflected.
+
+Places in a source are finer than positions: a micro-batch may end after some files of a version. In the measurements
+table a place is `{"version": 7}`, all of version 7 and what came before it, or `{"version": 7, "files": 2}`, the first
+two files of version 8, too. In a topic it is the offset of the first message that is not included, by partition. The
+estimates table keeps places as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
+from jobs.storage.table_rows import EPOCH
 from jobs.storage.warehouse import LogEntry, Tables
 
 DELTA, KAFKA = "delta", "kafka"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Place = dict[str, int]
+VERSION, FILES = "version", "files"
+_IDENTITIES = ("table", "id", "topic", "topic_id")
+"""Fields of a position that name its source; one that is absent is unknown."""
 
 
 class Cut(NamedTuple):
@@ -128,15 +138,12 @@ def delta_position(
     return position | {name: value for name, value in known.items() if value is not None}
 
 
-def topic_position(
-    topic: str, offsets: Mapping[int, int], version: int | None = None, topic_id: str | None = None
-) -> dict[str, Any]:
+def topic_position(topic: str, offsets: Mapping[int, int], topic_id: str | None = None) -> dict[str, Any]:
     """Return the position in a topic as stored in manifests.
 
     Args:
         topic: its name.
         offsets: of the next message, by partition.
-        version: of the measurements landed up to it.
         topic_id: the topic's id, which differs if the topic is deleted and made anew.
     """
     position: dict[str, Any] = {
@@ -144,8 +151,7 @@ def topic_position(
         "topic": topic,
         "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
     }
-    further = {"measurements": version, "topic_id": topic_id}
-    return {**position, **{name: value for name, value in further.items() if value is not None}}
+    return position if topic_id is None else {**position, "topic_id": topic_id}
 
 
 def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
@@ -160,14 +166,7 @@ def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     neither may have reached the other. Positions in different tables or topics, or in a topic before and after it was
     made anew, have not reached each other; an id that is unknown matches any.
     """
-    if any(position.get(name) != wanted.get(name) for name in ("source", "table", "topic")):
-        return False
-    if not all(same_if_known(position.get(name), wanted.get(name)) for name in ("id", "topic_id")):
-        return False
-    if position["source"] != KAFKA:
-        return int(position["version"]) >= int(wanted["version"])
-    have = offsets_of(position)
-    return all(have.get(number, 0) >= offset for number, offset in offsets_of(wanted).items())
+    return same_source(position, wanted) and includes(of_position(position), of_position(wanted))
 
 
 def rank(position: Mapping[str, Any]) -> int:
@@ -176,7 +175,7 @@ def rank(position: Mapping[str, Any]) -> int:
     Of two positions the one that has reached the other has the higher number, but a higher number alone does not tell
     that it has: ask `reached`.
     """
-    return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+    return rank_of(of_position(position))
 
 
 def name_of(position: Mapping[str, Any]) -> str:
@@ -193,6 +192,66 @@ def describe(position: Mapping[str, Any]) -> str:
         return f"measurements version {position['version']}"
     offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
     return f"topic {position['topic']} at {offsets or 'its start'}"
+
+
+def of_position(position: Mapping[str, Any]) -> Place:
+    """Return the place of a position."""
+    if position["source"] == KAFKA:
+        return {str(number): int(offset) for number, offset in position["offsets"].items()}
+    return {VERSION: int(position["version"])}
+
+
+def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a place that is whole, in the source of another position."""
+    if like["source"] == KAFKA:
+        offsets = {int(number): offset for number, offset in place.items()}
+        return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
+    return delta_position(like["table"], place[VERSION], like.get("id"))
+
+
+def of_offset(offset: Mapping[str, Any]) -> Place:
+    """Return the place of an offset in a checkpoint, of the Delta source or of a topic."""
+    if "reservoirVersion" not in offset:
+        ((_, offsets),) = offset.items()
+        return {str(number): int(place) for number, place in offsets.items()}
+    # The index is that of the last file that is included, and negative before the first.
+    files = max(0, int(offset["index"]) + 1)
+    whole = {VERSION: int(offset["reservoirVersion"]) - 1}
+    return {**whole, FILES: files} if files else whole
+
+
+def rank_of(place: Mapping[str, int]) -> int:
+    """Return the rank of the position of a place, or of the last one before it."""
+    return place[VERSION] if VERSION in place else sum(place.values())
+
+
+def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Tell if a place is at or after another; of two cuts of a topic's partitions neither need be."""
+    if VERSION in place:
+        return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
+    return all(place.get(number, 0) >= offset for number, offset in other.items())
+
+
+def furthest(places: Iterable[Place]) -> Place | None:
+    """Return the place that includes all of these, or None if there are none."""
+    found: Place | None = None
+    for place in places:
+        if found is None or VERSION in place:
+            found = place if found is None or includes(place, found) else found
+        else:
+            found = {number: max(found.get(number, 0), place.get(number, 0)) for number in {**found, **place}}
+    return found
+
+
+def is_whole(place: Mapping[str, int]) -> bool:
+    """Tell if a place is a position: in the measurements table it must not be within a version."""
+    return not place.get(FILES)
+
+
+def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell if two positions are in one source, as far as they name it, so that their places compare."""
+    known = [name for name in _IDENTITIES if one.get(name) is not None and other.get(name) is not None]
+    return one["source"] == other["source"] and all(one[name] == other[name] for name in known)
 
 
 def landed_position(

@@ -11,7 +11,6 @@ number the table has.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
@@ -307,14 +306,8 @@ class FileTable:
 
     def _made(self, version: int, identity: str) -> bool:
         """Tell if a version of the table is the commit of this identity."""
-        line = self._files.first_line(_commit_name(version))
-        if line is None:
-            return False
-        try:
-            info = json.loads(line).get("commitInfo") or {}
-        except ValueError:
-            return False
-        return info.get(_COMMIT) == identity
+        info = self._warehouse.commit_info(self.name, version)
+        return info is not None and info.get(_COMMIT) == identity
 
     def _arrived(self, version: int, identity: str) -> bool:
         """Tell if a commit without an answer was made: in a store it may still be on its way, and is looked for."""

@@ -27,7 +27,7 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, reading, to_arrow, to_rows
 
 
 class LogEntry(NamedTuple):
@@ -178,10 +178,8 @@ class Tables:
 
     def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
-        try:
+        with reading(self.path(table)):
             log = open_log(self.root, table, version)
-        except (DeltaError, OSError) as error:
-            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
         return read_small(self.root, table, log, names)
 
     def log_entries(self, table: str) -> list[LogEntry]:
@@ -190,15 +188,23 @@ class Tables:
         Raises:
             UserError: the log cannot be read.
         """
-        try:
+        with reading(self.path(table)):
             found = open_log(self.root, table).history()
-        except (DeltaError, OSError) as error:
-            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
         entries = [
             LogEntry(int(one["version"]), str(one.get("operation")), _detail(one.get("userMetadata")))
             for one in found
         ]
         return sorted(entries, key=lambda one: -one.version)
+
+    def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
+        """Return what the commit of a version says of itself; None if the log does not have it, not yet or no more."""
+        line = self.files(f"{table}/_delta_log").first_line(f"{version:020d}.json")
+        if line is None:
+            return None
+        try:
+            return json.loads(line).get("commitInfo") or {}
+        except ValueError:
+            return {}
 
     def transactions(self, table: str) -> dict[str, int]:
         """Return the number of each application's last transaction; none if the table does not exist.
