@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from jobs.encoding.arrow import lists
 from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
 from jobs.encoding.key_texts import arrow_type, key_columns
-from jobs.encoding.keys import KeyKind, integer_keys
+from jobs.encoding.keys import KeyKind
 from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
+from jobs.encoding.routing import identity_of
 from jobs.encoding.rows import KeyedRows
 from kalman.flags import FLAGS
 from kalman.run import Outputs
@@ -100,7 +101,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
     }
     code = rows.key
     if fmt.kind.integer:
-        arrays["key"] = integer_keys(keyed.keys.arrays["route"])[code]
+        arrays["key"] = identity_of(keyed.keys.arrays["route"])[code]
     text = None if keyed.keys.text is None else keyed.keys.text.take(pa.array(code))
     records = Records(arrays, text)
     return records if accepted is None else records.take(accepted)

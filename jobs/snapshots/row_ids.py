@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.keys import integer_keys
 from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.packets import Records
-from jobs.encoding.routing import Routing, route_of
+from jobs.encoding.routing import Routing, identity_of, route_of
 from jobs.encoding.rows import RowFormat, bucket_packets, by_bucket, unpack_rows
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
@@ -113,7 +112,7 @@ def _rows(entries: Records) -> pa.RecordBatch:
     arrays = entries.arrays
     ids = arrays["id"]
     columns = [
-        pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))),
+        pa.array(identity_of(np.ascontiguousarray(arrays["route"]))),
         pa.array(np.array(arrays["check"])) if "check" in arrays else pa.nulls(entries.size, pa.int64()),
         pa.array(np.array(ids[0])),
         pa.array(np.array(ids[1])) if len(ids) > 1 else pa.nulls(entries.size, pa.int64()),

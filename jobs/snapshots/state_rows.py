@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists, matrix
-from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
+from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, key_array
 from jobs.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.packets import Layout, Records
 from jobs.encoding.routing import Routing
@@ -32,17 +32,16 @@ STATE_COLUMNS = tuple(arrow_schema(STATE_ROWS))
 """The same as Arrow has them."""
 
 
-def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
+def state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
     """Convert state records to Arrow rows: key, then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
         arrays = part.arrays
         mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
-        key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
         yield pa.RecordBatch.from_arrays(
             [
-                key,
+                key_array(part),
                 pa.array(np.ascontiguousarray(arrays["count"])),
                 pa.array(np.ascontiguousarray(arrays["event_time"])),
                 lists(mean),

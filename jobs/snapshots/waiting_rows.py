@@ -13,12 +13,13 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
-from jobs.encoding.keys import identity_expressions, integer_keys, text_of
+from jobs.encoding.keys import identity_expressions, key_array, text_of
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing
 from jobs.encoding.rows import RowFormat, id_columns, ids_of
 from jobs.encoding.watermark_ticks import event_time_packer
 from jobs.snapshots import row_ids
+from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
@@ -77,8 +78,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
                 records = stored.decode(stored_bytes(value))
                 arrays = records.arrays
                 u = arrays.get("u", np.empty((0, records.size)))
-                key = pa.array(integer_keys(np.array(arrays["route"]))) if kind.integer else records.text
-                found = [key, pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
+                found = [key_array(records), pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
                 if fmt.row_id is not None:
                     found.append(ids_of(records).cast(pa.string()))
                 yield pa.RecordBatch.from_arrays(found, list(columns))
@@ -87,12 +87,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
         f"key {'bigint' if kind.integer else 'string'}, event_time bigint, measurement array<double>, "
         f"control array<double>{'' if fmt.row_id is None else f', {ROW_ID_COLUMN} string'}"
     )
-    return (
-        parts.select("rows")
-        .mapInArrow(unpack, schema)
-        .withColumn("key", F.col("key").cast("string"))
-        .withColumn("event_time", F.timestamp_micros("event_time"))
-    )
+    return typed_states(parts.select("rows").mapInArrow(unpack, schema))
 
 
 def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:

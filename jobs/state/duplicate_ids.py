@@ -9,7 +9,7 @@ import numpy as np
 
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records, concat
+from jobs.encoding.packets import Records, concat, merged
 from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_store import Blocks
 from jobs.state.distinct import chosen, marks_of
@@ -124,8 +124,7 @@ class DuplicateIds(RowIdCheck):
         # Rows of a key without a state are refused, duplicates too.
         routes = keyed.keys.arrays["route"][keyed.rows.key[without_state(outputs)]]
         bad = np.isin(rows.keys.arrays["route"], routes)[rows.rows.key]
-        entries = concat([compared.entries, entries_of(rows, ~compared.late & ~bad)])
-        entries = entries.take(np.argsort(entries.arrays["route"], kind="stable"))
+        entries = merged(compared.entries, entries_of(rows, ~compared.late & ~bad))
         own = None
         if floor is None:
             at = match(rows.keys, entries)

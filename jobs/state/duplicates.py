@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.order import starts_of
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]
@@ -40,8 +41,7 @@ def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
         rows: sorted.
         newest: (K,) the time of the newest row that each key's state reflects, `NEVER` where it has none.
     """
-    again = np.zeros(len(rows.key), bool)
-    again[1:] = (rows.key[1:] == rows.key[:-1]) & (rows.time[1:] == rows.time[:-1])
+    again = ~starts_of(rows.key, rows.time)
     if newest is not None:
         again |= rows.time == newest[rows.key]
     return again
@@ -85,11 +85,7 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     rank = np.where(row < 0, -1, row + np.where(refused, len(again), 0))
     by = np.lexsort((rank, time[some], *ident[:, some], key[some]))
     some, row, refused = some[by], row[by], refused[by]
-    starts = np.ones(len(some), bool)
-    starts[1:] = (key[some][1:] != key[some][:-1]) | (ident[:, some][:, 1:] != ident[:, some][:, :-1]).any(
-        axis=0
-    )
-    group, at = np.cumsum(starts), time[some]
+    group, at = np.cumsum(starts_of(key[some], *ident[:, some])), time[some]
     before = _previous(~refused)
     near = (before >= 0) & (group[before] == group) & (at - at[before] <= within)
     # A known row may have a later time, and so may the row that a late row repeats.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.packets import Records, concat
+from jobs.encoding.packets import Records, merged
 from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
@@ -91,8 +91,8 @@ class ReplayWindow:
         self.blocks.replace(present, put(known, keys, at.head, head, head.count > 0))
         has_rows = np.bincount(window.rows.key, minlength=keys.size) > 0
         self.replay_base.replace(present, put(base, keys, at.base, window.base, has_rows))
-        rows = concat([kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows)])
-        self.replay_rows.replace(present, rows.take(np.argsort(rows.arrays["route"], kind="stable")))
+        rows = merged(kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows))
+        self.replay_rows.replace(present, rows)
 
     def _packets(self, keyed: KeyedRows, done: Replayed) -> Iterator[Packet]:
         plan, keys = self.plan, keyed.keys

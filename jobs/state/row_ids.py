@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.encoding.keys import KeyKind
+from jobs.encoding.order import starts_of
 from jobs.encoding.packet_kinds import NEVER
 from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows, RowFormat, RowId
@@ -70,11 +71,7 @@ def in_reach(entries: Records, within: int, floor: int, floors: Ints | None = No
         return np.zeros(0, bool)
     if floors is None:
         # Entries of keys that share a route may alternate; each stretch then counts as a key, and more is kept.
-        starts = np.zeros(len(time), bool)
-        starts[0] = True
-        for name in ("route", "check"):
-            if name in entries.arrays:
-                starts[1:] |= entries.arrays[name][1:] != entries.arrays[name][:-1]
+        starts = starts_of(*(entries.arrays[name] for name in ("route", "check") if name in entries.arrays))
         newest = np.maximum.reduceat(time, np.flatnonzero(starts))
         floors = newest[np.cumsum(starts) - 1]
     floors = np.maximum(floors, floor)

@@ -77,7 +77,7 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
         start = None if begin is None else begin(keyed)
         result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
-        yield from state_rows(kernel, result.records, kind.integer)
+        yield from state_rows(kernel, result.records)
 
     return StateRows(packed, each_bucket(batch.rows, work), kind.integer)
 
