@@ -10,9 +10,8 @@ from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, verified_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_files import write_states
+from jobs.snapshots.state_files import measure_stored, write_states
 from jobs.snapshots.state_rows import StateRows
-from jobs.snapshots.stored_rows import measure_stored
 from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
@@ -24,7 +23,7 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots.row_sums import Measured
+    from jobs.snapshots.state_files import Measured
     from jobs.snapshots.waiting_rows import Held
 
 

@@ -16,8 +16,7 @@ from jobs.encoding.arrow import lists
 from jobs.encoding.keys import identity_expressions, key_array, text_of
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing
-from jobs.encoding.rows import RowFormat, id_columns, ids_of
-from jobs.encoding.watermark_ticks import event_time_packer
+from jobs.encoding.rows import RowFormat, event_time_packer, id_columns, ids_of
 from jobs.snapshots import row_ids
 from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows

@@ -17,8 +17,8 @@ from jobs.encoding.routing import block_of
 from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
+from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.event_time_policy import EventTimePolicy, Stores
-from jobs.state.last_seen_index import LastSeenIndex
 from jobs.state.plan import Packet, Plan
 
 _SEEN = Column("seen", "<i8")

@@ -14,7 +14,6 @@ from jobs.encoding.packets import Records, merged
 from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
-from jobs.state.duplicate_ids import RowIdCheck
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.filter_step import gather, put
 from jobs.state.plan import (
@@ -28,6 +27,7 @@ from jobs.state.plan import (
     without_state,
 )
 from jobs.state.replay import Replayed, Window, replay
+from jobs.state.row_ids import RowIdCheck
 from kalman.run import SortedRows, initial_states, picked
 
 

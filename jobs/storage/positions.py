@@ -28,6 +28,9 @@ Place = dict[str, int]
 VERSION, FILES = "version", "files"
 _IDENTITIES = ("table", "id", "topic", "topic_id")
 """Fields of a position that name its source; one that is absent is unknown."""
+FIRST_NUMERICS = 1
+"""The numerics of releases that recorded none."""
+_NUMERICS = "numerics"
 
 
 class Cut(NamedTuple):
@@ -131,7 +134,7 @@ def delta_position(
     """Return the position as stored in manifests.
 
     identity: the table's id, which differs if the table is recreated; commit: the id of the version's commit
-    (`jobs.storage.commit_ids`), which differs if the table is put back from a backup and grows again.
+    (`commit_mark`), which differs if the table is put back from a backup and grows again.
     """
     known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}
@@ -292,3 +295,61 @@ def _commit(entry: LogEntry) -> Commit:
         return Commit(entry.version, entry.detail["min_time"], entry.detail["max_time"], True)
     changes = ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
     return Commit(entry.version, None, None, entry.operation not in changes)
+
+
+def with_numerics(position: Mapping[str, Any], owner: str, numerics: int) -> dict[str, Any]:
+    """Return a position as it is stored for a generation or snapshot of this name, with the numerics of its filter.
+
+    The position's JSON has them (`kalman.NUMERICS`), as a column would be one that a driver of an earlier release
+    cannot read. It names whose they are: an earlier release copies positions from one row to another, and does not know
+    that they say more.
+    """
+    return dict(position) if numerics == FIRST_NUMERICS else {**position, _NUMERICS: {owner: numerics}}
+
+
+def without_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
+    """Return a stored position alone, and the numerics of its owner."""
+    position = {name: value for name, value in stored.items() if name != _NUMERICS}
+    return position, int(stored.get(_NUMERICS, {}).get(owner, FIRST_NUMERICS))
+
+
+class CommitMark(NamedTuple):
+    """What tells one commit from every other: its id; and when it was made, None if it does not say.
+
+    A version's number does so only as long as the table is never put back from a backup: then it has other commits
+    under the same numbers, and still the same id. Delta gives each commit an id of its own, in the first line of its
+    file in the log; a commit that another tool wrote without one is known by a digest of its file.
+    """
+
+    id: str
+    at: datetime | None
+
+
+def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
+    """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
+    info = warehouse.commit_info(table, version)
+    if info is None:
+        return None
+    at = info.get("timestamp")
+    when = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) else None
+    if info.get("txnId"):
+        return CommitMark(str(info["txnId"]), when)
+    content = warehouse.files(f"{table}/_delta_log").read(f"{version:020d}.json")
+    return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
+
+
+def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
+    """Return the id of a version's commit, or None if the log does not have it."""
+    mark = commit_mark(warehouse, table, version)
+    return None if mark is None else mark.id
+
+
+def in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
+    """Tell if the table has a position now, as far as both tell; a position in a topic counts."""
+    if position["source"] != DELTA:
+        return True
+    table, version = position["table"], int(position["version"])
+    if version > warehouse.latest_version(table):
+        return False
+    stored = position.get("commit")
+    return stored is None or commit_id(warehouse, table, version) in (None, stored)

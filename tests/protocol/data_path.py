@@ -17,9 +17,8 @@ from jobs.encoding.packet_kinds import OutputPacket
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage.source_ranges import RangeWriter
-from jobs.snapshots.row_sums import Measured
 from jobs.snapshots.seeds import meaning_of
-from jobs.snapshots.state_files import Written
+from jobs.snapshots.state_files import Measured, Written
 from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
 from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
