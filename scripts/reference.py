@@ -21,7 +21,7 @@ from jobs.cli import VERBS  # noqa: E402
 from jobs.core.command import application  # noqa: E402
 from jobs.observability.progress import SCHEMA as PROGRESS  # noqa: E402
 from jobs.storage import tables  # noqa: E402
-from jobs.storage.dictionary import TABLES, TYPES  # noqa: E402
+from jobs.storage.dictionary import TABLES  # noqa: E402
 from jobs.storage.measurements_table import NEW_KEYS_COLUMNS  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -45,6 +45,73 @@ SCHEMAS = {
 ONE_EACH = ("quarantine", "late_copies", "live", "snapshots", "manifests", "generations", "learned", "waiting",
             "remembered_ids", "verifications", "verified_ends")  # fmt: skip
 """Tables of all models together; the others have a model's name, as in estimates/nile."""
+
+_LIST, _NUMBER, _TEXT, _WHOLE, _TIME = "array<double>", "double", "string", "bigint", "timestamp"
+_ESTIMATE_TYPES = {
+    **dict.fromkeys(TABLES["estimates"].columns, _LIST),
+    **dict.fromkeys(("key", "flags", "generation", "source_range"), _TEXT),
+    **dict.fromkeys(("log_likelihood", "nis", "lagged_age"), _NUMBER),
+    **dict.fromkeys(("batch_id", "state_index"), _WHOLE),
+    "event_time": _TIME,
+    "model_version": "int",
+    "correction": "boolean",
+}
+_WINDOW_TYPES = {
+    **dict.fromkeys(TABLES["windows"].columns, _WHOLE),
+    **dict.fromkeys(("definition", "size", "slide"), _TEXT),
+    **dict.fromkeys(("window_start", "window_end"), _TIME),
+    **dict.fromkeys(("nis_sum", "mean_nis", "share_gated", "share_flagged"), _NUMBER),
+    **dict.fromkeys(("mean_sum", "innovation_sum", "mean", "bias"), _LIST),
+    "accumulators": "map<string, binary>",
+    "aggregates": "map<string, double>",
+}
+_ALERT_TYPES = {
+    **dict.fromkeys(("key", "rule", "status", "definition"), _TEXT),
+    **dict.fromkeys(("event_time", "since"), _TIME),
+    **dict.fromkeys(("readings", "batch_id"), _WHOLE),
+    "value": _NUMBER,
+}
+_SKILL_TYPES = {
+    **dict.fromkeys(TABLES["forecast_skill"].columns, _NUMBER),
+    **dict.fromkeys(("key", "measurement", "horizon", "generation", "definition"), _TEXT),
+    **dict.fromkeys(("made_at", "event_time"), _TIME),
+    "inside": "boolean",
+    "model_version": "int",
+    "batch_id": _WHOLE,
+}
+_FORECAST_TYPES = {
+    **dict.fromkeys(TABLES["forecasts"].columns, _LIST),
+    **dict.fromkeys(("run", "key", "flag"), _TEXT),
+    **dict.fromkeys(("made_at", "event_time"), _TIME),
+    "step": _WHOLE,
+}
+_STATE_TYPES = {
+    **dict.fromkeys(("key", "generation"), _TEXT),
+    **dict.fromkeys(("state_index", "batch_id"), _WHOLE),
+    **dict.fromkeys(("mean", "covariance"), _LIST),
+    "event_time": _TIME,
+    "log_likelihood": _NUMBER,
+    "extras": "map<string, array<double>>",
+    "model_version": "int",
+}
+_HISTORY_TYPES = {name: _ESTIMATE_TYPES.get(name, _LIST) for name in TABLES["estimates_history"].columns}
+TYPES: dict[str, dict[str, str]] = {
+    "measurements": {
+        **dict.fromkeys(("_origin", "_topic", "_topic_id"), _TEXT),
+        "_landed_at": _TIME,
+        "_partition": "int",
+        "_offset": _WHOLE,
+    },
+    "estimates": _ESTIMATE_TYPES,
+    "latest": _ESTIMATE_TYPES,
+    "estimates_history": _HISTORY_TYPES,
+    "archive": _STATE_TYPES,
+    **dict.fromkeys(("windows", "windows_open", "windows_history"), _WINDOW_TYPES),
+    **dict.fromkeys(("alerts", "alerts_history"), _ALERT_TYPES),
+    **dict.fromkeys(("forecast_skill", "forecast_skill_history"), _SKILL_TYPES),
+    "forecasts": _FORECAST_TYPES,
+}
+"""Types of the columns of the tables whose columns depend on a spec, where they are always the same."""
 
 
 def columns_of(schema: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jobs.observability.progress import COLUMNS
-from jobs.storage.dictionary import TABLES, TYPES
+from jobs.storage.dictionary import TABLES
 from scripts import reference
 
 
@@ -21,7 +21,9 @@ def test_a_page_is_what_the_script_writes(page: str) -> None:
 @pytest.mark.parametrize("kind", TABLES)
 def test_every_column_has_a_type_and_a_sentence(kind: str) -> None:
     one = TABLES[kind]
-    types = reference.columns_of(reference.SCHEMAS[kind]) if kind in reference.SCHEMAS else TYPES[kind]
+    types = (
+        reference.columns_of(reference.SCHEMAS[kind]) if kind in reference.SCHEMAS else reference.TYPES[kind]
+    )
     assert types.keys() == one.columns.keys()
     for name, text in one.columns.items():
         assert len(text) >= 5 and not text.endswith(".") and "|" not in text and "\n" not in text, name

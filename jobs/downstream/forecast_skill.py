@@ -33,7 +33,7 @@ from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
-from jobs.snapshots.state_rows import read_rows
+from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill

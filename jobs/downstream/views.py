@@ -26,7 +26,7 @@ from jobs.lineage.chain import LineageSegment
 from jobs.lineage.source_ranges import ended_by, starts_from
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.places import Place, furthest, includes
+from jobs.storage.positions import Place, furthest, includes
 from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:

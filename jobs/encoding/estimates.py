@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from jobs.encoding.arrow import lists
 from jobs.encoding.extras import COMPUTED, extra_column, extra_widths, type_of_extra
 from jobs.encoding.key_texts import arrow_type, key_columns
-from jobs.encoding.keys import KeyKind, integer_keys
+from jobs.encoding.keys import KeyKind
 from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.encoding.packets import Column, Layout, Records
+from jobs.encoding.routing import identity_of
 from jobs.encoding.rows import KeyedRows
 from kalman.flags import FLAGS
 from kalman.run import Outputs
@@ -100,7 +101,7 @@ def estimate_records(fmt: EstimateFormat, keyed: KeyedRows, outputs: Outputs) ->
     }
     code = rows.key
     if fmt.kind.integer:
-        arrays["key"] = integer_keys(keyed.keys.arrays["route"])[code]
+        arrays["key"] = identity_of(keyed.keys.arrays["route"])[code]
     text = None if keyed.keys.text is None else keyed.keys.text.take(pa.array(code))
     records = Records(arrays, text)
     return records if accepted is None else records.take(accepted)
@@ -175,3 +176,28 @@ def flag_names(flags: NDArray[np.uint8]) -> pa.Array:
     if not flags.any():
         return pa.nulls(len(flags), pa.string())
     return pa.array(FLAGS, pa.string()).take(pa.array(flags))
+
+
+def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]) -> pa.RecordBatch:
+    """Return rows of `jobs.encoding.estimates.estimate_batch` with the columns of a table, in its order.
+
+    Args:
+        found: the rows (N).
+        schema: the table's columns.
+        constants: values of columns that are the same in all rows, by name.
+    """
+    columns = dict(zip(found.schema.names, found.columns, strict=True))
+    arrays = [
+        columns[field.name].cast(field.type)
+        if field.name in columns
+        else _repeated(constants[field.name], field.type, found.num_rows)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
+
+
+def _repeated(value: Any, kind: pa.DataType, size: int) -> pa.Array:
+    """Return an array (N,) of one value; a text is held once, and is written as any other text column is."""
+    if pa.types.is_string(kind):
+        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))
+    return pa.repeat(pa.scalar(value, kind), size)

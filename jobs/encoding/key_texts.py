@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,7 @@ import pyarrow.compute as pc
 
 from jobs.core.errors import UserError
 from jobs.encoding.keys import KeyKind
-
-_TYPES = {
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
+from jobs.storage.columns import arrow_schema
 
 
 def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
@@ -48,18 +33,20 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
     }
 
 
+@cache
 def arrow_type(name: str) -> pa.DataType:
     """Return Arrow's type of a type's name in Spark.
 
     Raises:
         UserError: no key has columns of this type.
     """
-    found = _DECIMAL.fullmatch(name)
-    if found is not None:
-        return pa.decimal128(int(found[1]), int(found[2]))
-    if name not in _TYPES:
+    try:
+        found = arrow_schema(f"key {name}").field("key").type
+    except KeyError:
+        found = None
+    if found is None or pa.types.is_nested(found):
         raise UserError(f"a key column has the type {name}: convert it to string")
-    return _TYPES[name]
+    return found
 
 
 def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:

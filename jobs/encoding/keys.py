@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
+from jobs.encoding.order import starts_of
 from jobs.encoding.packets import Column, Records
 from jobs.encoding.routing import identity_of, route_of
 
@@ -110,9 +112,11 @@ def identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
     return arrays
 
 
-def integer_keys(route: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Return the integer keys of routes."""
-    return identity_of(route)
+def key_array(records: Records) -> pa.Array:
+    """Return the keys (N,) of records with identities: integers, or texts."""
+    if records.text is not None:
+        return records.text
+    return pa.array(identity_of(np.ascontiguousarray(records.arrays["route"])))
 
 
 class Grouped(NamedTuple):
@@ -138,26 +142,17 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
     route, check = records.arrays["route"], records.arrays.get("check")
     sort = order_by or (lambda code: np.argsort(code, kind="stable"))
     order = sort(route)
-    starts = _starts(route[order], None)
+    starts = starts_of(route[order])
     if check is not None:
-        both = _starts(route[order], check[order])
+        both = starts_of(route[order], check[order])
         if np.count_nonzero(both) != np.count_nonzero(starts):  # two keys share a route
             by_both = np.lexsort((check, route))
             code = np.empty(len(route), np.int64)
-            code[by_both] = np.cumsum(_starts(route[by_both], check[by_both]))
+            code[by_both] = np.cumsum(starts_of(route[by_both], check[by_both]))
             order = sort(code)
-            both = _starts(route[order], check[order])
+            both = starts_of(route[order], check[order])
         starts = both
     return Grouped(order, np.cumsum(starts) - 1, np.flatnonzero(starts))
-
-
-def _starts(route: NDArray[np.uint64], check: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-    """Return which ordered records (N,) are the first of their key."""
-    starts = np.ones(len(route), bool)
-    starts[1:] = route[1:] != route[:-1]
-    if check is not None:
-        starts[1:] |= check[1:] != check[:-1]
-    return starts
 
 
 def match(known: Records, keys: Records) -> NDArray[np.int64]:

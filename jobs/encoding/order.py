@@ -42,6 +42,15 @@ def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = Non
     return order
 
 
+def starts_of(*columns: NDArray) -> NDArray[np.bool_]:
+    """Return which of ordered rows (N,) are the first with their values of the columns (N,)."""
+    starts = np.ones(len(columns[0]), bool)
+    starts[1:] = False
+    for column in columns:
+        starts[1:] |= column[1:] != column[:-1]
+    return starts
+
+
 def _by_key_and_time(key: NDArray, time: Ints) -> Ints:
     """Return an order by key and time; rows that have both in common come in any order.
 

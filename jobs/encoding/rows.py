@@ -27,7 +27,7 @@ from jobs.encoding.keys import (
     text_of,
 )
 from jobs.encoding.order import order_rows
-from jobs.encoding.packet_kinds import ROW_PACKETS, RowPacket, packet_batch
+from jobs.encoding.packet_kinds import NEVER, ROW_PACKETS, RowPacket, packet_batch
 from jobs.encoding.packets import Column, Layout, Records, concat
 from jobs.encoding.routing import Routing, bucket_of
 from kalman.run import SortedRows
@@ -199,26 +199,31 @@ def pack_rows(frame: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
     """Return the function that packs batches with the columns of `select_columns`; `typed` packets carry a kind."""
     kind = RowPacket.ROWS if typed else None
-    layout, labels = fmt.layout, np.asarray(routing.labels, np.int32)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            if batch.num_rows == 0:
-                continue
-            records = records_of(batch, fmt)
-            bucket = bucket_of(records.arrays["route"], len(labels))
-            if len(labels) == 1:
-                parts, present = [layout.encode(records)], labels
-            else:
-                order = np.argsort(bucket.astype(np.uint16), kind="stable")
-                present, starts = np.unique(bucket[order], return_index=True)
-                ordered = records.take(order)
-                stops = [*starts[1:], len(order)]
-                parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
-                present = labels[present]
-            yield packet_batch(pa.array(present, pa.int32()), pa.array(parts, pa.binary()), kind)
+            if batch.num_rows:
+                yield bucket_packets(records_of(batch, fmt), fmt.layout, routing, kind)
 
     return pack
+
+
+def bucket_packets(
+    records: Records, layout: Layout, routing: Routing, kind: RowPacket | None
+) -> pa.RecordBatch:
+    """Return records as packets (`packet_batch`), one for each bucket that has some."""
+    labels = np.asarray(routing.labels, np.int32)
+    if len(labels) == 1:
+        parts, present = [layout.encode(records)], labels
+    else:
+        bucket = bucket_of(records.arrays["route"], len(labels))
+        order = np.argsort(bucket.astype(np.uint16), kind="stable")
+        numbers, starts = np.unique(bucket[order], return_index=True)
+        ordered = records.take(order)
+        stops = [*starts[1:], len(order)]
+        parts = [layout.encode(ordered.slice(a, b)) for a, b in zip(starts, stops, strict=True)]
+        present = labels[numbers]
+    return packet_batch(pa.array(present), pa.array(parts, pa.binary()), kind)
 
 
 def times_of(batch: pa.RecordBatch) -> NDArray[np.int64]:
@@ -295,3 +300,30 @@ def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
             payloads.setdefault(bucket, []).append(payload)
     for bucket in sorted(payloads):
         yield payloads.pop(bucket)
+
+
+def event_time_packer(fmt: RowFormat, routing: Routing) -> Packer:
+    """Return the function that packs batches with the columns of `rows.select_columns`, and adds ticks."""
+    packer = row_packer(fmt, routing, typed=True)
+    labels = pa.array(np.asarray(routing.labels, np.int32))
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            payload = tick(int(times_of(batch).max()))
+            ticks = pa.array([payload] * len(labels), pa.binary())
+            yield packet_batch(labels, ticks, RowPacket.MAX_EVENT_TIME)
+            yield from packer(iter([batch]))
+
+    return pack
+
+
+def tick(max_event_time: int) -> bytes:
+    """Return the payload of a tick; the time is in microseconds."""
+    return np.int64(max_event_time).tobytes()
+
+
+def max_event_time(ticks: Iterable[bytes]) -> int:
+    """Return the maximum event time of ticks, `NEVER` if there is none."""
+    return max((int(np.frombuffer(payload, "<i8")[0]) for payload in ticks), default=NEVER)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
+from jobs.encoding.order import starts_of
 from jobs.encoding.packets import Layout, Records
 from jobs.encoding.routing import route_of
 
@@ -191,7 +192,7 @@ class Run:
     def _found_at(self, route: Words) -> tuple[Ints, Records]:
         """Return the positions and the records of ordered routes; those of the last search are kept for `replace`."""
         if self._last is None or not np.array_equal(route, self._last[0]):
-            places = self._places(route[np.append(True, route[1:] != route[:-1])]) if len(route) else _NONE
+            places = self._places(route[starts_of(route)]) if len(route) else _NONE
             self._last = route, places, self.at(places)
         return self._last[1:]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from jobs.encoding.table_rows import table_batch
+from jobs.encoding.estimates import table_batch
 from jobs.history.bucket import Plan, estimator
 from jobs.spark.written_rows import write_files
 from jobs.storage.part_files import PartFile

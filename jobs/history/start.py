@@ -14,8 +14,7 @@ from jobs.history.source import Interval, Rows
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
-from jobs.storage.commit_ids import in_table
-from jobs.storage.positions import DELTA, commits, to_micros
+from jobs.storage.positions import DELTA, commits, in_table, to_micros
 
 if TYPE_CHECKING:
     from jobs.key_inputs.table import Version

@@ -20,8 +20,7 @@ from jobs.spark.kafka import topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.commit_ids import commit_id
-from jobs.storage.positions import DELTA, describe, offsets_of, same_if_known
+from jobs.storage.positions import DELTA, commit_id, describe, offsets_of, same_if_known
 from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.numerics import FIRST, with_numerics, without_numerics
-from jobs.storage.positions import KAFKA, rank, reached
+from jobs.storage.positions import FIRST_NUMERICS, KAFKA, rank, reached, with_numerics, without_numerics
 from jobs.storage.row_changes import NOW, Rows, put_rows, update_rows
 from jobs.storage.table_log import Conflict
 from jobs.storage.tables import GENERATIONS
@@ -35,7 +34,7 @@ class Generation:
 
     If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
     start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start
-    position's JSON has it (`jobs.storage.numerics`).
+    position's JSON has it (`with_numerics`).
     """
 
     generation: str
@@ -56,7 +55,7 @@ class Generation:
     retired_at: datetime | None = None
     parent: str | None = None
     parent_batch: int | None = None
-    numerics: int = FIRST
+    numerics: int = FIRST_NUMERICS
 
     @property
     def number(self) -> int:

@@ -19,8 +19,16 @@ from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.landed_rows import rows_between
 from jobs.storage.measurements_table import new_keys
-from jobs.storage.places import VERSION, Place, includes, of_position, same_source, to_position
-from jobs.storage.positions import delta_position, describe
+from jobs.storage.positions import (
+    VERSION,
+    Place,
+    delta_position,
+    describe,
+    includes,
+    of_position,
+    same_source,
+    to_position,
+)
 from jobs.storage.tables import measurements
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from jobs.lineage import generations
 from jobs.lineage.chain import lineage_of
 from jobs.snapshots import manifests
-from jobs.storage.row_changes import replace_partition
+from jobs.storage.replaced_files import replace_partition
 from jobs.storage.table_log import Conflict
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import LIVE_ESTIMATES

@@ -19,7 +19,7 @@ from jobs.lineage.exports import export_behind
 from jobs.lineage.generations import Generation
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD, Manifest
-from jobs.snapshots.state_rows import read_rows
+from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates

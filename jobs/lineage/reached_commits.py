@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.commit_ids import commit_id
+from jobs.storage.positions import commit_id
 from jobs.storage.warehouse import Tables
 
 FOLDER = "reached"

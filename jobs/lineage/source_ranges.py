@@ -2,7 +2,7 @@
 
 Spark keeps the offsets of the last 100 micro-batches in a checkpoint. A generation may continue after a much older one,
 and readers must then know which estimates are before it. So each estimate has the range of its micro-batch, a JSON text
-that is constant within a commit: the places (`jobs.storage.places`) after which it began and at which it ended. A
+that is constant within a commit: the places (`jobs.storage.positions`) after which it began and at which it ended. A
 micro-batch without estimates needs no range.
 """
 
@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.places import FILES, VERSION, Place, includes, is_whole, of_position
+from jobs.storage.positions import FILES, VERSION, Place, includes, is_whole, of_position
 from jobs.storage.tables import SOURCE_RANGE, estimates
 
 if TYPE_CHECKING:

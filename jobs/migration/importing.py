@@ -23,9 +23,9 @@ from jobs.key_inputs.table import home_of
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_files import measure_rows
 from jobs.snapshots.state_rows import StateRows, typed_states
 from jobs.snapshots.store import find_whole, write
-from jobs.snapshots.stored_rows import measure_rows
 from jobs.spark.job_labels import labelled
 from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.read_files import path_for_spark

@@ -19,15 +19,15 @@ from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, re
 from jobs.migration.state_map import Migration, build_migration, own_rows
 from jobs.migration.versions import path_from
 from jobs.snapshots.manifests import GOOD, all_of, find
-from jobs.snapshots.state_rows import read_rows
+from jobs.snapshots.state_files import measure_batches, stored_batches, stored_rows
 from jobs.snapshots.store import find_whole, whole_version, write
-from jobs.snapshots.stored_rows import measure_batches, stored_batches, stored_rows
+from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import verified
 from jobs.spark.job_labels import labelled
 from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.user_functions import ship, ship_named
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.commit_ids import in_table
+from jobs.storage.positions import in_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 

@@ -60,7 +60,8 @@ def snapshot_keys(
         UserError: there is no such snapshot or key, or it cannot be read without Spark.
     """
     learned = learned_parameters(root, spec, snapshot)
-    if learned.snapshot is None or snapshot == NONE:
+    manifest = learned.manifest
+    if manifest is None or snapshot == NONE:
         raise UserError(
             f"there is no state to forecast from: {learned.reason}; give the rows of a file with --input"
         )
@@ -68,7 +69,7 @@ def snapshot_keys(
     rows = _rows(root, spec, learned, wanted)
     texts = rows["key"].combine_chunks()
     if not len(texts):
-        raise UserError(f"snapshot {learned.snapshot} has no key: there is nothing to forecast from")
+        raise UserError(f"snapshot {manifest.snapshot_id} has no key: there is nothing to forecast from")
     order = np.argsort(np.array(texts.to_pylist(), dtype=object), kind="stable")
     rows, texts = rows.take(arrow.integers(order)), texts.take(arrow.integers(order))
     names = key_columns(spec, texts)
@@ -91,7 +92,8 @@ def snapshot_keys(
     keys = Keys(names, states, key_inputs(root, spec, names, inputs))
     typed = typed_columns(root, spec, names)
     newest = int(time.max())
-    return SnapshotKeys(kernel, typed, keys, learned.snapshot, learned.committed_at, learned.position, newest)
+    made = manifest.committed_at
+    return SnapshotKeys(kernel, typed, keys, manifest.snapshot_id, made, manifest.position, newest)
 
 
 def forecast_snapshot(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,48 +14,34 @@ import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
+from jobs.snapshots.manifests import GOOD, Manifest, all_of
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.numerics import without_numerics
+from jobs.storage.columns import arrow_schema
 from jobs.storage.table_rows import read_table
+from jobs.storage.tables import SNAPSHOTS
+from jobs.storage.warehouse import Tables
 
 NONE = "none"
 """In place of a snapshot's name: the values in the spec."""
-_GOOD = "good"
-STATE = {
-    "key": pa.string(),
-    "state_index": pa.int64(),
-    "event_time": pa.timestamp("us", "UTC"),
-    "mean": pa.list_(pa.float64()),
-    "covariance": pa.list_(pa.float64()),
-    "extras": pa.map_(pa.string(), pa.list_(pa.float64())),
-}
-"""Columns of a snapshot's rows, and their types."""
-_COLUMNS = (
-    "snapshot_id",
-    "model",
-    "model_version",
-    "fingerprint",
-    "parameters",
-    "position",
-    "cut",
-    "key_count",
-    "snapshots_version",
-    "status",
-    "committed_at",
-)
+STATE = ("key", "state_index", "event_time", "mean", "covariance", "extras")
+"""Columns of a snapshot's rows from which a key goes on."""
 
 
 class Learned(NamedTuple):
-    """The parameters of a model: those of a snapshot, or none, with the reason, where the spec's values apply."""
+    """The snapshot whose parameters apply; without one, the spec's values do, and there is a reason."""
 
-    snapshot: str | None
-    parameters: dict[str, Any]
+    manifest: Manifest | None
     reason: str | None = None
-    key_count: int = 0
-    version: int | None = None
-    """The version of the table `snapshots` that has the snapshot's rows."""
-    committed_at: datetime | None = None
-    position: dict[str, Any] | None = None
+
+    @property
+    def snapshot(self) -> str | None:
+        """Return the snapshot's id."""
+        return None if self.manifest is None else self.manifest.snapshot_id
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Return the learned parameters; empty: the spec's values apply."""
+        return {} if self.manifest is None else self.manifest.parameters
 
 
 class KeyParameters(NamedTuple):
@@ -80,21 +64,21 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
         UserError: the named snapshot does not exist, is of another spec, or cannot be read without Spark.
     """
     if wanted == NONE:
-        return Learned(None, {}, "as --snapshot none asks")
+        return Learned(None, "as --snapshot none asks")
     try:
-        found = _manifests(root, spec.name)
+        found = all_of(Tables(root), spec.name)
     except UserError as error:
         if wanted is not None:
             raise
-        return Learned(None, {}, error.message)
+        return Learned(None, error.message)
     if wanted is not None:
-        return _named(found, spec, wanted, root)
+        return Learned(_named(found, spec, wanted, root))
     fitting = [one for one in found if _fits(one, spec)]
     if fitting:
-        return _learned(max(fitting, key=_order))
-    others = len([one for one in found if one["status"] == _GOOD])
+        return Learned(max(fitting, key=_order))
+    others = len([one for one in found if one.status == GOOD])
     reason = f"no snapshot of version {spec.version} as the spec is now is in {root}"
-    return Learned(None, {}, f"{reason} ({others} are of others)" if others else reason)
+    return Learned(None, f"{reason} ({others} are of others)" if others else reason)
 
 
 def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> KeyParameters:
@@ -138,75 +122,52 @@ def snapshot_rows(
     Raises:
         UserError: the rows cannot be read, or are not all there.
     """
-    assert learned.snapshot is not None
-    nothing = pa.table({name: pa.array([], STATE[name]) for name in columns})
-    if not learned.key_count:
+    manifest = learned.manifest
+    assert manifest is not None
+    nothing = arrow_schema(SNAPSHOTS).empty_table().select(columns)
+    if not manifest.key_count:
         return nothing
-    partition = {"model": spec.name, "snapshot_id": learned.snapshot}
+    partition = {"model": spec.name, "snapshot_id": manifest.snapshot_id}
     among = ("key", list(wanted)) if wanted else None
     try:
-        rows = read_table(root, "snapshots", columns, partition, learned.version, among)
+        rows = read_table(root, "snapshots", columns, partition, manifest.snapshots_version, among)
     except UserError:  # Delta has dropped the version: the rows are the same in the newest one
         rows = read_table(root, "snapshots", columns, partition, None, among)
     found = nothing if rows is None else rows
-    if not wanted and found.num_rows != learned.key_count:
+    if not wanted and found.num_rows != manifest.key_count:
         raise UserError(
             f"snapshot {learned.snapshot} is damaged: it has {plural(found.num_rows, 'key')}, where its manifest says "
-            f"{learned.key_count}: name another one, or pretrain again",
+            f"{manifest.key_count}: name another one, or pretrain again",
             RUN_FAILED,
         )
     return found
 
 
-def _manifests(root: str, model: str) -> list[dict[str, Any]]:
-    table = read_table(root, "manifests", _COLUMNS)
-    if table is None:
-        return []
-    rows = table.to_pylist()
-    return [one for one in rows if one["model"] == model]
-
-
-def _fits(one: dict[str, Any], spec: ModelSpec) -> bool:
-    if one["status"] != _GOOD or one["fingerprint"] != spec.fingerprint():
+def _fits(one: Manifest, spec: ModelSpec) -> bool:
+    if one.status != GOOD or one.fingerprint != spec.fingerprint():
         return False
     try:
-        kalman.build(spec.definition(), json.loads(one["parameters"] or "null") or {})
+        kalman.build(spec.definition(), one.parameters)
     except kalman.ModelError:
         return False
     return True
 
 
-def _order(one: dict[str, Any]) -> tuple[bool, int, int]:
+def _order(one: Manifest) -> tuple[bool, int, int]:
     """Return a manifest's rank among those that fit: by position, as a stream chooses; those with a cut come last."""
-    position = json.loads(one["position"])
-    offsets = position.get("offsets")
-    rank = sum(map(int, offsets.values())) if isinstance(offsets, dict) else int(position.get("version", 0))
-    return one["cut"] is None, rank, int(one["snapshots_version"])
+    return one.cut is None, one.version, one.snapshots_version
 
 
-def _learned(one: dict[str, Any]) -> Learned:
-    parameters = json.loads(one["parameters"] or "null") or {}
-    return Learned(
-        one["snapshot_id"],
-        parameters,
-        None,
-        int(one["key_count"]),
-        int(one["snapshots_version"]),
-        one.get("committed_at"),
-        without_numerics(json.loads(one["position"]), one["snapshot_id"])[0],
-    )
-
-
-def _named(found: list[dict[str, Any]], spec: ModelSpec, wanted: str, root: str) -> Learned:
-    one = next((each for each in found if each["snapshot_id"] == wanted), None)
-    if one is None or one["status"] != _GOOD:
-        known = [each["snapshot_id"] for each in sorted(found, key=_order) if _fits(each, spec)][-3:]
+def _named(found: list[Manifest], spec: ModelSpec, wanted: str, root: str) -> Manifest:
+    one = next((each for each in found if each.snapshot_id == wanted), None)
+    if one is None or one.status != GOOD:
+        known = [each.snapshot_id for each in sorted(found, key=_order) if _fits(each, spec)][-3:]
         have = f"it has {', '.join(known)}" if known else "it has none of the spec as it is now"
         raise UserError(f"--snapshot {wanted}: model {spec.name} has no such snapshot in {root} ({have})")
     if not _fits(one, spec):
         raise UserError(
-            f"--snapshot {wanted}: it is of version {one['model_version']} of {spec.name} as its spec was then, and "
+            f"--snapshot {wanted}: it is of version {one.model_version} of {spec.name} as its spec was then, and "
             f"the parameters of that model may not fit the spec of version {spec.version} as it is now: name a "
             f"snapshot of this spec, or migrate it (`kalman-pipeline migrate --model {spec.name}`)"
         )
-    return _learned(one)
+    return one

@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from jobs.snapshots.manifests import record
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.columns import arrow_schema
 from jobs.storage.tables import LEARNED
 from kalman.learning.key_fits import KeyFit, Outcome, Population
 
@@ -27,25 +28,8 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 TABLE = "learned"
-COLUMNS = (
-    "scope",
-    "key",
-    "key_group",
-    "outcome",
-    "reason",
-    "rows",
-    "log_likelihood",
-    "log_likelihood_a_row",
-    "parameters",
-    "standard_errors",
-    "own",
-    "nis",
-    "ljung_box",
-    "keys",
-    "free_numbers",
-    "covariance",
-    "zero",
-)
+COLUMNS = tuple(arrow_schema(LEARNED).names[2:])
+"""Those of the table without the snapshot and the model."""
 KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
 """What a row is about: column `scope`."""
 FIT_ROWS = (
@@ -54,21 +38,8 @@ FIT_ROWS = (
     "ljung_box: double>"
 )
 """The part of a key's row that its fit fills, in one column of what the workers return."""
-_MAP = pa.map_(pa.string(), pa.float64())
-FIT = pa.struct(
-    [
-        ("key_group", pa.string()),
-        ("outcome", pa.string()),
-        ("reason", pa.string()),
-        ("rows", pa.int64()),
-        ("log_likelihood", pa.float64()),
-        ("parameters", _MAP),
-        ("standard_errors", _MAP),
-        ("own", pa.float64()),
-        ("nis", pa.float64()),
-        ("ljung_box", pa.float64()),
-    ]
-)
+FIT = arrow_schema(f"fit {FIT_ROWS}").field("fit").type
+"""The same as Arrow has it."""
 
 
 class Entry(NamedTuple):
@@ -192,10 +163,9 @@ def _known(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def write(warehouse: Warehouse, snapshot_id: str, model: str, rows: DataFrame) -> dict[str, Any]:
+def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str, Any]:
     """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
-    warehouse.create(TABLE, LEARNED, partition_by=("model", "snapshot_id"))
-    return write_rows(warehouse, TABLE, snapshot_id, model, rows, COLUMNS)._asdict()
+    return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:

@@ -8,9 +8,15 @@ from datetime import datetime
 from typing import Any
 
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.commit_ids import in_table
-from jobs.storage.numerics import FIRST, with_numerics, without_numerics
-from jobs.storage.positions import DELTA, rank, same_if_known
+from jobs.storage.positions import (
+    DELTA,
+    FIRST_NUMERICS,
+    in_table,
+    rank,
+    same_if_known,
+    with_numerics,
+    without_numerics,
+)
 from jobs.storage.warehouse import Tables
 
 KEYS = ("snapshot_id",)
@@ -54,7 +60,7 @@ class Manifest:
     """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
     learned: dict[str, Any] | None = None
     """A digest of what was learned (`jobs.snapshots.learned_rows`); None: nothing, or not known (earlier releases)."""
-    numerics: int = FIRST
+    numerics: int = FIRST_NUMERICS
     """Those that the history was filtered with, if `pretrain` made it. The position's JSON has it."""
 
     @property

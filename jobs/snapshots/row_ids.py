@@ -13,11 +13,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.keys import integer_keys
-from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket, packet_batch
+from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.packets import Records
-from jobs.encoding.routing import Routing, bucket_of, route_of
-from jobs.encoding.rows import RowFormat, by_bucket, unpack_rows
+from jobs.encoding.routing import Routing, identity_of, route_of
+from jobs.encoding.rows import RowFormat, bucket_packets, by_bucket, unpack_rows
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 TABLE = "remembered_ids"
 COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")
 """The identities of key and id (`jobs.encoding.keys`, `jobs.encoding.rows`): an integer, or two hashes of a text."""
-_ROWS = "key_identity bigint, key_check bigint, id bigint, id_check bigint, event_time bigint"
+_ROWS = ", ".join(f"{name} bigint" for name in COLUMNS)
 
 
 def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
@@ -63,10 +62,9 @@ def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int
     return _typed(blocks.select("ids").mapInArrow(unpack, _ROWS))
 
 
-def write(warehouse: Warehouse, snapshot_id: str, model: str, entries: DataFrame) -> dict[str, Any]:
+def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[str, Any]:
     """Write a snapshot's entries, replacing those of a killed attempt; return their digest for the manifest."""
-    warehouse.create(TABLE, REMEMBERED_IDS, partition_by=("model", "snapshot_id"))
-    return write_rows(warehouse, TABLE, snapshot_id, model, entries, COLUMNS)._asdict()
+    return write_rows(warehouse, TABLE, REMEMBERED_IDS, manifest, entries, COLUMNS)
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
@@ -83,7 +81,7 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
 
 def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
     """Pack entries for the stream's initial state."""
-    row_id, labels = fmt.row_id, np.asarray(routing.labels, np.int32)
+    row_id = fmt.row_id
     assert row_id is not None
     layout = ids_layout(fmt.kind, row_id)
     names = ["id", "id_check"][: row_id.width]
@@ -97,12 +95,7 @@ def packets(entries: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
             if not fmt.kind.integer:
                 arrays["check"] = given["key_check"]
             arrays["id"] = np.stack([given[name] for name in names])
-            records = Records(arrays, None)
-            bucket = bucket_of(arrays["route"], len(labels))
-            present = np.unique(bucket)
-            parts = [layout.encode(records.take(np.flatnonzero(bucket == number))) for number in present]
-            payloads = pa.array(parts, pa.binary())
-            yield packet_batch(pa.array(labels[present]), payloads, RowPacket.ROW_IDS)
+            yield bucket_packets(Records(arrays, None), layout, routing, RowPacket.ROW_IDS)
 
     packer: Callable[..., Any] = pack
     times = F.unix_micros("event_time").alias("event_time")
@@ -119,7 +112,7 @@ def _rows(entries: Records) -> pa.RecordBatch:
     arrays = entries.arrays
     ids = arrays["id"]
     columns = [
-        pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))),
+        pa.array(identity_of(np.ascontiguousarray(arrays["route"]))),
         pa.array(np.array(arrays["check"])) if "check" in arrays else pa.nulls(entries.size, pa.int64()),
         pa.array(np.array(ids[0])),
         pa.array(np.array(ids[1])) if len(ids) > 1 else pa.nulls(entries.size, pa.int64()),

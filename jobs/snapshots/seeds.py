@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import RowPacket
 from jobs.encoding.routing import Routing
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
@@ -30,11 +29,9 @@ def initial_state(
     warehouse: Warehouse, runtime: ModelRuntime, manifest: Manifest, states: DataFrame, routing: Routing
 ) -> DataFrame:
     """Return the stateful operator's initial state, as packets: a snapshot's states, waiting rows and row ids."""
-    seeds = _packets(states, runtime, routing)
-    if not runtime.spec.timed:
-        return seeds
-    seeds = seeds.select("bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload")
-    held = waiting_rows.verified(warehouse, manifest)
+    timed = runtime.spec.timed
+    seeds = _packets(states, runtime, routing, timed)
+    held = waiting_rows.verified(warehouse, manifest) if timed else None
     if held is None:
         return seeds
     seeds = seeds.unionByName(waiting_rows.packets(held.rows, runtime.rows, routing))
@@ -68,10 +65,8 @@ def offered(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> Da
     reader = warehouse.spark.readStream.format("delta").option("maxFilesPerTrigger", 1_000_000)
     rows = reader.load(warehouse.path(table))
     mine = rows.filter(F.col("meaning") == meaning_of(spec.fingerprint(), runtime.parameters))
-    return _packets(mine, runtime, routing).select(
-        "bucket", F.lit(RowPacket.STATES.value).alias("kind"), "payload"
-    )
+    return _packets(mine, runtime, routing, typed=True)
 
 
-def _packets(states: DataFrame, runtime: ModelRuntime, routing: Routing) -> DataFrame:
-    return seed_packets(states, runtime.kernel, runtime.kind, runtime.state.layout, routing)
+def _packets(states: DataFrame, runtime: ModelRuntime, routing: Routing, typed: bool) -> DataFrame:
+    return seed_packets(states, runtime.kernel, runtime.kind, runtime.state.layout, routing, typed)

@@ -1,28 +1,79 @@
-"""A snapshot's state rows as files of their table, written and hashed by the tasks that make them (decision 0045)."""
+"""A snapshot's state rows as files of their table, written, read and summed up by tasks (decision 0045).
+
+The checksum of rows is the sum, modulo 2^64, of a 64-bit hash of each, so their order does not change it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.snapshots.row_sums import Measured, Sums, hashed_columns, total_of
-from jobs.snapshots.state_rows import TABLE, StateRows
+from jobs.snapshots.row_hash import row_hashes
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows
+from jobs.snapshots.verified_rows import PARTITION, STATES
+from jobs.spark.conf import codegen_for
 from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.storage.replaced_files import ReplacingTable
+from jobs.storage.table_rows import files_of, open_parquet, parts_of
 from jobs.storage.tables import SNAPSHOTS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.snapshots.manifests import Manifest
+    from jobs.storage.warehouse import Tables
 
-PARTITION = ("model", "snapshot_id")
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
 """A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use."""
+_COLUMNS = ["key", *(field.name for field in STATE_COLUMNS)]
+_BATCH_ROWS = 65_536
+SUMS = "keys bigint, hash bigint, rows bigint"
+"""Columns of a task's sums."""
+
+
+def hashed_columns(batch: pa.RecordBatch) -> dict[str, pa.Array]:
+    """Return the columns of a state row's hash, in its order."""
+    columns = {field.name: batch.column(field.name).cast(field.type) for field in STATE_COLUMNS}
+    return {"key": batch.column("key").cast(pa.string()), **columns}
+
+
+class Sums:
+    """The sums of a task's state rows so far."""
+
+    def __init__(self) -> None:
+        self.keys = self._hash = self._rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows with the key and `STATE_COLUMNS`, or the same columns as a table has them."""
+        columns = hashed_columns(rows)
+        self.keys += len(columns["key"])
+        self._rows += int(np.sum(columns["state_index"].to_numpy()))
+        self._hash += int(np.sum(row_hashes([*columns.values()]), dtype=np.uint64))
+
+    def numbers(self) -> dict[str, int]:
+        """Return the columns of `SUMS`, of one row; the sum of the hashes as a signed integer of 64 bits."""
+        signed = (self._hash + (1 << 63)) % (1 << 64) - (1 << 63)
+        return {"keys": self.keys, "hash": signed, "rows": self._rows}
+
+
+class Measured(NamedTuple):
+    """Of state rows: the number of keys, the checksum, and the number of measurements that they reflect."""
+
+    keys: int
+    checksum: str
+    rows: int
+
+
+def total_of(parts: Iterable[Any]) -> Measured:
+    """Return what the sums of all tasks, rows with the columns of `SUMS`, say together."""
+    found = list(parts)
+    keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
+    return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
 
 
 class Written(NamedTuple):
@@ -45,8 +96,8 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     Raises:
         UserError: the table cannot take the files, or the commit failed.
     """
-    warehouse.create(TABLE, SNAPSHOTS, PARTITION, NO_STATISTICS)
-    table = ReplacingTable(warehouse, TABLE)
+    warehouse.create(STATES, SNAPSHOTS, PARTITION, NO_STATISTICS)
+    table = ReplacingTable(warehouse, STATES)
     schema = to_arrow_schema(struct_of(SNAPSHOTS), timezone="UTC")
     table.ready(schema, by_partition=True)
     made = states if isinstance(states, StateRows) else StateRows.of(states)
@@ -70,3 +121,71 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
     version = table.replace_rows(written.parts, mine, keep_rows(warehouse.spark, table, mine))
     assert version is not None
     return Written(version, total_of(written.sums))
+
+
+def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
+    """Return a snapshot's state rows at a version of their table, to go on with in the tasks that read them.
+
+    Raises:
+        UserError: the log does not have the version, or the table's files do not tell its rows.
+    """
+    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+    names = files_of(warehouse.root, STATES, mine, version)
+    folder = warehouse.path(STATES)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for name in batch.column("name").to_pylist():
+                with open_parquet(folder, name) as file:
+                    yield from map(_plain, file.iter_batches(_BATCH_ROWS, columns=_COLUMNS))
+
+    frame = warehouse.spark.createDataFrame([(name,) for name in names], "name string")
+    return StateRows(frame, read, False)
+
+
+def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
+    """Yield a snapshot's state rows at a version of their table, as this process reads them, without Spark.
+
+    Raises:
+        UserError: the log does not have the version, or the table's files do not tell its rows.
+    """
+    mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
+    for part in parts_of(tables.root, STATES, _COLUMNS, mine, version):
+        yield from map(_plain, part.combine_chunks().to_batches(max_chunksize=_BATCH_ROWS))
+
+
+def measure_rows(rows: StateRows) -> Measured:
+    """Return the number, the checksum and the measurements of rows that tasks make."""
+    return total_of(rows.through(_sum, SUMS).collect())
+
+
+def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
+    """Return what `measure_rows` does, of a snapshot's rows at a version of their table."""
+    with codegen_for(warehouse.spark, manifest.key_count):
+        return measure_rows(stored_rows(warehouse, manifest, version))
+
+
+def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
+    """Return what `measure_stored` does, measured in this process."""
+    return total_of(
+        row for part in _sum(stored_batches(tables, manifest, version)) for row in part.to_pylist()
+    )
+
+
+def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    sums = Sums()
+    for batch in batches:
+        sums.add(batch)
+    if sums.keys:
+        yield pa.RecordBatch.from_pylist([sums.numbers()])
+
+
+def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of a file with the columns and types of `STATE_COLUMNS` behind the key."""
+    columns = [batch.column("key").cast(pa.string())]
+    for field in STATE_COLUMNS:
+        column = batch.column(field.name)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+        columns.append(column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, _COLUMNS)

@@ -12,46 +12,36 @@ from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists, matrix
-from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, integer_keys
-from jobs.encoding.packet_kinds import ROW_PACKETS
+from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, key_array
+from jobs.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.packets import Layout, Records
-from jobs.encoding.routing import Routing, bucket_of
+from jobs.encoding.routing import Routing
+from jobs.encoding.rows import bucket_packets
+from jobs.storage.columns import arrow_schema
 from kalman.types import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from jobs.spark.warehouse import Warehouse
 
-TABLE = "snapshots"
 STATE_ROWS = (
     "state_index bigint, event_time bigint, mean array<double>, covariance array<double>, log_likelihood double, "
     "extras map<string, array<double>>"
 )
-
-
-STATE_COLUMNS = (
-    pa.field("state_index", pa.int64()),
-    pa.field("event_time", pa.int64()),
-    pa.field("mean", pa.list_(pa.float64())),
-    pa.field("covariance", pa.list_(pa.float64())),
-    pa.field("log_likelihood", pa.float64()),
-    pa.field("extras", pa.map_(pa.string(), pa.list_(pa.float64()))),
-)
+STATE_COLUMNS = tuple(arrow_schema(STATE_ROWS))
 """The same as Arrow has them."""
 
 
-def state_rows(kernel: Filter, records: Records, integer: bool) -> Iterator[pa.RecordBatch]:
+def state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
     """Convert state records to Arrow rows: key, then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
         arrays = part.arrays
         mean, covariance, extras = kernel.snapshot(np.ascontiguousarray(arrays["values"], np.float64))
-        key = pa.array(integer_keys(np.ascontiguousarray(arrays["route"]))) if integer else part.text
         yield pa.RecordBatch.from_arrays(
             [
-                key,
+                key_array(part),
                 pa.array(np.ascontiguousarray(arrays["count"])),
                 pa.array(np.ascontiguousarray(arrays["event_time"])),
                 lists(mean),
@@ -112,17 +102,16 @@ def typed_states(rows: DataFrame) -> DataFrame:
     )
 
 
-def read_rows(warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None) -> DataFrame:
-    """Read a snapshot's state rows."""
-    frame = warehouse.read(TABLE, version)
-    return frame.filter((F.col("model") == model) & (F.col("snapshot_id") == snapshot_id))
-
-
 def seed_packets(
-    rows: DataFrame, kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing
+    rows: DataFrame,
+    kernel: Filter,
+    kind: KeyKind,
+    layout: Layout,
+    routing: Routing,
+    typed: bool = False,
 ) -> DataFrame:
-    """Pack a snapshot's rows for the stream's initial state: (bucket, packet of state records)."""
-    widths = extras_widths(kernel)
+    """Pack a snapshot's rows for the stream's initial state, as packets of state records; `typed` ones carry a kind."""
+    widths, n = extras_widths(kernel), len(kernel.states)
     columns = rows.select(
         *identity_expressions(kind, F.col("key")),
         F.unix_micros("event_time").alias("event_time"),
@@ -132,13 +121,7 @@ def seed_packets(
         "covariance",
         *extras_columns(widths),
     )
-    return columns.mapInArrow(_seeder(kernel, kind, layout, routing, widths), ROW_PACKETS)
-
-
-def _seeder(
-    kernel: Filter, kind: KeyKind, layout: Layout, routing: Routing, widths: dict[str, int]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    n, labels = len(kernel.states), np.asarray(routing.labels)
+    packet = RowPacket.STATES if typed else None
 
     def seed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -150,15 +133,9 @@ def _seeder(
                 arrays[name] = batch.column(name).to_numpy()
             arrays["values"] = kernel.restore(*state_arrays(batch, n, widths))
             records = Records(arrays, None if kind.integer else batch.column("text"))
-            bucket = bucket_of(arrays["route"], len(labels))
-            for number in np.unique(bucket):
-                part = records.take(np.flatnonzero(bucket == number))
-                yield pa.RecordBatch.from_arrays(
-                    [pa.array([labels[number]], pa.int32()), pa.array([layout.encode(part)], pa.binary())],
-                    ["bucket", "payload"],
-                )
+            yield bucket_packets(records, layout, routing, packet)
 
-    return seed
+    return columns.mapInArrow(seed, TYPED_ROW_PACKETS if typed else ROW_PACKETS)
 
 
 def extras_widths(kernel: Filter) -> dict[str, int]:

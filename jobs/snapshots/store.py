@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
-
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.snapshots import learned_rows, waiting_rows
+from jobs.core.errors import UserError
+from jobs.snapshots import learned_rows, verified_rows, waiting_rows
 from jobs.snapshots.manifests import GOOD, KEYS, REMOVED, Manifest, all_of, find, row_of
 from jobs.snapshots.row_ids import TABLE as IDS
-from jobs.snapshots.state_files import write_states
-from jobs.snapshots.state_rows import TABLE, StateRows, read_rows
-from jobs.snapshots.stored_rows import measure_stored
+from jobs.snapshots.state_files import measure_stored, write_states
+from jobs.snapshots.state_rows import StateRows
+from jobs.snapshots.verified_rows import STATES, RowsDigest, read_rows
 from jobs.snapshots.waiting_rows import TABLE as WAITING
 from jobs.spark.conf import codegen_for
 from jobs.spark.warehouse import Warehouse
@@ -25,7 +23,7 @@ from jobs.storage.tables import MANIFESTS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.snapshots.row_sums import Measured
+    from jobs.snapshots.state_files import Measured
     from jobs.snapshots.waiting_rows import Held
 
 
@@ -53,12 +51,8 @@ def write(
     """
     with codegen_for(warehouse.spark, manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
-    waiting = None
-    if held is not None:
-        waiting = waiting_rows.write(warehouse, manifest.snapshot_id, manifest.model, held)
-    told = None
-    if learned is not None:
-        told = learned_rows.write(warehouse, manifest.snapshot_id, manifest.model, learned)
+    waiting = None if held is None else waiting_rows.write(warehouse, manifest, held)
+    told = None if learned is None else learned_rows.write(warehouse, manifest, learned)
     found = {"key_count": count, "checksum": checksum, "rows": total, "snapshots_version": version}
     written = replace(manifest, **found, status=GOOD, waiting=waiting, learned=told)
     if check is not None:
@@ -101,7 +95,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
         chosen = {"model": model, "snapshot_id": tuple(names)}
         update_rows(warehouse, "manifests", KEYS, chosen, {"status": REMOVED})
     gone = [one.snapshot_id for one in all_of(warehouse, model) if one.status == REMOVED]
-    for table in (TABLE, WAITING, IDS, learned_rows.TABLE) if gone else ():
+    for table in (STATES, WAITING, IDS, learned_rows.TABLE) if gone else ():
         delete_rows(warehouse, table, [[("model", "=", model), ("snapshot_id", "in", gone)]])
 
 
@@ -131,10 +125,7 @@ def whole_version(
     manifest: Manifest,
     measure: Callable[[Warehouse, Manifest, int], Measured] | None = None,
 ) -> int:
-    """Return a version of the table in which a snapshot's state rows are whole.
-
-    That is the version that was written. After 30 days Delta has dropped it, and the newest version is used: rows of a
-    snapshot are written once, and the checksum shows that they are unchanged.
+    """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.whole_version`).
 
     Args:
         warehouse: of the snapshot.
@@ -144,23 +135,13 @@ def whole_version(
     Raises:
         UserError: rows are missing, doubled or changed.
     """
-    version = manifest.snapshots_version
     measured = measure_stored if measure is None else measure
-    try:
-        count, checksum, _ = measured(warehouse, manifest, version)
-    except (PySparkException, UserError):
-        try:
-            version = warehouse.latest_version(TABLE)
-            count, checksum, _ = measured(warehouse, manifest, version)
-        except (PySparkException, UserError) as error:
-            raise UserError(
-                f"the rows of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-                RUN_FAILED,
-            ) from error
-    if (count, checksum) != (manifest.key_count, manifest.checksum):
-        raise UserError(
-            f"snapshot {manifest.snapshot_id} is damaged: {count} keys with checksum {checksum}, where its manifest "
-            f"says {manifest.key_count} with {manifest.checksum}; start from another snapshot or pretrain again",
-            RUN_FAILED,
-        )
-    return version
+    digest = RowsDigest(manifest.key_count, manifest.checksum, manifest.snapshots_version)
+    return verified_rows.whole_version(
+        warehouse,
+        STATES,
+        manifest.snapshot_id,
+        digest,
+        lambda version: measured(warehouse, manifest, version)[:2],
+        "keys",
+    )

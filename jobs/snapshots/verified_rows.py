@@ -1,9 +1,9 @@
-"""Rows of a snapshot other than its states, in a table of their own: written once, pinned and verified."""
+"""Rows of a snapshot in their tables: written once, pinned to a version, and verified by their checksum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -12,11 +12,20 @@ from pyspark.sql.types import MapType
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.snapshots.manifests import Manifest
+
+
+STATES = "snapshots"
+"""The table of state rows."""
+PARTITION = ("model", "snapshot_id")
+"""The partition columns of all tables with rows of snapshots."""
+_UNREADABLE = (PySparkException, Py4JJavaError, OSError, UserError)
+"""What reading a version raises that is gone; a missing file raises the second in Spark."""
 
 
 class RowsDigest(NamedTuple):
@@ -28,13 +37,25 @@ class RowsDigest(NamedTuple):
 
 
 def write_rows(
-    warehouse: Warehouse, table: str, snapshot_id: str, model: str, rows: DataFrame, columns: Sequence[str]
-) -> RowsDigest:
-    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
-    marked = rows.select(F.lit(snapshot_id).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
-    mine = [[("model", "=", model), ("snapshot_id", "=", snapshot_id)]]
+    warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
+) -> dict[str, Any]:
+    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest.
+
+    Args:
+        warehouse: of the snapshot.
+        table: its name; made with the columns `schema` if there is none.
+        schema: as text.
+        manifest: of the snapshot.
+        rows: with the columns.
+        columns: of the rows that are written.
+    """
+    warehouse.create(table, schema, partition_by=PARTITION)
+    name, model = manifest.snapshot_id, manifest.model
+    marked = rows.select(F.lit(name).alias("snapshot_id"), F.lit(model).alias("model"), *columns)
+    mine = [[("model", "=", model), ("snapshot_id", "=", name)]]
     version = warehouse.replace(marked, table, mine)
-    return RowsDigest(*_measure(_read(warehouse, table, snapshot_id, model, version), columns), version)
+    count, checksum = _measure(read_rows(warehouse, name, model, version, table), columns)
+    return RowsDigest(count, checksum, version)._asdict()
 
 
 def verified_rows(
@@ -45,39 +66,67 @@ def verified_rows(
     columns: Sequence[str],
     what: str,
 ) -> DataFrame:
-    """Return a snapshot's rows, pinned to a version of their table, after checking that they are whole.
-
-    That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
-    snapshot are written once, and the checksum shows that they are unchanged.
+    """Return a snapshot's rows, pinned to a version of their table (`whole_version`).
 
     Raises:
         UserError: rows are missing, doubled or changed.
     """
 
-    def counted(version: int) -> tuple[DataFrame, int, str]:
-        rows = _read(warehouse, table, manifest.snapshot_id, manifest.model, version)
-        return rows, *_measure(rows, columns)
+    def measured(version: int) -> tuple[int, str]:
+        return _measure(read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table), columns)
 
+    version = whole_version(warehouse, table, manifest.snapshot_id, digest, measured, what)
+    return read_rows(warehouse, manifest.snapshot_id, manifest.model, version, table).select(*columns)
+
+
+def whole_version(
+    tables: Tables,
+    table: str,
+    snapshot_id: str,
+    digest: RowsDigest,
+    measure: Callable[[int], tuple[int, str]],
+    what: str,
+) -> int:
+    """Return a version of a table in which a snapshot's rows are whole.
+
+    That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
+    snapshot are written once, and the checksum shows that they are unchanged.
+
+    Args:
+        tables: of the warehouse.
+        table: with the rows.
+        snapshot_id: of the snapshot.
+        digest: of its rows, as the manifest has it.
+        measure: returns the number and the checksum of the snapshot's rows at a version of the table.
+        what: the rows, in words.
+
+    Raises:
+        UserError: rows are missing, doubled or changed.
+    """
+    version = digest.version
     try:
-        rows, count, checksum = counted(digest.version)
-    except (PySparkException, Py4JJavaError):  # a missing file raises the latter
+        count, checksum = measure(version)
+    except _UNREADABLE:
         try:
-            rows, count, checksum = counted(warehouse.latest_version(table))
-        except (PySparkException, Py4JJavaError, OSError) as error:
+            version = tables.latest_version(table)
+            count, checksum = measure(version)
+        except _UNREADABLE as error:
             raise UserError(
-                f"the {what} of snapshot {manifest.snapshot_id} cannot be read: {first_line(error)}",
-                RUN_FAILED,
+                f"the {what} of snapshot {snapshot_id} cannot be read: {first_line(error)}", RUN_FAILED
             ) from error
     if (count, checksum) != (digest.rows, digest.checksum):
         raise UserError(
-            f"snapshot {manifest.snapshot_id} is damaged: it has {count} {what} with checksum {checksum}, where its "
-            f"manifest says {digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
+            f"snapshot {snapshot_id} is damaged: {count} {what} with checksum {checksum}, where its manifest says "
+            f"{digest.rows} with {digest.checksum}; start from another snapshot or pretrain again",
             RUN_FAILED,
         )
-    return rows.select(*columns)
+    return version
 
 
-def _read(warehouse: Warehouse, table: str, snapshot_id: str, model: str, version: int) -> DataFrame:
+def read_rows(
+    warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None, table: str = STATES
+) -> DataFrame:
+    """Read a snapshot's rows of a table, by default its state rows, at a version or the newest."""
     mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
     return warehouse.read(table, version).filter(mine)
 

@@ -13,12 +13,12 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import lists
-from jobs.encoding.keys import identity_expressions, integer_keys, text_of
+from jobs.encoding.keys import identity_expressions, key_array, text_of
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing
-from jobs.encoding.rows import RowFormat, id_columns, ids_of
-from jobs.encoding.watermark_ticks import event_time_packer
+from jobs.encoding.rows import RowFormat, event_time_packer, id_columns, ids_of
 from jobs.snapshots import row_ids
+from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
@@ -77,8 +77,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
                 records = stored.decode(stored_bytes(value))
                 arrays = records.arrays
                 u = arrays.get("u", np.empty((0, records.size)))
-                key = pa.array(integer_keys(np.array(arrays["route"]))) if kind.integer else records.text
-                found = [key, pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
+                found = [key_array(records), pa.array(np.array(arrays["time"])), lists(arrays["y"]), lists(u)]
                 if fmt.row_id is not None:
                     found.append(ids_of(records).cast(pa.string()))
                 yield pa.RecordBatch.from_arrays(found, list(columns))
@@ -87,23 +86,17 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
         f"key {'bigint' if kind.integer else 'string'}, event_time bigint, measurement array<double>, "
         f"control array<double>{'' if fmt.row_id is None else f', {ROW_ID_COLUMN} string'}"
     )
-    return (
-        parts.select("rows")
-        .mapInArrow(unpack, schema)
-        .withColumn("key", F.col("key").cast("string"))
-        .withColumn("event_time", F.timestamp_micros("event_time"))
-    )
+    return typed_states(parts.select("rows").mapInArrow(unpack, schema))
 
 
-def write(warehouse: Warehouse, snapshot_id: str, model: str, held: Held) -> dict[str, Any]:
+def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
     """Write a snapshot's waiting rows and ids, replacing those of a killed attempt; return `Manifest.waiting`."""
-    warehouse.create(TABLE, WAITING_ROWS, partition_by=("model", "snapshot_id"))
     with_ids = ROW_ID_COLUMN in held.rows.columns
-    wrote = write_rows(warehouse, TABLE, snapshot_id, model, held.rows, _columns(with_ids))
+    wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _columns(with_ids))
     none = held.watermark == NEVER
     times = {"watermark": None if none else held.watermark, "newest": None if none else held.newest}
-    ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, snapshot_id, model, held.ids)}
-    return {**times, **wrote._asdict(), **({"with_ids": True} if with_ids else {}), **ids}
+    ids = {} if held.ids is None else {"ids": row_ids.write(warehouse, manifest, held.ids)}
+    return {**times, **wrote, **({"with_ids": True} if with_ids else {}), **ids}
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> Held | None:

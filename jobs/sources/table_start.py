@@ -18,7 +18,7 @@ from jobs.core.report import plural
 from jobs.key_inputs.table import home_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.commit_ids import commit_id
+from jobs.storage.positions import commit_id
 from jobs.storage.tables import measurements
 
 NOTHING = -1

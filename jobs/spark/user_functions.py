@@ -19,20 +19,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def files_to_ship(definition: Mapping[str, Any]) -> list[Path]:
-    """Return the files of the modules of a definition's functions, except those of installed packages.
+def files_to_ship(names: Iterable[str], folder: str | None) -> list[Path]:
+    """Return the files of the modules of named functions, except those of installed packages.
 
     A package is zipped in a temporary folder. A module's imports of modules in the same folder are not followed: make a
     package of them.
-
-    Raises:
-        ModelError: a function does not exist.
-    """
-    return files_of(named_functions(definition), definition.get("folder"))
-
-
-def files_of(names: Iterable[str], folder: str | None) -> list[Path]:
-    """Return the files of the modules of named functions, as `files_to_ship` does.
 
     Raises:
         ModelError: a function does not exist.
@@ -61,7 +52,7 @@ def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) ->
     Raises:
         ModelError: a function does not exist.
     """
-    for file in files_of(names, folder):
+    for file in files_to_ship(names, folder):
         spark.sparkContext.addPyFile(str(file))
 
 

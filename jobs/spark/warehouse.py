@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 from deltalake import Schema
@@ -196,8 +195,3 @@ def of_transaction(session: SparkSession, application: str, number: int) -> Iter
     finally:
         for name in settings:
             session.conf.unset(name)
-
-
-def utc(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a collected row's values with times in UTC; Spark returns them in local time without a zone."""
-    return {name: v.astimezone(UTC) if isinstance(v, datetime) else v for name, v in values.items()}

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
 from jobs.encoding.keys import match
+from jobs.encoding.order import starts_of
 from jobs.encoding.packets import Layout, Records, concat, merged
 from jobs.encoding.routing import block_of
 from jobs.state.block_format import StateFormat
@@ -163,7 +164,4 @@ def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:
     arrays = offered.arrays
     check = arrays.get("check", np.zeros(offered.size, np.int64))
     order = np.lexsort((-arrays["event_time"], -arrays["count"], check, arrays["route"]))
-    route, check = arrays["route"][order], check[order]
-    first = np.ones(len(order), bool)
-    first[1:] = (route[1:] != route[:-1]) | (check[1:] != check[:-1])
-    return offered.take(order[first])
+    return offered.take(order[starts_of(arrays["route"][order], check[order])])

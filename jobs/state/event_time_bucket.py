@@ -1,7 +1,7 @@
 """A bucket of keys under a watermark: what a micro-batch does to its states, waiting rows and clock. No Spark.
 
 The watermark is the maximum event time of all rows that the stream has read, less the delay. Every bucket gets the
-maximum event time of each micro-batch (`jobs.encoding.watermark_ticks`), so the watermark is the same in all of them
+maximum event time of each micro-batch (`jobs.encoding.rows`), so the watermark is the same in all of them
 and moves within the micro-batch that brings the newer row. It is part of the state, so a retried micro-batch finds the
 same one.
 """
@@ -17,15 +17,14 @@ from jobs.encoding.packets import Records, concat
 from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
-from jobs.state.distinct import chosen
-from jobs.state.duplicate_ids import row_id_check
-from jobs.state.duplicates import repeated
+from jobs.state.duplicates import chosen, repeated
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, newest_times
 from jobs.state.key_expiry import KeyExpiry
 from jobs.state.plan import Packet, Plan, duplicate_packet, output_packets
 from jobs.state.reorder_buffer import ReorderBuffer
 from jobs.state.replay_window import ReplayWindow
+from jobs.state.row_ids import row_id_check
 
 
 class EventTimeBucket:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.order import starts_of
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.checkpoints import Lengths
@@ -56,12 +57,11 @@ def run_lives(
 
     _, key_of_life, begins, (after, outputs) = _settled(before, fresh, rows, idle, filtered)
     final = before.take(np.arange(len(before.count)))
-    last = np.ones(len(key_of_life), bool)
-    last[:-1] = key_of_life[1:] != key_of_life[:-1]
+    last = starts_of(key_of_life[::-1])[::-1]
     for field, new in zip(final, after, strict=True):
         field[..., key_of_life[last]] = new[..., last]
     # A life that ended before the first of these rows ended with the stored state.
-    first = np.flatnonzero(begins & np.concatenate([[True], key_of_life[1:] != key_of_life[:-1]]))
+    first = np.flatnonzero(begins & starts_of(key_of_life))
     held = first[before.count[key_of_life[first]] > 0]
     through = np.flatnonzero(~last & (after.count > 0))
     ended = [before.take(key_of_life[held]), after.take(through)]
@@ -163,6 +163,5 @@ def _lives(
     rows: SortedRows, restarts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Return the life of each row (N,), the key of each life (L,), and which lives (L,) begin after a silence."""
-    starts = np.ones(len(rows.key), bool)
-    starts[1:] = (rows.key[1:] != rows.key[:-1]) | restarts[1:]
+    starts = starts_of(rows.key) | restarts
     return np.cumsum(starts) - 1, rows.key[starts], restarts[starts]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import NEVER
-from jobs.encoding.packets import Layout, Records, concat
+from jobs.encoding.packets import Layout, Records, merged
 from jobs.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
@@ -108,8 +108,7 @@ def put(
     )
     if kept.size == 0:
         return new_records
-    joined = concat([kept, new_records])
-    return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+    return merged(kept, new_records)
 
 
 def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:

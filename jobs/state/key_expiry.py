@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Column, Layout, Records, concat
+from jobs.encoding.packets import Column, Layout, Records, merged
 from jobs.encoding.routing import block_of
 from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
+from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.event_time_policy import EventTimePolicy, Stores
-from jobs.state.last_seen_index import LastSeenIndex
 from jobs.state.plan import Packet, Plan
 
 _SEEN = Column("seen", "<i8")
@@ -72,8 +72,7 @@ class KeyExpiry:
         back = np.zeros(archived.size, bool)
         back[at[at >= 0]] = True
         self.archive.replace(blocks, archived.take(np.flatnonzero(~back)))
-        joined = concat([known, archived.take(np.flatnonzero(back))])
-        return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
+        return merged(known, archived.take(np.flatnonzero(back)))
 
     def update(
         self,

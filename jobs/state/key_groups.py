@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
-from jobs.encoding.keys import KeyKind, integer_keys
+from jobs.encoding.keys import KeyKind, key_array
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import KeyedRows
 from kalman.models.groups import GROUPS, begin_states
@@ -31,8 +31,7 @@ class Grouping(NamedTuple):
 def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
     """Group keys by some of their columns."""
     if kind.integer or len(kind.columns) == 1:
-        texts = keys.text if keys.text is not None else pa.array(integer_keys(keys.arrays["route"]))
-        coded = texts.dictionary_encode()
+        coded = key_array(keys).dictionary_encode()
         return Grouping(_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
     assert keys.text is not None
     # A key's text is a JSON array. Its items are cut out as text, and only distinct ones are parsed.

@@ -95,10 +95,6 @@ class KeyStates:
         finally:
             self.close()
 
-    def replace(self, present: Ints, records: Records) -> None:
-        """Do what `save` does: no key ends here."""
-        self.save(present, records)
-
     def add(self, new: Records) -> tuple[Ints, Records]:
         """Add records of keys, in any order; return the numbers of their blocks, and what was saved."""
         ordered = merged(new)

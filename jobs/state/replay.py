@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import order_rows
+from jobs.encoding.order import order_rows, starts_of
 from jobs.encoding.packet_kinds import NEVER
 from jobs.state.duplicates import repeated
 from jobs.state.row_filter import RowFilter
@@ -117,8 +117,7 @@ def _repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) 
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     kept = np.arange(len(key)) < len(ring.key)
     order = np.lexsort((~kept, time, key))  # a kept row comes before the new ones of its time
-    starts = np.ones(len(order), bool)
-    starts[1:] = (np.diff(key[order]) != 0) | (np.diff(time[order]) != 0)
+    starts = starts_of(key[order], time[order])
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)
     led[order] = leader

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.packets import Records, concat
+from jobs.encoding.packets import Records, merged
 from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
-from jobs.state.duplicate_ids import RowIdCheck
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.filter_step import gather, put
 from jobs.state.plan import (
@@ -28,6 +27,7 @@ from jobs.state.plan import (
     without_state,
 )
 from jobs.state.replay import Replayed, Window, replay
+from jobs.state.row_ids import RowIdCheck
 from kalman.run import SortedRows, initial_states, picked
 
 
@@ -91,8 +91,8 @@ class ReplayWindow:
         self.blocks.replace(present, put(known, keys, at.head, head, head.count > 0))
         has_rows = np.bincount(window.rows.key, minlength=keys.size) > 0
         self.replay_base.replace(present, put(base, keys, at.base, window.base, has_rows))
-        rows = concat([kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows)])
-        self.replay_rows.replace(present, rows.take(np.argsort(rows.arrays["route"], kind="stable")))
+        rows = merged(kept.take(np.flatnonzero(at.row_key < 0)), rows_of(keys, window.rows))
+        self.replay_rows.replace(present, rows)
 
     def _packets(self, keyed: KeyedRows, done: Replayed) -> Iterator[Packet]:
         plan, keys = self.plan, keyed.keys

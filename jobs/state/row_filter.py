@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.order import starts_of
 from jobs.encoding.packet_kinds import STATE_INDEX
 from kalman.evaluation.row_figures import RowFigures
 from kalman.run import KeyStates, Outputs, SortedRows, run
@@ -79,9 +80,7 @@ def state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDAr
     states: before the rows. A flagged row is not in the state, so that it has the number of the row before it.
     """
     applied = np.cumsum((outputs.flag == 0) & ~outputs.late)
-    firsts = np.ones(len(rows.key), bool)
-    firsts[1:] = rows.key[1:] != rows.key[:-1]
-    starts = np.flatnonzero(firsts)
+    starts = np.flatnonzero(starts_of(rows.key))
     before = np.concatenate([[0], applied])[starts]
     lengths = np.diff(starts, append=len(rows.key))
     number = states.count[rows.key] + applied - np.repeat(before, lengths)

@@ -13,15 +13,21 @@ from typing import Any
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.roots import local_path
 from jobs.storage.files import files_of
-from jobs.storage.places import Place, of_offset
-from jobs.storage.positions import delta_position, offsets_of, topic_position
+from jobs.storage.positions import (
+    KAFKA,
+    VERSION,
+    Place,
+    delta_position,
+    is_whole,
+    of_offset,
+    rank_of,
+    to_position,
+)
 from jobs.storage.warehouse import Tables
 
 _SCHEMAS = "state/0/_stateSchema/default"
 """Where Spark keeps the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
-
-_BASE_INDEX = -1  # Delta's index before the first file of a version: all earlier versions are complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,8 @@ class Checkpoint:
         batch = self.last_commit()
         if batch is None:
             return None
-        offset = self.offset(batch)
-        if not _of_delta(offset):
-            return Progressed(batch, sum(offsets_of(_of_topic(offset)).values()), False)
-        version, index = int(offset["reservoirVersion"]), int(offset["index"])
-        return Progressed(batch, version - 1, index > _BASE_INDEX)
+        place = self.place(batch)
+        return Progressed(batch, rank_of(place), not is_whole(place))
 
     def position(self, batch: int, start: Mapping[str, Any]) -> dict[str, Any]:
         """Return the position at the end of a micro-batch of a stream that began at `start`.
@@ -73,15 +76,16 @@ class Checkpoint:
         contain the topic's id, so it is that of `start`.
         """
         offset = self.offset(batch)
-        if _of_delta(offset):
-            return delta_position(start["table"], int(offset["reservoirVersion"]) - 1, offset["reservoirId"])
-        return _of_topic(offset, start.get("topic_id"))
+        place = of_offset(offset)
+        if VERSION in place:
+            return delta_position(start["table"], place[VERSION], offset["reservoirId"])
+        (topic,) = offset
+        return to_position(place, {"source": KAFKA, "topic": topic, "topic_id": start.get("topic_id")})
 
     def touches(self, batch: int) -> int:
         """Return the latest version of the measurements of which a micro-batch, or one before it, reads rows."""
-        offset = self.offset(batch)
-        version = int(offset["reservoirVersion"])
-        return version if int(offset["index"]) > _BASE_INDEX else version - 1
+        place = self.place(batch)
+        return place[VERSION] + (0 if is_whole(place) else 1)
 
     def place(self, batch: int) -> Place:
         """Return the place in the source at the end of a micro-batch, which may be within a version.
@@ -200,10 +204,8 @@ class Checkpoint:
 
     def ends_with(self, batch: int) -> int | None:
         """Return `Progressed.version` at the end of a micro-batch, or None if it ends within a version."""
-        offset = self.offset(batch)
-        if not _of_delta(offset):
-            return sum(offsets_of(_of_topic(offset)).values())
-        return int(offset["reservoirVersion"]) - 1 if int(offset["index"]) <= _BASE_INDEX else None
+        place = self.place(batch)
+        return rank_of(place) if is_whole(place) else None
 
     def plan(self, batch: int) -> str | None:
         """Return what Spark wrote when it planned a micro-batch; None if it has been removed since.
@@ -251,13 +253,3 @@ class Checkpoint:
         if content is None:
             raise UserError(f"{name} is missing", RUN_FAILED)
         return content.decode(errors="replace")
-
-
-def _of_delta(offset: Mapping[str, Any]) -> bool:
-    return "reservoirVersion" in offset
-
-
-def _of_topic(offset: Mapping[str, Any], topic_id: str | None = None) -> dict[str, Any]:
-    ((topic, offsets),) = offset.items()
-    places = {int(number): int(place) for number, place in offsets.items()}
-    return topic_position(topic, places, topic_id=topic_id)

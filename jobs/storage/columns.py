@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 from deltalake import Field, Schema
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
@@ -39,6 +40,12 @@ def schema_of(columns: str) -> Schema:
         KeyError: a type that no table has.
     """
     return Schema(_fields(columns))
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """Return columns, given as for `schema_of`, as Arrow reads them from a table."""
+    found: Any = schema_of(columns).to_arrow()
+    return pa.schema(found)
 
 
 def _fields(columns: str) -> list[Field]:

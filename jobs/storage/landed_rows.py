@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 
 from jobs.storage.measurements_table import is_history_commit
-from jobs.storage.places import FILES, VERSION
+from jobs.storage.positions import FILES, VERSION
 from jobs.storage.warehouse import Tables
 
 

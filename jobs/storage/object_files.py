@@ -13,6 +13,7 @@ import importlib
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import IO, Any, NamedTuple
@@ -66,17 +67,13 @@ class ObjectFiles:
 
     def write(self, name: str, content: bytes) -> None:
         """Write or replace a file: a reader sees the old content or the new."""
-        try:
+        with self._asking(name):
             self._store.put(self._path(name), content, use_multipart=False)
-        except Exception as error:
-            raise self._refused(name, error) from error
 
     def send(self, name: str, file: IO[bytes]) -> None:
         """Write or replace a file by the content of an open one, however large that is."""
-        try:
+        with self._asking(name):
             self._store.put(self._path(name), file)
-        except Exception as error:
-            raise self._refused(name, error) from error
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does.
@@ -99,29 +96,20 @@ class ObjectFiles:
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
-        try:
+        with self._asking(name), suppress(FileNotFoundError):
             self._store.delete(self._path(name))
-        except FileNotFoundError:
-            return
-        except Exception as error:
-            raise self._refused(name, error) from error
 
     def exists(self, name: str) -> bool:
         """Tell if a file or folder exists: marks that Hadoop has left are no files, and make no folder."""
-        try:
+        with self._asking(name):
             return any(self._below(self._path(name)))
-        except Exception as error:
-            raise self._refused(name, error) from error
 
     def seen(self, name: str) -> Seen | None:
         """Return what is seen of a file without reading it, or None if the file does not exist."""
-        try:
+        with self._asking(name), suppress(FileNotFoundError):
             found = self._store.head(self._path(name))
-        except FileNotFoundError:
-            return None
-        except Exception as error:
-            raise self._refused(name, error) from error
-        return Seen(str(found["e_tag"]), int(found["size"]))
+            return Seen(str(found["e_tag"]), int(found["size"]))
+        return None
 
     def modified_at(self, name: str) -> datetime:
         """Return when a file was last modified."""
@@ -176,20 +164,23 @@ class ObjectFiles:
         ) from error
 
     def _get(self, name: str) -> Any:
-        try:
+        with self._asking(name), suppress(FileNotFoundError):
             return self._store.get(self._path(name))
-        except FileNotFoundError:
-            return None
+        return None
+
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        """Report a failure of the store as an error of the user."""
+        try:
+            yield
         except Exception as error:
             raise self._refused(name, error) from error
 
     def _level(self, folder: str) -> Any:
         """Return the objects and folders within a folder, without the mark that Hadoop leaves for the folder itself."""
         path = self._path(folder)
-        try:
+        with self._asking(folder):
             found = self._store.list_with_delimiter(path or None)
-        except Exception as error:
-            raise self._refused(folder, error) from error
         return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
     def _below(self, path: str) -> Iterator[str]:

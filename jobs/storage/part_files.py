@@ -9,7 +9,6 @@ written to a temporary file, and sent when it is complete: the store has a file 
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 import time
@@ -185,65 +184,18 @@ def _placed(part: PartFile, values: Values) -> PartFile:
     return part._replace(path=f"{_folder('', values)}/{part.path}".lstrip("/"), values=values)
 
 
-class _Folder:
-    """Where files are written in a file system."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-
-    def open(self, name: str) -> IO[bytes]:
-        """Begin a file."""
-        os.makedirs(self._folder, exist_ok=True)
-        return open(f"{self._folder}/{name}", "xb")
-
-    def complete(self, name: str, file: IO[bytes]) -> int:
-        """End a file whose bytes are written, and return its size."""
-        file.close()
-        return os.stat(f"{self._folder}/{name}").st_size
-
-    def abandon(self, name: str) -> None:
-        """Remove what is written of a file that is closed."""
-        with suppress(FileNotFoundError):
-            os.unlink(f"{self._folder}/{name}")
-
-
-class _Bucket:
-    """Where files are written in an object store: it takes each as a whole."""
-
-    def __init__(self, folder: str) -> None:
-        self._files = ObjectFiles(folder)
-
-    def open(self, name: str) -> IO[bytes]:
-        """Begin a file."""
-        return tempfile.TemporaryFile()
-
-    def complete(self, name: str, file: IO[bytes]) -> int:
-        """Send a file whose bytes are written, and return its size."""
-        size = file.tell()
-        file.seek(0)
-        self._files.send(name, file)
-        file.close()
-        return size
-
-    def abandon(self, name: str) -> None:
-        """Do nothing: of a file that is not complete the store has nothing."""
-
-
-def _place_of(folder: str) -> _Folder | _Bucket:
-    local = local_path(folder)
-    return _Bucket(folder) if local is None else _Folder(str(local))
-
-
 class _Part:
-    """A file while it is written."""
+    """A file while it is written: in its place in a folder, or in a temporary file that a store gets as a whole."""
 
     def __init__(self, folder: str, name: str, schema: pa.Schema, indexed: int) -> None:
-        self._place, self._name, self._schema, self._rows = _place_of(folder), name, schema, 0
+        self._name, self._schema, self._rows = name, schema, 0
         self._kept = schema.names[:indexed]
         self._writer: pq.ParquetWriter | None = None
         self._nulls = dict.fromkeys(schema.names, 0)
         self._not_numbers: set[str] = set()
-        self._file = self._place.open(name)
+        self._folder = local_path(folder)
+        self._bucket = ObjectFiles(folder) if self._folder is None else None
+        self._file = self._open()
         self._ends: list[pq.FileMetaData] = []
         # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is
         # given up. Integers and times are close to their neighbours, or need no more bits than these.
@@ -264,6 +216,12 @@ class _Part:
             self.abandon()
             raise
 
+    def _open(self) -> IO[bytes]:
+        if self._folder is None:
+            return tempfile.TemporaryFile()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return open(self._folder / self._name, "xb")
+
     @property
     def size(self) -> int:
         """Return the bytes written so far."""
@@ -283,7 +241,11 @@ class _Part:
     def close(self) -> PartFile:
         assert self._writer is not None
         self._writer.close()
-        size = self._place.complete(self._name, self._file)
+        size = self._file.tell()
+        if self._bucket is not None:
+            self._file.seek(0)
+            self._bucket.send(self._name, self._file)
+        self._file.close()
         return PartFile(self._name, size, self._rows, int(time.time() * 1000), self._statistics())
 
     def abandon(self) -> None:
@@ -294,7 +256,8 @@ class _Part:
                 self._writer.close()
         with suppress(OSError):
             self._file.close()
-        self._place.abandon(self._name)
+        if self._folder is not None:
+            (self._folder / self._name).unlink(missing_ok=True)
 
     def _statistics(self) -> str:
         """Return Delta's statistics of the file, as JSON."""

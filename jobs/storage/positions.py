@@ -2,22 +2,35 @@
 
 In the measurements table a position is a Delta version: all rows up to and including it are reflected. In a Kafka topic
 it is, for each partition, the offset of the first message that is not reflected.
+
+Places in a source are finer than positions: a micro-batch may end after some files of a version. In the measurements
+table a place is `{"version": 7}`, all of version 7 and what came before it, or `{"version": 7, "files": 2}`, the first
+two files of version 8, too. In a topic it is the offset of the first message that is not included, by partition. The
+estimates table keeps places as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.core.times import TimeParser
+from jobs.storage.table_rows import EPOCH
 from jobs.storage.warehouse import LogEntry, Tables
 
 DELTA, KAFKA = "delta", "kafka"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Place = dict[str, int]
+VERSION, FILES = "version", "files"
+_IDENTITIES = ("table", "id", "topic", "topic_id")
+"""Fields of a position that name its source; one that is absent is unknown."""
+FIRST_NUMERICS = 1
+"""The numerics of releases that recorded none."""
+_NUMERICS = "numerics"
 
 
 class Cut(NamedTuple):
@@ -121,22 +134,19 @@ def delta_position(
     """Return the position as stored in manifests.
 
     identity: the table's id, which differs if the table is recreated; commit: the id of the version's commit
-    (`jobs.storage.commit_ids`), which differs if the table is put back from a backup and grows again.
+    (`commit_mark`), which differs if the table is put back from a backup and grows again.
     """
     known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}
     return position | {name: value for name, value in known.items() if value is not None}
 
 
-def topic_position(
-    topic: str, offsets: Mapping[int, int], version: int | None = None, topic_id: str | None = None
-) -> dict[str, Any]:
+def topic_position(topic: str, offsets: Mapping[int, int], topic_id: str | None = None) -> dict[str, Any]:
     """Return the position in a topic as stored in manifests.
 
     Args:
         topic: its name.
         offsets: of the next message, by partition.
-        version: of the measurements landed up to it.
         topic_id: the topic's id, which differs if the topic is deleted and made anew.
     """
     position: dict[str, Any] = {
@@ -144,8 +154,7 @@ def topic_position(
         "topic": topic,
         "offsets": {str(number): offset for number, offset in sorted(offsets.items())},
     }
-    further = {"measurements": version, "topic_id": topic_id}
-    return {**position, **{name: value for name, value in further.items() if value is not None}}
+    return position if topic_id is None else {**position, "topic_id": topic_id}
 
 
 def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
@@ -160,14 +169,7 @@ def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     neither may have reached the other. Positions in different tables or topics, or in a topic before and after it was
     made anew, have not reached each other; an id that is unknown matches any.
     """
-    if any(position.get(name) != wanted.get(name) for name in ("source", "table", "topic")):
-        return False
-    if not all(same_if_known(position.get(name), wanted.get(name)) for name in ("id", "topic_id")):
-        return False
-    if position["source"] != KAFKA:
-        return int(position["version"]) >= int(wanted["version"])
-    have = offsets_of(position)
-    return all(have.get(number, 0) >= offset for number, offset in offsets_of(wanted).items())
+    return same_source(position, wanted) and includes(of_position(position), of_position(wanted))
 
 
 def rank(position: Mapping[str, Any]) -> int:
@@ -176,7 +178,7 @@ def rank(position: Mapping[str, Any]) -> int:
     Of two positions the one that has reached the other has the higher number, but a higher number alone does not tell
     that it has: ask `reached`.
     """
-    return sum(offsets_of(position).values()) if position["source"] == KAFKA else int(position["version"])
+    return rank_of(of_position(position))
 
 
 def name_of(position: Mapping[str, Any]) -> str:
@@ -193,6 +195,66 @@ def describe(position: Mapping[str, Any]) -> str:
         return f"measurements version {position['version']}"
     offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
     return f"topic {position['topic']} at {offsets or 'its start'}"
+
+
+def of_position(position: Mapping[str, Any]) -> Place:
+    """Return the place of a position."""
+    if position["source"] == KAFKA:
+        return {str(number): int(offset) for number, offset in position["offsets"].items()}
+    return {VERSION: int(position["version"])}
+
+
+def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the position of a place that is whole, in the source of another position."""
+    if like["source"] == KAFKA:
+        offsets = {int(number): offset for number, offset in place.items()}
+        return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
+    return delta_position(like["table"], place[VERSION], like.get("id"))
+
+
+def of_offset(offset: Mapping[str, Any]) -> Place:
+    """Return the place of an offset in a checkpoint, of the Delta source or of a topic."""
+    if "reservoirVersion" not in offset:
+        ((_, offsets),) = offset.items()
+        return {str(number): int(place) for number, place in offsets.items()}
+    # The index is that of the last file that is included, and negative before the first.
+    files = max(0, int(offset["index"]) + 1)
+    whole = {VERSION: int(offset["reservoirVersion"]) - 1}
+    return {**whole, FILES: files} if files else whole
+
+
+def rank_of(place: Mapping[str, int]) -> int:
+    """Return the rank of the position of a place, or of the last one before it."""
+    return place[VERSION] if VERSION in place else sum(place.values())
+
+
+def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    """Tell if a place is at or after another; of two cuts of a topic's partitions neither need be."""
+    if VERSION in place:
+        return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
+    return all(place.get(number, 0) >= offset for number, offset in other.items())
+
+
+def furthest(places: Iterable[Place]) -> Place | None:
+    """Return the place that includes all of these, or None if there are none."""
+    found: Place | None = None
+    for place in places:
+        if found is None or VERSION in place:
+            found = place if found is None or includes(place, found) else found
+        else:
+            found = {number: max(found.get(number, 0), place.get(number, 0)) for number in {**found, **place}}
+    return found
+
+
+def is_whole(place: Mapping[str, int]) -> bool:
+    """Tell if a place is a position: in the measurements table it must not be within a version."""
+    return not place.get(FILES)
+
+
+def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell if two positions are in one source, as far as they name it, so that their places compare."""
+    known = [name for name in _IDENTITIES if one.get(name) is not None and other.get(name) is not None]
+    return one["source"] == other["source"] and all(one[name] == other[name] for name in known)
 
 
 def landed_position(
@@ -233,3 +295,61 @@ def _commit(entry: LogEntry) -> Commit:
         return Commit(entry.version, entry.detail["min_time"], entry.detail["max_time"], True)
     changes = ("WRITE", "STREAMING UPDATE", "MERGE", "UPDATE", "DELETE")
     return Commit(entry.version, None, None, entry.operation not in changes)
+
+
+def with_numerics(position: Mapping[str, Any], owner: str, numerics: int) -> dict[str, Any]:
+    """Return a position as it is stored for a generation or snapshot of this name, with the numerics of its filter.
+
+    The position's JSON has them (`kalman.NUMERICS`), as a column would be one that a driver of an earlier release
+    cannot read. It names whose they are: an earlier release copies positions from one row to another, and does not know
+    that they say more.
+    """
+    return dict(position) if numerics == FIRST_NUMERICS else {**position, _NUMERICS: {owner: numerics}}
+
+
+def without_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
+    """Return a stored position alone, and the numerics of its owner."""
+    position = {name: value for name, value in stored.items() if name != _NUMERICS}
+    return position, int(stored.get(_NUMERICS, {}).get(owner, FIRST_NUMERICS))
+
+
+class CommitMark(NamedTuple):
+    """What tells one commit from every other: its id; and when it was made, None if it does not say.
+
+    A version's number does so only as long as the table is never put back from a backup: then it has other commits
+    under the same numbers, and still the same id. Delta gives each commit an id of its own, in the first line of its
+    file in the log; a commit that another tool wrote without one is known by a digest of its file.
+    """
+
+    id: str
+    at: datetime | None
+
+
+def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
+    """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
+    info = warehouse.commit_info(table, version)
+    if info is None:
+        return None
+    at = info.get("timestamp")
+    when = datetime.fromtimestamp(at / 1000, UTC) if isinstance(at, int) else None
+    if info.get("txnId"):
+        return CommitMark(str(info["txnId"]), when)
+    content = warehouse.files(f"{table}/_delta_log").read(f"{version:020d}.json")
+    return None if content is None else CommitMark(f"sha256:{hashlib.sha256(content).hexdigest()}", when)
+
+
+def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
+    """Return the id of a version's commit, or None if the log does not have it."""
+    mark = commit_mark(warehouse, table, version)
+    return None if mark is None else mark.id
+
+
+def in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
+    """Tell if the table has a position now, as far as both tell; a position in a topic counts."""
+    if position["source"] != DELTA:
+        return True
+    table, version = position["table"], int(position["version"])
+    if version > warehouse.latest_version(table):
+        return False
+    stored = position.get("commit")
+    return stored is None or commit_id(warehouse, table, version) in (None, stored)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -80,34 +79,34 @@ def probe(root: str) -> Outcome:
     return found
 
 
-def exactly_one_wins(files: Creator, root: str, writers: int = WRITERS, rounds: int = ROUNDS) -> Outcome:
+def exactly_one_wins(files: Creator, root: str) -> Outcome:
     """Let writers create one file at the same moment, some rounds.
 
     Raises:
         UserError: in a round not exactly one won, or the file is not the winner's, or is not listed.
     """
     run = uuid.uuid4().hex
-    for number in range(rounds):
+    for number in range(ROUNDS):
         name = f"{FOLDER}/probe-{run}-{number}"
         try:
-            winners = _round(files, name, writers)
+            winners = _round(files, name)
             content, listed = files.read(name), files.names(FOLDER)
         finally:
             files.remove(name)
         if len(winners) != 1:
             raise _refused(
-                root, f"{len(winners)} of {writers} writers created the same object at the same moment"
+                root, f"{len(winners)} of {WRITERS} writers created the same object at the same moment"
             )
         if content != winners[0]:
             raise _refused(root, "an object had another content than its creator wrote")
         if name.removeprefix(f"{FOLDER}/") not in listed:
             raise _refused(root, "an object that had been created was not listed", _LISTING)
-    return Outcome(rounds, writers)
+    return Outcome(ROUNDS, WRITERS)
 
 
-def _round(files: Creator, name: str, writers: int) -> list[bytes]:
+def _round(files: Creator, name: str) -> list[bytes]:
     """Return the contents of those who say that they have created the file."""
-    start = threading.Barrier(writers)
+    start = threading.Barrier(WRITERS)
     won: list[bytes] = []
     failed: list[Exception] = []
 
@@ -120,18 +119,14 @@ def _round(files: Creator, name: str, writers: int) -> list[bytes]:
         except Exception as error:  # told by the caller's thread
             failed.append(error)
 
-    _all_at_once(write, writers)
-    if failed:
-        raise failed[0]
-    return won
-
-
-def _all_at_once(write: Callable[[int], None], writers: int) -> None:
-    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(writers)]
+    threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(WRITERS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if failed:
+        raise failed[0]
+    return won
 
 
 def _refused(root: str, why: str, so: str = _CONDITION) -> UserError:

@@ -12,10 +12,9 @@ from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import TableNotFoundError
 
-from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.storage.table_rows import open_log, plain_rows, plain_schema, refuse_unreadable
+from jobs.storage.table_rows import open_log, plain_rows, plain_schema, reading, refuse_unreadable
 
 MEMORY = "1G"
 """Sorts and groups that need more than this use temporary files; of a join one side is in memory."""
@@ -41,7 +40,7 @@ class Queries:
         Raises:
             UserError: the table cannot be read without Spark.
         """
-        with _errors(f"{self._root}/{table}"), suppress(TableNotFoundError):
+        with reading(f"{self._root}/{table}"), suppress(TableNotFoundError):
             log: DeltaTable = open_log(self._root, table)
             refuse_unreadable(f"{self._root}/{table}", log)
             self._builder.register(name, log)
@@ -68,7 +67,7 @@ class Queries:
         Raises:
             UserError: a table cannot be read.
         """
-        with _errors(self._root):
+        with reading(self._root):
             found = self._execute(sql).read_all()
             return found.cast(plain_schema(found.schema))
 
@@ -78,7 +77,7 @@ class Queries:
         Raises:
             UserError: a table cannot be read.
         """
-        with _errors(self._root):
+        with reading(self._root):
             for one in self._execute(sql):
                 yield plain_rows(one, one.schema)
 
@@ -106,14 +105,3 @@ def literal(text: str) -> str:
 def among(column: str, texts: Iterable[str]) -> str:
     """Return the condition that an expression has one of some texts, at least one."""
     return f"{column} IN ({', '.join(map(literal, texts))})"
-
-
-@contextmanager
-def _errors(where: str) -> Iterator[None]:
-    """Report what a table does not let be read as an error of the user."""
-    try:
-        yield
-    except TableNotFoundError:
-        raise
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise UserError(f"{where}: cannot be read without Spark: {first_line(error)}", RUN_FAILED) from error

@@ -21,7 +21,7 @@ from deltalake.transaction import RemoveAction
 from jobs.core.errors import RUN_FAILED
 from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
 from jobs.storage.row_filters import Filter, Met, drop_rows, find_files, select_rows
-from jobs.storage.table_log import Conflict, Due, FileTable, is_due, transaction_of
+from jobs.storage.table_log import Conflict, Due, FileTable, commit_or_remove, is_due, transaction_of
 from jobs.storage.table_rows import live_files, open_parquet, plain_rows
 from jobs.storage.warehouse import Tables
 
@@ -90,14 +90,12 @@ class ReplacingTable(FileTable):
             if not (parts or gone or metadata):
                 return self._need().version()
 
-            def replaced(
-                now: pa.Table, met: Met = met, gone: Collection[str] = gone
-            ) -> Collection[str] | None:
-                return gone if find_files(now, rows) == met else None
+            def due(log: DeltaTable, met: Met = met, gone: Collection[str] = gone) -> Due | None:
+                return self._due(log, rows, met, gone, transaction)
 
             version, self.tried = None, False
             try:
-                version = self.replace([*parts, *kept.parts], replaced, metadata, transaction)
+                version = self._commit([*parts, *kept.parts], due, {**metadata, "isBlindAppend": False})
             finally:
                 if version is None and not self.tried:
                     remove(self.path, kept.parts)
@@ -105,43 +103,47 @@ class ReplacingTable(FileTable):
                 return version
         raise Overtaken(f"{self.path}: others have changed the same rows meanwhile; run it again", RUN_FAILED)
 
-    def replace(
+    def _due(
         self,
-        parts: Sequence[PartFile],
-        replaced: Callable[[pa.Table], Collection[str] | None],
-        metadata: Mapping[str, Any],
-        transaction: tuple[str, int] | None = None,
-    ) -> int | None:
-        """Add files to the table and remove others in one commit; return the version that it made.
+        log: DeltaTable,
+        rows: Filter,
+        met: Met,
+        gone: Collection[str],
+        transaction: tuple[str, int] | None,
+    ) -> Due | None:
+        """Return what a commit is to end and to remove; None: other files have such rows now, or it was made before."""
+        files = live_files(log)
+        if find_files(files, rows) != met or (transaction is not None and not is_due(log, transaction)):
+            return None
+        if gone and "deletionVectors" in (log.protocol().reader_features or ()):
+            raise self._refused(
+                "it has the feature deletionVectors, and rows are to be replaced: "
+                "ALTER TABLE ... DROP FEATURE deletionVectors"
+            )
+        return Due([] if transaction is None else [transaction_of(*transaction)], _removed(files, gone))
 
-        Args:
-            parts: the files to add.
-            replaced: returns the names of the files to remove, given the table's files (`live_files`); None: the table
-                has rows of which the new files know nothing, so nothing is committed. It is called anew where another
-                commit came in between.
-            metadata: of the commit.
-            transaction: application and number; nothing is committed if the table has it, or a later one.
 
-        Raises:
-            Conflict: other commits came in between again and again.
-            UserError: the log cannot be read or written, a file is gone, the table no longer takes the columns of which
-                it was asked last, or its files do not tell its rows.
-        """
+def replace_partition(tables: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
+    """Replace the rows of a table that have a value in its partition column, in one commit.
 
-        def due(log: DeltaTable) -> Due | None:
-            files = live_files(log)
-            gone = replaced(files)
-            if gone is None or (transaction is not None and not is_due(log, transaction)):
-                return None
-            if gone and "deletionVectors" in (log.protocol().reader_features or ()):
-                raise self._refused(
-                    "it has the feature deletionVectors, and rows are to be replaced: "
-                    "ALTER TABLE ... DROP FEATURE deletionVectors"
-                )
-            ended = [] if transaction is None else [transaction_of(*transaction)]
-            return Due(ended, _removed(files, gone))
+    Args:
+        tables: of the warehouse.
+        table: which must exist.
+        name: of the partition column.
+        value: of all these rows.
+        rows: that the table has instead.
 
-        return self._commit(parts, due, {**metadata, "isBlindAppend": False})
+    Raises:
+        Conflict: other commits came in between each time.
+        UserError: the table cannot be written.
+    """
+    log = ReplacingTable(tables, table)
+    prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
+    written = write_parts(log.path, prefix, rows.combine_chunks().to_batches(), (name,))
+    mine = [[(name, "=", value)]]
+    commit_or_remove(
+        log, written, lambda parts: log.replace_rows(parts, mine, lambda files, met: KeptRows((), ()))
+    )
 
 
 def delete_rows(

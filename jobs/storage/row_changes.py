@@ -8,8 +8,7 @@ has changed; files that no commit names are removed by VACUUM.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,8 +19,8 @@ from deltalake import CommitProperties, DeltaTable, Schema
 from jobs.core import clock
 from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
-from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
-from jobs.storage.table_log import NO_HOOKS, FileTable
+from jobs.storage.part_files import attempt_name, write_parts
+from jobs.storage.table_log import NO_HOOKS, FileTable, add_absent, commit_or_remove
 from jobs.storage.table_rows import open_log, read_small, to_rows
 from jobs.storage.warehouse import Tables
 
@@ -101,14 +100,7 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
         UserError: the table cannot be read or written.
     """
     wanted = schema_of(columns).fields
-
-    def alter(log: DeltaTable, properties: CommitProperties) -> None:
-        have = {field.name for field in log.schema().fields}
-        absent = [field for field in wanted if field.name not in have]
-        if absent:
-            log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
-
-    FileTable(warehouse, table).change(alter)
+    FileTable(warehouse, table).change(lambda log, properties: add_absent(log, wanted, properties))
 
 
 def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
@@ -119,42 +111,12 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
         UserError: the table cannot be written.
     """
     columns = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in rows.schema]))
-    with _written(FileTable(warehouse, table), rows) as (log, parts):
-        return log.overwrite(parts, columns)
-
-
-def replace_partition(warehouse: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
-    """Replace the rows of a table that have a value in its partition column, in one commit.
-
-    Args:
-        warehouse: of the table.
-        table: which must exist.
-        name: of the partition column.
-        value: of all these rows.
-        rows: that the table has instead.
-
-    Raises:
-        Conflict: other commits came in between each time.
-        UserError: the table cannot be written.
-    """
-    columns = open_log(warehouse.root, table).schema()
-    with _written(FileTable(warehouse, table), rows, (name,)) as (log, parts):
-        log.overwrite(parts, columns, (name, value))
-
-
-@contextmanager
-def _written(
-    log: FileTable, rows: pa.Table, partition_by: Sequence[str] = ()
-) -> Iterator[tuple[FileTable, list[PartFile]]]:
-    """Write rows into files, lend these with the log, and remove them if no commit of them was tried."""
+    log = FileTable(warehouse, table)
     # The library's own writer ends the process where a folder's name has a bracket.
-    prefix = attempt_name(0, uuid.uuid4().hex, 0, 0)
-    parts = write_parts(log.path, prefix, rows.combine_chunks().to_batches(), partition_by)
-    try:
-        yield log, parts
-    finally:
-        if not log.tried:
-            remove(log.path, parts)
+    parts = write_parts(log.path, attempt_name(0, uuid.uuid4().hex, 0, 0), rows.combine_chunks().to_batches())
+    version = commit_or_remove(log, parts, lambda parts: log.overwrite(parts, columns))
+    assert version is not None
+    return version
 
 
 def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:

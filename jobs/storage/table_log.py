@@ -11,7 +11,6 @@ number the table has.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
@@ -20,10 +19,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
@@ -32,7 +31,6 @@ from deltalake.transaction import (
     PostCommitHookProperties,
     RemoveAction,
     Transaction,
-    create_table_with_add_actions,
 )
 
 from jobs.core.errors import RUN_FAILED, UserError
@@ -40,7 +38,7 @@ from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, remove
-from jobs.storage.table_rows import live_files, open_log, place_of
+from jobs.storage.table_rows import live_files, open_log
 from jobs.storage.warehouse import Tables
 
 _CHECKPOINT_EVERY = 10
@@ -127,8 +125,9 @@ class FileTable:
         why = self._refusal(log, schema)
         if why is not None:
             raise self._refused(why)
-        if absent_fields(log, schema):
-            self.change(lambda log, properties: _add_columns(log, schema, properties))
+        absent = absent_fields(log, schema)
+        if absent:
+            self.change(lambda log, properties: add_absent(log, absent, properties))
 
     def columns(self) -> pa.Schema:
         """Return the table's columns, those of its partitions among them.
@@ -230,55 +229,32 @@ class FileTable:
 
         return self._tried(write)
 
-    def overwrite(
-        self, parts: Sequence[PartFile], columns: DeltaSchema, partition: tuple[str, str] | None = None
-    ) -> int:
+    def overwrite(self, parts: Sequence[PartFile], columns: DeltaSchema) -> int:
         """Put files in the place of all that the table has, in one commit; return the version that it made.
 
         Args:
             parts: the files.
             columns: of the table from then on, which is made if there is none.
-            partition: a partition column and its value: files of other values stay.
 
         Raises:
             Conflict: other commits came in between again and again.
             UserError: the log cannot be read or written, or a file is gone.
         """
-
-        if not self._warehouse.exists(self.name) and self._make(parts, columns):
-            return 0
+        if not self._warehouse.exists(self.name):
+            self.tried = True
+            if self._warehouse.make(self.name, columns, files=_added(parts)):
+                return 0
 
         def write(log: DeltaTable, identity: str) -> int:
             self._check(log, parts)
             self.tried = True
-            log.create_write_transaction(
-                _added(parts),
-                "overwrite",
-                columns,
-                log.metadata().partition_columns,
-                None if partition is None else [(partition[0], "=", partition[1])],
-                commit_properties=_properties(identity, _metrics(parts)),
-                post_commithook_properties=NO_HOOKS,
+            return self._write(
+                log, _added(parts), "overwrite", columns, _properties(identity, _metrics(parts))
             )
-            return log.version() + 1
 
         version = self._tried(write)
         assert version is not None
         return version
-
-    def _make(self, parts: Sequence[PartFile], columns: DeltaSchema) -> bool:
-        """Make the table with files in its first commit, and tell if no other command was quicker."""
-        probe.ready(self._warehouse.root)
-        place = place_of(self._warehouse.root, self.name)
-        self.tried = True
-        try:
-            with self._warehouse.lock(self.name):
-                create_table_with_add_actions(place.pop("table_uri"), columns, _added(parts), **place)
-            return True
-        except (DeltaError, OSError) as error:
-            if not self._warehouse.exists(self.name):
-                raise UserError(f"{self.path} cannot be made: {_reason(error)}", RUN_FAILED) from error
-            return False
 
     def _commit(
         self,
@@ -295,7 +271,7 @@ class FileTable:
             self._check(log, parts)
             self.tried = True
             properties = _properties(identity, {**_metrics(parts), **metadata}, found.transactions)
-            return self._write(log, parts, properties, found.removed)
+            return self._write(log, [*_added(parts), *found.removed], "append", log.schema(), properties)
 
         return self._tried(write)
 
@@ -330,14 +306,8 @@ class FileTable:
 
     def _made(self, version: int, identity: str) -> bool:
         """Tell if a version of the table is the commit of this identity."""
-        line = self._files.first_line(_commit_name(version))
-        if line is None:
-            return False
-        try:
-            info = json.loads(line).get("commitInfo") or {}
-        except ValueError:
-            return False
-        return info.get(_COMMIT) == identity
+        info = self._warehouse.commit_info(self.name, version)
+        return info is not None and info.get(_COMMIT) == identity
 
     def _arrived(self, version: int, identity: str) -> bool:
         """Tell if a commit without an answer was made: in a store it may still be on its way, and is looked for."""
@@ -385,14 +355,16 @@ class FileTable:
     def _write(
         self,
         log: DeltaTable,
-        parts: Sequence[PartFile],
+        actions: Sequence[AddAction | RemoveAction],
+        mode: Literal["append", "overwrite"],
+        columns: DeltaSchema,
         properties: CommitProperties,
-        removed: Sequence[RemoveAction],
     ) -> int:
+        """Commit files that are added and removed right after the version of a log; return the version that it made."""
         log.create_write_transaction(
-            [*_added(parts), *removed],
-            "append",
-            log.schema(),
+            list(actions),
+            mode,
+            columns,
             log.metadata().partition_columns,
             commit_properties=properties,
             post_commithook_properties=NO_HOOKS,
@@ -466,13 +438,14 @@ def _properties(
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
 
 
-def _added(parts: Sequence[PartFile]) -> list[Any]:
+def _added(parts: Sequence[PartFile]) -> list[AddAction]:
     return [AddAction(one.path, one.size, dict(one.values), one.modified, True, one.stats) for one in parts]
 
 
-def _add_columns(log: DeltaTable, schema: pa.Schema, properties: CommitProperties) -> None:
-    """Add the columns of files that a table lacks, if there still are some."""
-    absent = absent_fields(log, schema)
+def add_absent(log: DeltaTable, fields: Sequence[Field], properties: CommitProperties) -> None:
+    """Add the columns that a table lacks in one commit; none is made if it has them all."""
+    have = {field.name for field in log.schema().fields}
+    absent = [field for field in fields if field.name not in have]
     if absent:
         log.alter.add_columns(absent, commit_properties=properties, post_commithook_properties=NO_HOOKS)
 

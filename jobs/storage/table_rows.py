@@ -7,6 +7,7 @@ tables that this project writes are read: without deletion vectors and without r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -70,14 +71,13 @@ def parts_of(
     Raises:
         UserError: the table or version cannot be read without Spark.
     """
-    path = f"{root}/{table}"
-    try:
-        for name in _names(root, table, open_log(root, table, version), partition or {}):
-            yield _read(open_parquet(path, name), columns, among)
-    except TableNotFoundError:
-        return
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise _unreadable(path, error) from error
+    with reading(f"{root}/{table}"):
+        try:
+            log = open_log(root, table, version)
+        except TableNotFoundError:
+            return
+        for name in _names(root, table, log, partition or {}):
+            yield _read(open_parquet(f"{root}/{table}", name), columns, among)
 
 
 def live_files(log: DeltaTable) -> pa.Table:
@@ -121,8 +121,13 @@ def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str])
     return sorted(found["path"].to_pylist())
 
 
-def _unreadable(path: str, error: Exception) -> UserError:
-    return UserError(f"{path}: cannot be read without Spark: {first_line(error)}", RUN_FAILED)
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Report what a table, a version or a log does not let be read as an error of the user."""
+    try:
+        yield
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise UserError(f"{where} cannot be read: {first_line(error)}", RUN_FAILED) from error
 
 
 def files_of(root: str, table: str, partition: Mapping[str, str], version: int | None = None) -> list[str]:
@@ -131,11 +136,8 @@ def files_of(root: str, table: str, partition: Mapping[str, str], version: int |
     Raises:
         UserError: the table, or the version, cannot be read without Spark.
     """
-    path = f"{root}/{table}"
-    try:
+    with reading(f"{root}/{table}"):
         return _names(root, table, open_log(root, table, version), partition)
-    except (DeltaError, OSError) as error:
-        raise _unreadable(path, error) from error
 
 
 def place_of(root: str, table: str) -> dict[str, Any]:
@@ -223,11 +225,9 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     schema: Any = log.schema().to_arrow()
     fields = {field.name: field.type for field in pa.schema(schema)}
     wanted = list(fields if names is None else names)
-    try:
+    with reading(f"{root}/{table}"):
         files = _names(root, table, log, {})
         parts = [_read_or_count(open_parquet(f"{root}/{table}", one), wanted) for one in files]
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise _unreadable(f"{root}/{table}", error) from error
     if not parts:
         return pa.table({name: pa.nulls(0, fields.get(name, pa.string())) for name in wanted})
     found = pa.concat_tables(parts, promote_options="default")
@@ -260,7 +260,7 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
         UserError: the table cannot be read without Spark.
     """
     rows = [(name, "=", value) for name, value in where.items()]
-    try:
+    with reading(f"{root}/{table}"):
         met = find_files(_readable_files(root, table, open_log(root, table)), [rows])
         if met.whole:
             return True
@@ -269,8 +269,6 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
             if set(found.column_names) == set(where):
                 if rows_with(found, where).num_rows:
                     return True
-    except (DeltaError, OSError, pa.ArrowException) as error:
-        raise _unreadable(f"{root}/{table}", error) from error
     return False
 
 

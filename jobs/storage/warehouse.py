@@ -16,8 +16,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import Field, Schema
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path
@@ -26,7 +27,7 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, to_arrow, to_rows
+from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, reading, to_arrow, to_rows
 
 
 class LogEntry(NamedTuple):
@@ -97,8 +98,11 @@ class Tables:
         columns: Schema,
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Make an empty table, unless it exists: its columns may be null, and have the dictionary's comments.
+        files: Sequence[AddAction] = (),
+    ) -> bool:
+        """Make a table, unless it exists, and tell if this call made it.
+
+        Its columns may be null, and have the dictionary's comments.
 
         Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
         without a table, in which the next one makes it.
@@ -108,29 +112,32 @@ class Tables:
             columns: of the table.
             partition_by: those whose values name folders.
             properties: of the table.
+            files: that the table has from its first commit on.
 
         Raises:
             UserError: the table cannot be made.
         """
         if self.exists(table):
-            return
+            return False
         probe.ready(self.root)
         about = {name: {"comment": text} for name, text in comments(table).items()}
         fields = [Field(one.name, one.type, metadata=about.get(one.name)) for one in columns.fields]
         try:
             with self.lock(table):
-                DeltaTable.create(
+                create_table_with_add_actions(
                     **place_of(self.root, table),
                     schema=Schema(fields),
-                    mode="ignore",
+                    add_actions=list(files),
                     partition_by=list(partition_by) or None,
                     configuration=dict(properties),
                 )
+            return True
         except (DeltaError, OSError) as error:
             if not self.exists(table):
                 raise UserError(
                     f"{self.path(table)} cannot be made: {first_line(error)}", RUN_FAILED
                 ) from error
+            return False
 
     def rows(
         self,
@@ -171,10 +178,8 @@ class Tables:
 
     def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
-        try:
+        with reading(self.path(table)):
             log = open_log(self.root, table, version)
-        except (DeltaError, OSError) as error:
-            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
         return read_small(self.root, table, log, names)
 
     def log_entries(self, table: str) -> list[LogEntry]:
@@ -183,15 +188,23 @@ class Tables:
         Raises:
             UserError: the log cannot be read.
         """
-        try:
+        with reading(self.path(table)):
             found = open_log(self.root, table).history()
-        except (DeltaError, OSError) as error:
-            raise UserError(f"{self.path(table)} cannot be read: {first_line(error)}", RUN_FAILED) from error
         entries = [
             LogEntry(int(one["version"]), str(one.get("operation")), _detail(one.get("userMetadata")))
             for one in found
         ]
         return sorted(entries, key=lambda one: -one.version)
+
+    def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
+        """Return what the commit of a version says of itself; None if the log does not have it, not yet or no more."""
+        line = self.files(f"{table}/_delta_log").first_line(f"{version:020d}.json")
+        if line is None:
+            return None
+        try:
+            return json.loads(line).get("commitInfo") or {}
+        except ValueError:
+            return {}
 
     def transactions(self, table: str) -> dict[str, int]:
         """Return the number of each application's last transaction; none if the table does not exist.

@@ -11,8 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
 from jobs.encoding.routing import Routing, make_routing
-from jobs.encoding.rows import Packer, row_packer, select_columns
-from jobs.encoding.watermark_ticks import event_time_packer
+from jobs.encoding.rows import Packer, event_time_packer, row_packer, select_columns
 from jobs.key_inputs.join import with_inputs
 from jobs.key_inputs.pins import InputPins, join_of
 from jobs.landing.topics import stream_of

@@ -44,7 +44,7 @@ def states_at(
     runtime = ModelRuntime.of(warehouse, origin.model_spec(folder), origin.parameters)
     runtime.ship(warehouse.spark)
     integer = runtime.kind.integer
-    unpack = _unpacker(runtime.kernel, runtime.state, integer)
+    unpack = _unpacker(runtime.kernel, runtime.state)
 
     def values(name: StateVariable) -> DataFrame:
         return _state(warehouse, generation, name, batch).select(
@@ -109,7 +109,7 @@ def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch
 
 
 def _unpacker(
-    kernel: Filter, state: StateFormat, integer: bool
+    kernel: Filter, state: StateFormat
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function from the values of whole buckets to the rows of their keys' states.
 
@@ -124,6 +124,6 @@ def _unpacker(
             for bucket, number, value in zip(*columns, strict=True):
                 buckets.setdefault(bucket, []).append((number, stored_bytes(value)))
         for bucket in list(buckets):
-            yield from state_rows(kernel, Entries.of(buckets.pop(bucket)).states(state), integer)
+            yield from state_rows(kernel, Entries.of(buckets.pop(bucket)).states(state))
 
     return unpack

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural, some
-from jobs.encoding.keys import KeyKind, integer_keys
+from jobs.encoding.keys import KeyKind, key_array
 from jobs.encoding.rows import KeyedRows
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
 from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
 from jobs.specs.model_spec import Learn
 from jobs.state.block_format import state_layout
-from jobs.state.distinct import each_bucket
+from jobs.state.duplicates import each_bucket
 from jobs.state.filter_step import filter_step
 from jobs.state.key_groups import group_keys
 from jobs.state.row_filter import RowFilter
@@ -219,15 +219,10 @@ def learned_states(
         fit, names = fit_bucket(problem, keyed, batch, window, populations)
         start = kernel.with_parameters(kernel.initial(keyed.keys.size), fit.parameters)
         result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
-        for states in state_rows(kernel, result.records, kind.integer):
+        for states in state_rows(kernel, result.records):
             columns = [*states.columns, pa.nulls(states.num_rows, FIT)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
-        text = keyed.keys.text
-        key = (
-            text
-            if text is not None
-            else pa.array(integer_keys(np.ascontiguousarray(keyed.keys.arrays["route"])))
-        )
+        key = key_array(keyed.keys)
         nothing = [pa.nulls(len(key), field.type) for field in list(schema)[1:-1]]
         fits = learned_rows.fit_array(fit, problem.places, names)
         yield pa.RecordBatch.from_arrays([key, *nothing, fits], schema=schema)

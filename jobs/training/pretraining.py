@@ -19,8 +19,9 @@ from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.row_ids import of_rows
 from jobs.snapshots.runtime import ModelRuntime
-from jobs.snapshots.state_rows import read_rows, typed_states
+from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.store import find_whole, write
+from jobs.snapshots.verified_rows import read_rows
 from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 from jobs.snapshots.manifests import record
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.commit_ids import CommitMark, commit_mark
+from jobs.storage.positions import CommitMark, commit_mark
 
 
 class Source(NamedTuple):

@@ -13,8 +13,7 @@ from jobs.lineage.source_ranges import end_place
 from jobs.snapshots import manifests
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.places import is_whole, to_position
-from jobs.storage.positions import KAFKA, describe, offsets_of
+from jobs.storage.positions import KAFKA, describe, is_whole, offsets_of, to_position
 
 STATE = "state"
 """`Segment.end` of the live generation: the states at its end are those of its checkpoint."""

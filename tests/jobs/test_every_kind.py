@@ -22,8 +22,7 @@ from jobs.encoding.estimates import estimate_batch
 from jobs.encoding.packet_kinds import OutputPacket, RowPacket
 from jobs.encoding.packets import concat
 from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import row_packer
-from jobs.encoding.watermark_ticks import tick
+from jobs.encoding.rows import row_packer, tick
 from jobs.history.bucket import Plan, estimator
 from jobs.history.smoothing import smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime

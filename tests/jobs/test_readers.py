@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from jobs import estimate, export, maintain, monitor, skill, verify
 from jobs.lineage.live import live_estimates
 from jobs.lineage.live_table import NO_END
-from jobs.storage.dictionary import TYPES
 from jobs.storage.row_changes import describe_columns
 from jobs.storage.table_rows import UTC_MICROSECONDS, read_table
 from scripts import reference
@@ -190,7 +189,11 @@ def test_every_table_is_in_the_dictionary_and_queries_go_on_after_a_comment(tmp_
     for table in found:
         kind = table.relative_to(warehouse).parts[0]
         schema = pipeline.warehouse.read(str(table.relative_to(warehouse))).schema
-        types = reference.columns_of(reference.SCHEMAS[kind]) if kind in reference.SCHEMAS else TYPES[kind]
+        types = (
+            reference.columns_of(reference.SCHEMAS[kind])
+            if kind in reference.SCHEMAS
+            else reference.TYPES[kind]
+        )
         own = {"id", "at", "a", "b"} if kind not in reference.ONE_EACH else set()
         odd = {
             field.name: field.dataType.simpleString()

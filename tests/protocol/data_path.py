@@ -17,11 +17,9 @@ from jobs.encoding.packet_kinds import OutputPacket
 from jobs.key_inputs.join import PROPERTY
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage.source_ranges import RangeWriter
-from jobs.snapshots.row_sums import Measured
 from jobs.snapshots.seeds import meaning_of
-from jobs.snapshots.state_files import PARTITION, Written
-from jobs.snapshots.state_rows import TABLE as STATES
-from jobs.snapshots.state_rows import read_rows
+from jobs.snapshots.state_files import Measured, Written
+from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
 from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable

@@ -29,7 +29,7 @@ from jobs.key_inputs import pins
 from jobs.key_inputs.table import InputsTable
 from jobs.landing import written_pieces
 from jobs.lineage import leases
-from jobs.snapshots import seeds, state_files, stored_rows
+from jobs.snapshots import seeds, state_files
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
@@ -178,7 +178,7 @@ def _replacements() -> list[tuple[Any, Any]]:
         (seeds.initial_state, data_path.initial_state),
         (seeds.offered, data_path.offered),
         (state_files.write_states, data_path.write_states),
-        (stored_rows.measure_stored, data_path.measure_stored),
+        (state_files.measure_stored, data_path.measure_stored),
         (EstimateFiles, data_path.MemoryEstimateFiles),
         (state_reader.states_at, data_path.states_at),
         (set_codegen_for, lambda session, rows: None),

@@ -23,7 +23,7 @@ def ended_states(kernel: Filter, layout: Layout, kind: KeyKind) -> Callable[[Dat
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for payload in batch.column("payload").to_pylist():
-                yield from state_rows(kernel, layout.decode(payload), kind.integer)
+                yield from state_rows(kernel, layout.decode(payload))
 
     def rows(packets: DataFrame) -> DataFrame:
         states = StateRows(packets.select("payload"), unpack, kind.integer).frame

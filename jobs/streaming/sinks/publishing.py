@@ -23,7 +23,7 @@ from jobs.lineage.generations import LIVE
 from jobs.lineage.leases import Lease
 from jobs.spark.kafka import read_topic, spark_options
 from jobs.spark.queries import cause_of
-from jobs.spark.user_functions import files_of
+from jobs.spark.user_functions import files_to_ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sinks import Sinks
 from jobs.storage.checkpoints import Checkpoint
@@ -111,7 +111,7 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
         )
     for name in sinks.functions:
         found.append(FunctionSink(name, find(name, folder, "sinks.functions")))
-    for file in files_of(sinks.functions, folder):
+    for file in files_to_ship(sinks.functions, folder):
         warehouse.spark.sparkContext.addPyFile(str(file))
     return found
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.keys import columns_of, integer_keys
+from jobs.encoding.keys import columns_of, key_array
 from jobs.encoding.packet_kinds import OutputPacket
 from jobs.encoding.rows import RowFormat, ids_of
 from jobs.spark.quarantine import rejected_rows
@@ -43,14 +43,13 @@ def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str
             for refused, payload in pairs:
                 records = layout.decode(payload)
                 arrays = records.arrays
-                key = pa.array(integer_keys(arrays["route"])) if kind.integer else records.text
                 values = np.concatenate([arrays["y"], arrays.get("u", np.empty((0, records.size)))])
                 columns = [pa.array(np.array(row), mask=np.isnan(row)) for row in values[: len(names)]]
                 if has_id:
                     columns.append(ids_of(records))
                 reason = pa.repeat(REASONS[refused], records.size)
                 yield pa.RecordBatch.from_arrays(
-                    [reason, key, pa.array(np.array(arrays["time"])), *columns],
+                    [reason, key_array(records), pa.array(np.array(arrays["time"])), *columns],
                     ["reason", "key", "time", *(f"n{i}" for i in range(len(names))), *(["id"] * has_id)],
                 )
 

@@ -63,7 +63,7 @@ def states_of(spec: ModelSpec, kernel: kalman.Filter) -> kalman.KeyStates:
 def snapshot_of(kernel: kalman.Filter, states: kalman.KeyStates, **beside: pa.Array) -> pa.RecordBatch:
     """Return the states as `forecast_rows` reads them from a snapshot."""
     arrays = {"route": np.arange(KEYS, dtype=np.uint64), **states._asdict()}
-    (rows,) = state_rows(kernel, Records(arrays, pa.array([f"key {k}" for k in range(KEYS)])), False)
+    (rows,) = state_rows(kernel, Records(arrays, pa.array([f"key {k}" for k in range(KEYS)])))
     maps = rows.column("extras").to_pylist()
     extras = {
         f"x{i}": pa.array([dict(one)[name] for one in maps], pa.list_(pa.float64()))

@@ -23,7 +23,7 @@ from jobs.spark.written_rows import keep_rows
 from jobs.storage.part_files import write_parts
 from jobs.storage.replaced_files import ReplacingTable
 from jobs.storage.row_filters import Met, find_files
-from jobs.storage.table_rows import UTC_MICROSECONDS
+from jobs.storage.table_rows import UTC_MICROSECONDS, open_log
 from jobs.storage.tables import estimates_history
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
@@ -157,28 +157,29 @@ def test_a_run_replaces_what_another_has_written_meanwhile_and_one_that_fails_le
 ) -> None:
     pipeline = Pipeline(tmp_path, random_walk_spec())
     pipeline.land(*random_rows(2, rows=60))
-    replace, others = ReplacingTable.replace, [1]
+    replace, others = ReplacingTable._commit, [1]
 
     def overtaken(table: ReplacingTable, *given: Any) -> int | None:
         if others and others.pop():
             estimate.run(pipeline.settings, "walk", to="2024-03-09")
         return replace(table, *given)
 
-    monkeypatch.setattr(ReplacingTable, "replace", overtaken)
+    monkeypatch.setattr(ReplacingTable, "_commit", overtaken)
     estimate.run(pipeline.settings, "walk")
     assert len(rows(pipeline)) == 120 and rows(pipeline)["generation"].nunique() == 1
     before = files(pipeline)
 
-    def always(table: ReplacingTable, parts: Any, replaced: Any, *given: Any) -> None:
-        assert replaced(table.files().slice(0, 0)) is None  # as if others had changed the files
+    def always(table: ReplacingTable, parts: Any, due: Any, *given: Any) -> None:
+        empty = open_log(pipeline.settings.warehouse, table.name, 0)
+        assert due(empty) is None  # as if others had changed the files
 
-    monkeypatch.setattr(ReplacingTable, "replace", always)
+    monkeypatch.setattr(ReplacingTable, "_commit", always)
     with pytest.raises(
         UserError, match="another run has written estimates of the same rows meanwhile; run it again"
     ):
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before
-    monkeypatch.setattr(ReplacingTable, "replace", replace)
+    monkeypatch.setattr(ReplacingTable, "_commit", replace)
     monkeypatch.setattr("jobs.history.files.estimator", _failing)
     with pytest.raises(PySparkException, match="as it should"):
         estimate.run(pipeline.settings, "walk", since="2024-03-02")

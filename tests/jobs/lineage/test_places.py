@@ -17,8 +17,15 @@ from jobs.lineage.generations import LIVE, RETIRED, Generation, predecessor
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.landed_rows import rows_between
-from jobs.storage.places import furthest, includes, of_offset, of_position, same_source
-from jobs.storage.positions import delta_position, topic_position
+from jobs.storage.positions import (
+    delta_position,
+    furthest,
+    includes,
+    of_offset,
+    of_position,
+    same_source,
+    topic_position,
+)
 from jobs.storage.tables import GENERATIONS
 
 offsets = st.dictionaries(st.sampled_from("012"), st.integers(0, 9))

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from jobs import migrate, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.snapshots import manifests, state_rows, store
+from jobs.snapshots import manifests, store, verified_rows
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 
 pytestmark = pytest.mark.spark
@@ -27,7 +27,7 @@ PERCENT: dict[str, Any] = {
 def broken(pipeline: Pipeline, good: manifests.Manifest, name: str, nan: list[str], inf: list[str]) -> None:
     """Write a copy of a snapshot in which some keys have a mean that is NaN, and others an infinite covariance."""
     key = F.col("key")
-    rows = state_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumns(
+    rows = verified_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumns(
         {
             "mean": F.when(key.isin(nan), F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
             "covariance": F.when(key.isin(inf), F.array(*(F.lit(float("inf")) for _ in range(4)))).otherwise(

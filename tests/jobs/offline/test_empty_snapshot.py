@@ -51,6 +51,7 @@ def made(settings: Settings, count: int) -> None:
     manifest = {"snapshot_id": EMPTY, "model": "by_key", "model_version": 1, "status": "good"}
     manifest |= {"fingerprint": spec.fingerprint(), "parameters": json.dumps(learned)}
     manifest |= {"position": '{"source": "delta", "version": 0}', "key_count": count, "snapshots_version": 0}
+    manifest |= {"checksum": "", "rows": 0, "spec": spec.model_dump_json()}
     nothing = pa.table({"cut": pa.nulls(1, pa.timestamp("us", "UTC"))})
     table = pa.Table.from_pylist([manifest]).append_column("cut", nothing["cut"])
     write_deltalake(str(Path(settings.warehouse, "manifests")), table, mode="overwrite")

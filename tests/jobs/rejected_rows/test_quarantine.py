@@ -16,7 +16,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.lineage import generations
 from jobs.rejected_rows import replay
-from jobs.snapshots import manifests, state_rows, store
+from jobs.snapshots import manifests, store, verified_rows
 from jobs.storage.quarantine import Choice
 from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
@@ -231,7 +231,7 @@ def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path
     pipeline.land(*days[1:])
     (good,) = manifests.all_of(pipeline.warehouse)
     key = str(days[1]["id"].mode()[0])
-    rows = state_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
+    rows = verified_rows.read_rows(pipeline.warehouse, good.snapshot_id, "walk").withColumn(
         "mean",
         F.when(F.col("key") == key, F.array(F.lit(float("nan")), F.lit(0.0))).otherwise(F.col("mean")),
     )

@@ -17,7 +17,7 @@ from jobs import export, rollback, status, upgrade
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
-from jobs.snapshots import manifests, state_rows, store
+from jobs.snapshots import manifests, store, verified_rows
 from jobs.spark.warehouse import Warehouse
 from tests.jobs.support.pipeline import (
     Pipeline,
@@ -156,7 +156,7 @@ def test_half_written_micro_batches_repeated_adoptions_and_wrong_snapshots(tmp_p
 def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> None:
     """Change the rows of the only snapshot, and point its manifest to the version with the changed rows."""
     (manifest,) = manifests.all_of(warehouse)
-    frame = state_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
+    frame = verified_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     changed = rows(frame).localCheckpoint()
     changed.write.format("delta").mode("overwrite").save(warehouse.path("snapshots"))
     table = DeltaTable.forPath(warehouse.spark, warehouse.path("manifests"))
@@ -166,7 +166,7 @@ def pinned_to(warehouse: Warehouse, rows: Callable[[DataFrame], DataFrame]) -> N
 def data_files(warehouse: Warehouse) -> list[Path]:
     """Return the files that hold the rows of the only snapshot."""
     (manifest,) = manifests.all_of(warehouse)
-    frame = state_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
+    frame = verified_rows.read_rows(warehouse, manifest.snapshot_id, "walk", manifest.snapshots_version)
     return [Path(name.removeprefix("file:").replace("//", "")) for name in frame.inputFiles()]
 
 

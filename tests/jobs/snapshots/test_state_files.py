@@ -17,7 +17,8 @@ from jobs.core.errors import UserError
 from jobs.encoding.arrow import lists
 from jobs.snapshots import manifests, store
 from jobs.snapshots.manifests import Manifest
-from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of, read_rows
+from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of
+from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.replaced_files import ReplacingTable
 
@@ -144,7 +145,7 @@ def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one commits while this one's tasks write; its manifest goes on naming its own version."""
-    replace, others = ReplacingTable.replace, []
+    replace, others = ReplacingTable._commit, []
 
     def overtaken(self: ReplacingTable, *arguments: Any) -> Any:
         if not others:
@@ -152,7 +153,7 @@ def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
             others[0] = store.write(warehouse, manifest(), made(warehouse.spark))
         return replace(self, *arguments)
 
-    monkeypatch.setattr(ReplacingTable, "replace", overtaken)
+    monkeypatch.setattr(ReplacingTable, "_commit", overtaken)
     written = store.write(warehouse, manifest(), made(warehouse.spark))
     assert len(rows_in(warehouse)) == KEYS
     for one in (others[0], written):
@@ -162,13 +163,13 @@ def test_of_two_writers_of_one_snapshot_the_later_one_replaces_the_rows(
 def test_a_file_that_vanished_before_the_commit_is_told(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace = ReplacingTable.replace
+    replace = ReplacingTable._commit
 
     def vacuumed(self: ReplacingTable, parts: Any, *rest: Any) -> Any:
         Path(self.path, parts[0].path).unlink()
         return replace(self, parts, *rest)
 
-    monkeypatch.setattr(ReplacingTable, "replace", vacuumed)
+    monkeypatch.setattr(ReplacingTable, "_commit", vacuumed)
     with pytest.raises(UserError, match="the file was changed or removed before it was committed"):
         store.write(warehouse, manifest(), made(warehouse.spark))
     assert manifests.all_of(warehouse) == []

@@ -11,10 +11,10 @@ import pytest
 from jobs.encoding.packet_kinds import NEVER, OutputPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.rows import RowFormat, RowId
-from jobs.state.duplicate_ids import DuplicateIds
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Packet, Plan
+from jobs.state.row_ids import DuplicateIds
 from tests.jobs.support.event_time import INTEGER, SECOND, TEXT, DictStore, Row, keys_of, packet, plan_of
 
 Estimates = dict[tuple[int, int], tuple[float, float]]

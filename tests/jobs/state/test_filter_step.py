@@ -253,5 +253,5 @@ def test_states_of_32_bits_go_through_blocks_and_snapshots_without_a_further_los
         np.testing.assert_array_equal(known.arrays["values"][:, at], final.values)
     with pytest.raises(StateMismatch, match="numbers"):
         stored.decode(wide.encode(advanced.records))
-    (snapshot,) = state_rows(kernel, known, False)
+    (snapshot,) = state_rows(kernel, known)
     assert snapshot.column("mean")[0].as_py() == known.arrays["values"][:1, 0].tolist()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from jobs.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
 from jobs.encoding.packets import Records, concat
 from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import RowFormat
-from jobs.encoding.watermark_ticks import event_time_packer, max_event_time
+from jobs.encoding.rows import RowFormat, event_time_packer, max_event_time
 from jobs.state.block_format import StateFormat
 from jobs.state.bucket_clock import Clock
 from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer

@@ -172,7 +172,7 @@ def test_rows_that_others_commit_meanwhile_are_kept_or_deleted_too(
     """The other command appends rows of the filter, or deletes rows of the same file."""
     tables = Tables(str(tmp_path))
     table_of(tables)
-    replace, others = ReplacingTable.replace, [1]
+    replace, others = ReplacingTable._commit, [1]
 
     def overtaken(self: ReplacingTable, *given: Any) -> int | None:
         if others and others.pop():
@@ -183,7 +183,7 @@ def test_rows_that_others_commit_meanwhile_are_kept_or_deleted_too(
         return replace(self, *given)
 
     before = rows_in(tables)
-    monkeypatch.setattr(ReplacingTable, "replace", overtaken)
+    monkeypatch.setattr(ReplacingTable, "_commit", overtaken)
     assert delete_rows(tables, "t", [[("word", "=", "b")]]) == (3 if deletes else 6)
     words = [row for row in before if row[0] != "b"]
     left = [row for row in words if row[:2] != ("a", 3)] if deletes else sorted([*words, *words], key=repr)
@@ -196,7 +196,7 @@ def test_who_is_overtaken_again_and_again_is_told_and_leaves_no_file(
     tables = Tables(str(tmp_path))
     table = table_of(tables)
     files = set(Path(table.path).glob("*.parquet"))
-    monkeypatch.setattr(ReplacingTable, "replace", lambda *_: None)
+    monkeypatch.setattr(ReplacingTable, "_commit", lambda *_: None)
     with pytest.raises(Overtaken, match="others have changed the same rows meanwhile; run it again"):
         delete_rows(tables, "t", [[("word", "=", "b")]])
     assert issubclass(Overtaken, Conflict) and set(Path(table.path).glob("*.parquet")) == files

@@ -51,10 +51,10 @@ def test_a_table_is_read_at_a_version_and_by_partition(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_refused_with_its_place(tmp_path: Path) -> None:
     root = wrote(tmp_path)
-    with pytest.raises(UserError, match="states: cannot be read without Spark: "):
+    with pytest.raises(UserError, match="states cannot be read: "):
         read_table(root, "states", ["key"], None, 9)
     next(tmp_path.glob("states/model=b/*.parquet")).unlink()
-    with pytest.raises(UserError, match="states: cannot be read without Spark: "):
+    with pytest.raises(UserError, match="states cannot be read: "):
         read_table(root, "states", ["key"])
 
 

@@ -12,8 +12,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from jobs.encoding.packet_kinds import OutputPacket, RowPacket
 from jobs.encoding.packets import Records, concat
 from jobs.encoding.routing import route_of
-from jobs.encoding.rows import RowId
-from jobs.encoding.watermark_ticks import tick
+from jobs.encoding.rows import RowId, tick
 from jobs.state.plan import Plan
 from jobs.state.text_codec import stored_bytes
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor

@@ -208,10 +208,10 @@ class EventTimeStream:
 
 
 def keys_of(records: Records) -> list[int]:
-    from jobs.encoding.keys import integer_keys
+    from jobs.encoding.routing import identity_of
 
     if records.text is None:
-        return integer_keys(np.array(records.arrays["route"])).tolist()
+        return identity_of(np.array(records.arrays["route"])).tolist()
     return [int(text[1:]) for text in records.text.to_pylist()]
 
 

@@ -20,7 +20,7 @@ from jobs.core.settings import Settings
 from jobs.encoding.estimates import estimate_format, unpack_estimates
 from jobs.encoding.keys import key_kind
 from jobs.encoding.rows import row_format
-from jobs.snapshots import state_rows
+from jobs.snapshots import verified_rows
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -132,7 +132,7 @@ class Pipeline:
 
     def snapshot(self, identity: str) -> pd.DataFrame:
         return (
-            state_rows.read_rows(self.warehouse, identity, self.name)
+            verified_rows.read_rows(self.warehouse, identity, self.name)
             .toPandas()
             .sort_values("key", ignore_index=True)
         )
@@ -187,7 +187,7 @@ def assert_as_the_filter_alone(
 
 def reflected(pipeline: Pipeline, snapshot: str) -> dict[str, int]:
     """Return how many rows the state of each key reflects in a snapshot."""
-    rows = state_rows.read_rows(pipeline.warehouse, snapshot, pipeline.name).select("key", "state_index")
+    rows = verified_rows.read_rows(pipeline.warehouse, snapshot, pipeline.name).select("key", "state_index")
     return {str(row["key"]): row["state_index"] for row in rows.collect()}
 
 

@@ -110,7 +110,7 @@ def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 
 
 
 def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
-    from jobs.encoding.keys import integer_keys
+    from jobs.encoding.routing import identity_of
 
     arrays = states.arrays
     mean, covariance, extras = kernel.snapshot(np.array(arrays["values"]))
@@ -124,7 +124,7 @@ def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
             "count": int(arrays["count"][i]),
             "log_likelihood": float(arrays["log_likelihood"][i]),
         }
-        for i, key in enumerate(integer_keys(np.array(arrays["route"])).tolist())
+        for i, key in enumerate(identity_of(np.array(arrays["route"])).tolist())
     ]
 
 
