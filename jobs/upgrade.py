@@ -72,6 +72,7 @@ def run(
             predicts worse, or whose comparison cannot tell.
     """
     from jobs.lineage import generations, live_table
+    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
@@ -99,7 +100,16 @@ def run(
     with Progress(title, None, quiet=settings.quiet) as progress:
         live = generations.named(warehouse, spec.name)
         context = UpgradeContext(
-            settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain, force, needed
+            settings,
+            DeployedModel(spec, warehouse),
+            live,
+            progress,
+            dry_run,
+            promote,
+            partitions,
+            drain,
+            force,
+            needed,
         )
         outcome = MODES[mode](context)
         if not dry_run:

@@ -58,6 +58,7 @@ def run(
     from datetime import UTC, datetime
 
     from jobs.lineage.generations import live
+    from jobs.lineage.model import DeployedModel
     from jobs.observability.metrics import write_verification
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
@@ -83,7 +84,7 @@ def run(
         spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse
     )
     with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
-        result = Verifier(warehouse, spec, options, progress.note).run(run_id)
+        result = Verifier(DeployedModel(spec, warehouse), options, progress.note).run(run_id)
     if metrics_file is not None:
         counts = {**result.findings.counts, "compared": result.findings.compared}
         write_verification(metrics_file, spec.name, result.outcome, counts, result.findings.differences)

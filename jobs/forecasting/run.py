@@ -20,6 +20,7 @@ from jobs.forecasting.origin import Origin, origin
 from jobs.forecasting.rows import Plan, forecast_rows
 from jobs.forecasting.table import RUN, Written, replace_run
 from jobs.key_inputs.table import home_of
+from jobs.lineage.model import DeployedModel
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
@@ -68,24 +69,25 @@ class Done(NamedTuple):
     past: int | None
 
 
-def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done:
+def forecast_live(model: DeployedModel[Warehouse], wanted: Wanted) -> Done:
     """Forecast the keys of a model from its live state, or a snapshot, into a table.
 
     Raises:
         UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
     """
+    warehouse = model.warehouse
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
         raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
     began = now()
-    source = origin(warehouse, spec, wanted.snapshot)
+    source = origin(model, wanted.snapshot)
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
     runtime.ship(warehouse.spark)
     states = _chosen(source, wanted.keys)
-    states, inputs = with_inputs(warehouse, used, runtime.kind, states)
+    states, inputs = with_inputs(model.with_spec(used), runtime.kind, states)
     future = None
     if wanted.future is not None:
-        future = future_rows(warehouse, used, runtime.kind, wanted.future)
+        future = future_rows(model.with_spec(used), runtime.kind, wanted.future)
         states = states.join(future.rows, "key", "left")
     run = wanted.run or _run_id(source, wanted, future, inputs)
     plan = Plan(
@@ -97,10 +99,10 @@ def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done
         future is not None and future.own_inputs,
     )
     rows = _named(forecast_rows(states, plan), runtime.kind, source)
-    home, table = home_of(warehouse, wanted.output or forecasts(spec.name))
+    home, table = home_of(warehouse, wanted.output or forecasts(model.name))
     age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
     facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
-    with labelled(warehouse.spark, f"forecast {spec.name}", f"from {source.name}"):
+    with labelled(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
         written = replace_run(home, table, run, rows, json.dumps(facts))
         bounded = wanted.horizon.end is not None or future is not None
         past = states.count() - written.keys if bounded else None

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural
+from jobs.lineage.model import DeployedModel
 from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
 from jobs.migration.parameters import carried_over, changes_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
@@ -44,22 +45,21 @@ MOST_LEFT_OUT = 0.5
 
 
 def migrate(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     source: Manifest,
-    spec: ModelSpec,
     target: int,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
     """Return the migrated snapshot (None in a dry run), how the states change, and if the snapshot was written now.
 
-    spec: the deployed one, beside whose file those of other versions are.
+    model: the deployed one, beside whose spec are those of other versions.
 
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
     """
-    steps = path_from(warehouse, spec, source, target)
-    return migrate_along(warehouse, source, steps, None, dry_run, on_progress)
+    steps = path_from(model, source, target)
+    return migrate_along(model.warehouse, source, steps, None, dry_run, on_progress)
 
 
 def migrate_along(

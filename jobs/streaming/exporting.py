@@ -15,6 +15,7 @@ from jobs.lineage.exports import snapshot_id
 from jobs.lineage.generations import REMOVED
 from jobs.lineage.generations import origin as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 
 
 def export(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     generation: Generation,
-    folder: str | None,
     batch: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
     allow_missing_rows: bool = False,
@@ -37,13 +37,14 @@ def export(
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
     The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
-    is the last one that completes a version of the measurements. `folder` is that of the model's functions
-    (`ModelSpec.folder`). With `allow_missing_rows` a state of format 1 is not compared with its estimates.
+    is the last one that completes a version of the measurements. With `allow_missing_rows` a state of format 1 is not
+    compared with its estimates.
 
     Raises:
         UserError: the generation is removed or damaged, its measurements have changed, there is no such micro-batch, or
             the state lacks rows that were estimated.
     """
+    warehouse = model.warehouse
     if generation.status == REMOVED:  # its checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
@@ -79,10 +80,10 @@ def export(
         numerics=generation.numerics,
         inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
-    states = states_at(warehouse, generation, origin, batch, folder)
+    states = states_at(model, generation, origin, batch)
     held = None
     if origin.model_spec().timed:
-        held = waiting_at(warehouse, generation, origin, batch)
+        held = waiting_at(model, generation, origin, batch)
     with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
         return write(warehouse, replace(made, waiting=None), states, held, check=check), True
 

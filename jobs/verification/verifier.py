@@ -21,6 +21,7 @@ from jobs.key_inputs.pins import version_of
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.compatibility import spec_to_run
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
@@ -87,12 +88,11 @@ class Verifier:
 
     def __init__(
         self,
-        warehouse: Warehouse,
-        spec: ModelSpec,
+        model: DeployedModel[Warehouse],
         options: Options,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.warehouse, self.spec, self.options, self.note = warehouse, spec, options, note
+        self.model, self.options, self.note = model, options, note
         self.reasons: list[str] = []
 
     def run(self, run_id: str | None = None) -> Result:
@@ -101,7 +101,7 @@ class Verifier:
         Raises:
             UserError: the run of this id has ended.
         """
-        warehouse, name = self.warehouse, self.spec.name
+        warehouse, name = self.model.warehouse, self.model.name
         if run_id is not None and runs.finished(warehouse, name, run_id):
             raise UserError(f"verify {name}: run {run_id} has ended; give another --run-id, or none")
         options = {key: value for key, value in json.loads(json.dumps(asdict(self.options))).items()}
@@ -134,18 +134,18 @@ class Verifier:
     def _plan(self, run_id: str) -> dict[str, Any]:
         """Pin the chain, and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
-        chain: Chain = chain_of(self.warehouse, self.spec.name)
+        chain: Chain = chain_of(self.model.warehouse, self.model.name)
         live = next((one for one in chain.segments if one.end == STATE), None)
         copied = None
         if live is not None:
-            copied = copy_state(self.warehouse, self.spec, live, self.options.sample, run_id)
+            copied = copy_state(self.model, live, self.options.sample, run_id)
         return {
             "segments": [asdict(one) for one in chain.segments],
             "snapshots": chain.snapshots,
             "not_verified": chain.not_verified,
             "overlaps": chain.overlaps,
             "end": copied,
-            "versions": gathering.versions_of(self.warehouse, self.spec.name),
+            "versions": gathering.versions_of(self.model.warehouse, self.model.name),
             "begun_at": datetime.now(UTC).isoformat(),
         }
 
@@ -155,12 +155,12 @@ class Verifier:
             return
         self.note(part)
         try:
-            with labelled(self.warehouse.spark, f"verify {self.spec.name}", part):
+            with labelled(self.model.warehouse.spark, f"verify {self.model.name}", part):
                 found = work()
         except CannotVerify as reason:
             self._leave_out(str(reason))
             return
-        runs.record_part(self.warehouse, run, part, found)
+        runs.record_part(self.model.warehouse, run, part, found)
 
     def _leave_out(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -181,11 +181,15 @@ class Verifier:
             )
 
     def _snapshot(self, snapshot: str, segments: list[Segment]) -> Findings:
-        manifest = manifests.record(self.warehouse, snapshot)
+        manifest = manifests.record(self.model.warehouse, snapshot)
         assert manifest is not None
         compared = {one.end for one in segments}
         return snapshot_check.verified(
-            self.warehouse, self.spec, manifest, self.options.sample, self.options.tolerance, compared
+            self.model,
+            manifest,
+            self.options.sample,
+            self.options.tolerance,
+            compared,
         )
 
     def _segment(self, run: runs.Run, segment: Segment) -> None:
@@ -229,7 +233,7 @@ class SegmentCheck:
         Raises:
             CannotVerify: its model uses something that cannot be recomputed.
         """
-        warehouse, deployed = verifier.warehouse, verifier.spec
+        warehouse, deployed = verifier.model.warehouse, verifier.model.spec
         generation = generations.named(warehouse, deployed.name, segment.generation)
         manifest = manifests.record(warehouse, segment.snapshot)
         if manifest is None or manifest.status == manifests.REMOVED:
@@ -344,7 +348,7 @@ class SegmentCheck:
                 f"{segment.generation}: the table of inputs has changed since its snapshot, and which micro-batch used "
                 f"which version is kept for the last ones only"
             )
-        table = InputsTable(sources.warehouse, spec)
+        table = InputsTable(DeployedModel(spec, sources.warehouse))
         return table.joined(rows, sources.runtime.kind, last["version"])
 
 

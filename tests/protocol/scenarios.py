@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 from jobs.lineage import generations, start_point
+from jobs.lineage.model import DeployedModel
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.upgrades import blue_green, replace
@@ -118,8 +119,9 @@ def _shadow() -> None:
     """Begin a shadow of the live generation, from an export of it, and let it catch up."""
     here = warehouse()
     live = generations.named(here, MODEL)
-    manifest, _ = export(here, live, None)
-    made = start_point.begin_exported(here, spec_of(2), manifest, live, generations.SHADOW)
+    model = DeployedModel(spec_of(2), here)
+    manifest, _ = export(model, live)
+    made = start_point.begin_exported(model, manifest, live, generations.SHADOW)
     actors.stream(spec_of(2), name=made.generation)
 
 
