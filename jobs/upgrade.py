@@ -78,7 +78,7 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
-    from jobs.upgrades.modes import MODES
+    from jobs.upgrades.modes import MODES, upgrade
 
     started = time.monotonic()
     if mode not in MODES:
@@ -111,7 +111,7 @@ def run(
             force,
             needed,
         )
-        outcome = MODES[mode](context)
+        outcome = upgrade(context, mode)
         if not dry_run:
             live_table.refresh(warehouse, spec.name)
     return _report(spec, mode, outcome, needed, started)

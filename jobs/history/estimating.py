@@ -21,11 +21,10 @@ from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan
 from jobs.history.counting import Counts, Wanted, count_by_log
-from jobs.history.files import write_estimates
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
-from jobs.history.table import HistoryTable, Part, Run, Slices, run_name
+from jobs.history.table import HistoryTable, Part, Run, Slices, run_name, write_estimates
 from jobs.key_inputs.table import InputsTable, home_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.numerics import FIRST, with_numerics, without_numerics
@@ -75,6 +74,13 @@ class Generation:
         return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
+class LineageSegment(NamedTuple):
+    """A generation whose estimates count up to a micro-batch; None stands for all micro-batches."""
+
+    generation: str
+    last_batch: int | None
+
+
 def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
     """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
@@ -85,12 +91,28 @@ def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
 
 def live(warehouse: Tables, model: str) -> Generation | None:
     """Return the model's live generation, or None."""
-    return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
+    return live_of(all_of(warehouse, model))
+
+
+def live_of(known: Iterable[Generation]) -> Generation | None:
+    """Return the live one of a model's generations, or None."""
+    return next((one for one in known if one.status == LIVE), None)
 
 
 def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
-    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
+    """Return the lineage of a model's live estimates (`lineage_of`)."""
     return lineage_of(all_of(warehouse, model))
+
+
+def lineage_of(known: Sequence[Generation]) -> list[LineageSegment]:
+    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
+    by_name = {one.generation: one for one in known}
+    at, last = live_of(known), None
+    segments: list[LineageSegment] = []
+    while at is not None and all(segment.generation != at.generation for segment in segments):
+        segments.append(LineageSegment(at.generation, last))
+        at, last = by_name.get(at.parent or ""), at.parent_batch
+    return segments
 
 
 def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
@@ -99,10 +121,16 @@ def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
     Raises:
         UserError: the model has no such generation.
     """
-    known = all_of(warehouse, model)
-    found = next(
-        (one for one in known if (one.status == LIVE if name is None else one.generation == name)), None
-    )
+    return named_of(all_of(warehouse, model), model, name)
+
+
+def named_of(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
+    """Return the one of a model's generations that `named` returns.
+
+    Raises:
+        UserError: the model has no such generation.
+    """
+    found = live_of(known) if name is None else next((one for one in known if one.generation == name), None)
     if found is None:
         if name is None:
             raise UserError(

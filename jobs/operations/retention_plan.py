@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation, predecessor
+from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation, live_of, predecessor
 from jobs.snapshots.manifests import GOOD
 from jobs.specs.retention import Retention
 
@@ -73,7 +73,7 @@ def kept_generations(
     generations: Sequence[Generation], rules: Retention, now: datetime, driven: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the generations to keep, each with the reason."""
-    live = next((one for one in generations if one.status == LIVE), None)
+    live = live_of(generations)
     ended = sorted(
         (one for one in generations if one.status in (RETIRED, FAILED)),
         key=lambda one: (one.retired_at or one.created_at or now, one.generation),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.key_inputs.pins import version_of
+from jobs.lineage.catalog import export_id
 from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.exports import snapshot_id
 from jobs.lineage.generations import REMOVED
 from jobs.lineage.generations import origin as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
@@ -59,7 +59,7 @@ def export(
     check: Callable[[Manifest], None] | None = None
     if checkpoint.has_states_of_format_1() and not allow_missing_rows:
         check = partial(refuse_missing_rows, warehouse, generation)
-    identity = snapshot_id(generation, batch, version)
+    identity = export_id(generation, batch, version)
     found = find_whole(warehouse, identity)
     if found is not None:
         if check is not None:

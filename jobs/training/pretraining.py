@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
@@ -109,25 +109,23 @@ def snapshot_at(
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.event_time_policy().late_before(held.watermark)
             held = held._replace(ids=of_rows(packed, batch.rows, floor))
-        search = Search(runtime, packed, batch, window, progress)
-        learned, populations = None, None
+        learned: Learned | Populations | None = None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
-                learned, populations = search.run(frame)
-        runtime = replace(runtime, parameters=search.parameters(learned, populations))
+                learned = _learned(runtime, frame, packed, batch, window, progress.note)
+        runtime = replace(runtime, parameters=_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
         position = cut.place or position_at(model, table, cut.version, of_table)
         manifest = _manifest(runtime, identity, position, cut, window, given)
-        result = populations if learned is None else learned
         with labelled(spark, doing, "filter and write the snapshot"):
-            manifest = _written(warehouse, manifest, runtime, packed, window, result, held)
+            manifest = _written(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
         notes = _notes(model, manifest, batch, frame, packed, count)
-        return Made(manifest, learned, True, notes)
+        return Made(manifest, None if isinstance(learned, Populations) else learned, True, notes)
     finally:
         packed.unpersist()
 
@@ -181,32 +179,39 @@ def _written(
     return write(warehouse, manifest, states, held, told)
 
 
-@dataclass(frozen=True)
-class Search:
-    """The learning of one snapshot."""
+def _learned(
+    runtime: ModelRuntime,
+    frame: DataFrame,
+    packed: DataFrame,
+    batch: Batch,
+    window: Window,
+    note: Callable[[str], None],
+) -> Learned | Populations:
+    """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on.
 
-    runtime: ModelRuntime
-    packed: DataFrame
-    batch: Batch
-    window: Window
-    progress: Progress
+    Args:
+        runtime: of the model.
+        frame: the rows.
+        packed: their packets.
+        batch: settings of the pass.
+        window: of the rows that count.
+        note: shows progress.
+    """
+    spec, learn = runtime.spec, runtime.spec.learn
+    assert learn is not None
+    by_key = learn.scope == "key"
+    keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
+    given = packed, runtime.definition, learn, batch, window
+    if by_key:
+        return learn_populations(*given, keys or 0, note)
+    return learn_pooled(*given, keys, note)
 
-    def run(self, frame: DataFrame) -> tuple[Learned | None, Populations | None]:
-        """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on."""
-        spec, learn = self.runtime.spec, self.runtime.spec.learn
-        assert learn is not None
-        by_key = learn.scope == "key"
-        keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
-        given = self.packed, self.runtime.definition, learn, self.batch, self.window
-        if by_key:
-            return None, learn_populations(*given, keys or 0, self.progress.note)
-        return learn_pooled(*given, keys, self.progress.note), None
 
-    def parameters(self, learned: Learned | None, populations: Populations | None) -> dict[str, Any]:
-        """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
-        if populations is not None:
-            return populations.parameters(learnable(self.runtime.definition))
-        return {} if learned is None else learned.parameters
+def _parameters(runtime: ModelRuntime, found: Learned | Populations | None) -> dict[str, Any]:
+    """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
+    if isinstance(found, Populations):
+        return found.parameters(learnable(runtime.definition))
+    return {} if found is None else found.parameters
 
 
 def _keys(frame: DataFrame, spec: ModelSpec) -> int:

@@ -24,7 +24,6 @@ from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
-    already_upgraded,
     migrated,
     migration_preview,
     migration_steps,
@@ -41,9 +40,6 @@ LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 
 def blue_green(context: UpgradeContext) -> Outcome:
     """Start the deployed version in shadow from the migrated state, compare it, and promote it."""
-    done = already_upgraded(context.model.spec, context.live)
-    if done is not None:
-        return done
     refuse_other_keys(context, migration_steps(context), in_shadow=True)
     if context.dry_run:
         return migration_preview(context)

@@ -31,7 +31,6 @@ from jobs.upgrades.context import (
     STOP_START,
     Outcome,
     UpgradeContext,
-    already_upgraded,
     migrated,
     migration_preview,
     migration_steps,
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
 
 def stop_start(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one that starts from its migrated state."""
-    done = already_upgraded(context.model.spec, context.live)
-    if done is not None:
-        return done
     steps = migration_steps(context)
     if context.dry_run:
         refuse_other_keys(context, steps)
@@ -67,9 +63,6 @@ def stop_start(context: UpgradeContext) -> Outcome:
 
 def retrain(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one that is trained on history up to its last position (`last_position`)."""
-    done = already_upgraded(context.model.spec, context.live)
-    if done is not None:
-        return done
     old, learned = _live_model(context)
     if context.dry_run:
         return _preview_without_state(context, changes_of_retraining(old, context.model.spec, learned, None))
@@ -82,9 +75,6 @@ def retrain(context: UpgradeContext) -> Outcome:
 
 def start_stateless(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one without any key's state."""
-    done = already_upgraded(context.model.spec, context.live)
-    if done is not None:
-        return done
     refuse_other_source(context)
     old, learned = _live_model(context)
     carried = carried_without_states(old, context.model.spec, learned)

@@ -72,7 +72,7 @@ def reverse_migration(
     """
     warehouse = model.warehouse
     known = generations.all_of(warehouse, model.name)
-    live = generations.named(warehouse, model.name)
+    live = generations.named_of(known, model.name)
     target = target_of(known, live, name)
     if target is None:
         return ReversedMigration(live, None, live.snapshot_id, {})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from jobs.encoding.keys import text_of
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
-from jobs.lineage.exports import is_export
+from jobs.lineage.catalog import Catalog
 from jobs.lineage.model import DeployedModel
 from jobs.migration import migrating
 from jobs.migration.apply import apply_migration
@@ -31,10 +30,10 @@ from jobs.storage.positions import KAFKA, offsets_of, to_datetime
 from jobs.storage.tables import measurements
 from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
-from jobs.verification.findings import COUNTS, Findings, added
+from jobs.verification.findings import Findings, difference
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
-from jobs.verification.recomputing import FINDINGS, Kind, check_states, on_partitions
+from jobs.verification.recomputing import Kind, check_states, findings_in
 from kalman.filters.numerics import may_differ
 
 if TYPE_CHECKING:
@@ -69,11 +68,10 @@ def verified(
     try:
         rows = verify(model.warehouse, manifest)
     except UserError as damage:
-        first = {"key": None, "event_time": None, "batch": None, "what": damage.message}
-        return Findings({**dict.fromkeys(COUNTS, 0), "states_different": 1}, [first])
+        return Findings.of(difference(damage.message), states_different=1)
     if manifest.without_state:
         expected = rows.limit(0)
-    elif manifest.parent is not None and not is_export(model.warehouse, manifest):
+    elif manifest.parent is not None and not Catalog(model.warehouse).is_export(manifest):
         expected = _migrated(model, manifest)
     elif manifest.imported:
         raise CannotVerify(f"{name} was made of a table of states, which nothing else gives")
@@ -91,12 +89,8 @@ def verified(
     both = gathering.states_of(Kind.SEED, expected, runtime)
     both = both.unionByName(gathering.states_of(Kind.END, rows, runtime))
     parts = both.filter(sample.has(F.col("key"))).repartition(PARTITIONS, "key")
-    work = on_partitions(
-        partial(check_states, width, tolerance, by_numerics=_other_numerics(manifest, runtime))
-    )
-    found = parts.mapInArrow(work, FINDINGS).collect()
-    total = added(Findings({n: row[n] for n in COUNTS}, json.loads(row["firsts"])) for row in found)
-    return Findings(total.counts, [{**one, "generation": name} for one in total.firsts])
+    check = partial(check_states, width, tolerance, by_numerics=_other_numerics(manifest, runtime))
+    return findings_in(parts, check, name)
 
 
 def _other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:

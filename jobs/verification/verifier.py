@@ -33,9 +33,9 @@ from jobs.storage.tables import estimates
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
 from jobs.verification.ends import End, copy_state, end_of, forget
-from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
+from jobs.verification.findings import DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added, difference
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
-from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
+from jobs.verification.recomputing import Kind, Recipe, check, findings_in
 from kalman.filters.numerics import NUMERICS
 from kalman.filters.rounded import stored_as
 
@@ -272,16 +272,15 @@ class SegmentCheck:
         waiting = 0 if self.end is None else self.end.waiting
         waiting -= 0 if self.begin is None else self.begin.rows.count()
         gap = landed - accepted - quarantined - waiting
-        counts = dict.fromkeys(COUNTS, 0)
         if gap == 0 or gap > 0 and self.recipe.forgets:
-            return Findings({**counts, "landed": landed})
-        counts["uncounted"] = abs(gap)
+            return Findings.of(landed=landed)
         what = (
             f"{landed:,} rows were landed, and {accepted:,} estimates, {quarantined:,} rows in quarantine and "
             f"{waiting:,} that wait make {landed - gap:,}"
         )
-        first = {"key": None, "event_time": None, "batch": self.sources.segment.last_batch, "what": what}
-        return Findings({**counts, "landed": landed}, [self._of_generation(first)])
+        segment = self.sources.segment
+        first = {**difference(what, batch=segment.last_batch), "generation": segment.generation}
+        return Findings.of(first, landed=landed, uncounted=abs(gap))
 
     def chunk(self, rows: DataFrame, chunk: int, chunks: int, size: int) -> Findings:
         """Recompute and compare the sampled keys of one chunk."""
@@ -291,20 +290,14 @@ class SegmentCheck:
             sample = sample & (F.pmod(F.xxhash64(F.lit("chunk"), F.col("key")), F.lit(chunks)) == chunk)
         partitions = max(MIN_PARTITIONS, -(-size // ROWS_A_PARTITION))
         parts = both.filter(sample).repartition(partitions, "key")
-        found = parts.mapInArrow(on_partitions(partial(check, self.recipe)), FINDINGS).collect()
-        total = added(
-            Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in found
-        )
-        firsts = [self._of_generation(one) for one in total.firsts]
-        if total.counts["unrecorded"] and not self.recipe.forgets:
-            total.counts["missing"] += total.counts["unrecorded"]
-            total.counts["unrecorded"] = 0
-            what = "a late row is neither estimated nor in quarantine"
-            firsts.append(self._of_generation({"key": None, "event_time": None, "batch": None, "what": what}))
-        return Findings(total.counts, firsts)
-
-    def _of_generation(self, first: dict[str, Any]) -> dict[str, Any]:
-        return {**first, "generation": self.sources.segment.generation}
+        name = self.sources.segment.generation
+        found = findings_in(parts, partial(check, self.recipe), name)
+        if found.counts["unrecorded"] and not self.recipe.forgets:
+            found.counts["missing"] += found.counts["unrecorded"]
+            found.counts["unrecorded"] = 0
+            late = difference("a late row is neither estimated nor in quarantine")
+            found.firsts.append({**late, "generation": name})
+        return found
 
     def _gathered(self, rows: DataFrame) -> DataFrame:
         """Return everything about the segment's keys, with the checker's columns."""
@@ -354,10 +347,7 @@ class SegmentCheck:
 
 def _hand_overs(overlaps: list[str]) -> Findings:
     """Return the findings of hand-overs after which two generations have estimated the same rows."""
-    counts = {**dict.fromkeys(COUNTS, 0), "uncounted": len(overlaps)}
-    return Findings(
-        counts, [{"key": None, "event_time": None, "batch": None, "what": one} for one in overlaps]
-    )
+    return Findings.of(*map(difference, overlaps), uncounted=len(overlaps))
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:

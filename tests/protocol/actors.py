@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -40,7 +39,7 @@ from jobs.streaming.exporting import export
 from jobs.training import new_keys
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
-from jobs.upgrades import blue_green, context
+from jobs.upgrades import blue_green, context, modes
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
 from tests.protocol import memory_columns as F
@@ -245,7 +244,7 @@ def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
     return write(given.model.warehouse, made, verify(given.model.warehouse, source)), {"parameters": []}
 
 
-def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int = 2) -> None:
+def upgrade(mode: str, drain: bool = False, to: int = 2) -> None:
     """Upgrade to a version, as `upgrade` does; the comparison of a shadow always comes out well."""
     here = warehouse()
     live = generations.named(here, MODEL)
@@ -262,4 +261,4 @@ def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int 
             ):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, instead))
-        mode(given)
+        modes.upgrade(given, mode)
