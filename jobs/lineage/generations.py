@@ -106,13 +106,20 @@ def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
 
 def lineage_of(known: Sequence[Generation]) -> list[LineageSegment]:
     """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
-    by_name = {one.generation: one for one in known}
-    at, last = live_of(known), None
     segments: list[LineageSegment] = []
-    while at is not None and all(segment.generation != at.generation for segment in segments):
-        segments.append(LineageSegment(at.generation, last))
-        at, last = by_name.get(at.parent or ""), at.parent_batch
+    last: int | None = None
+    for one in with_ancestors(known, live_of(known)):
+        segments.append(LineageSegment(one.generation, last))
+        last = one.parent_batch
     return segments
+
+
+def with_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
+    """Yield a generation of a model, its parent, and so on, each once."""
+    by_name = {one.generation: one for one in known}
+    while of is not None and by_name.pop(of.generation, None) is not None:
+        yield of
+        of = by_name.get(of.parent or "")
 
 
 def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import Generation
+from jobs.lineage.generations import Generation, with_ancestors
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.state_rows import read_rows
 from jobs.spark.warehouse import Warehouse
@@ -58,17 +58,14 @@ def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) ->
     not compared: their attempts always wrote the same files.
     """
     catalog = Catalog(warehouse)
-    known = {one.generation: one for one in catalog.generations(generation.model)}
-    at: Generation | None = generation
     manifest: Manifest | None = end
-    while at is not None and manifest is not None and manifest.batch_id is not None:
-        if manifest.generation != at.generation or manifest.model_spec().timed:
+    for at in with_ancestors(catalog.generations(generation.model), generation):
+        if manifest is None or manifest.generation != at.generation or manifest.model_spec().timed:
             return None
         found = _missing(warehouse, at, catalog.manifest(at.snapshot_id), manifest)
         if found is not None:
             return found
         manifest = catalog.export_behind(at.snapshot_id)
-        at = known.get(at.parent or "")
     return None
 
 

@@ -95,6 +95,21 @@ def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     return None
 
 
+def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
+    """Return the outcome of an upgrade whose new generation has replaced the live one; details: of the new one."""
+    live = context.live
+    return [
+        f"generation {new.generation} {details}; {live.generation} is retired",
+        f"continue with `kalman-pipeline stream --model {context.model.name}`",
+    ], {
+        "generation": new.generation,
+        "snapshot": new.snapshot_id,
+        "retired": live.generation,
+        "upgraded": True,
+        "promoted": True,
+    }
+
+
 def migration_steps(context: UpgradeContext) -> list[Step]:
     """Return the migrations from the live generation's version to the deployed one.
 

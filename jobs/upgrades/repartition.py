@@ -19,7 +19,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.upgrades.blue_green import prove
-from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, shadow_of
+from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, replaced, shadow_of
 
 
 class Layout(NamedTuple):
@@ -54,20 +54,9 @@ def repartition(context: UpgradeContext) -> Outcome:
         return [*layout.reasons, *lines], {**data, "partitions": shadow.partitions, "blocks": shadow.blocks}
     with context.exclusive(REPARTITION):
         new = _relayout(context, layout, LIVE)
-    return [
-        *layout.reasons,
-        f"generation {new.generation} is live, with {new.partitions} state partitions of {new.blocks} blocks, "
-        f"from snapshot {new.snapshot_id}; {live.generation} is retired",
-        f"continue with `kalman-pipeline stream --model {context.model.name}`",
-    ], {
-        "generation": new.generation,
-        "snapshot": new.snapshot_id,
-        "retired": live.generation,
-        "partitions": new.partitions,
-        "blocks": new.blocks,
-        "upgraded": True,
-        "promoted": True,
-    }
+    details = f"is live, with {new.partitions} state partitions of {new.blocks} blocks"
+    lines, data = replaced(context, new, f"{details}, from snapshot {new.snapshot_id}")
+    return [*layout.reasons, *lines], {**data, "partitions": new.partitions, "blocks": new.blocks}
 
 
 def _wanted_layout(context: UpgradeContext) -> Layout:

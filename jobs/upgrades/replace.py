@@ -36,6 +36,7 @@ from jobs.upgrades.context import (
     migration_steps,
     refuse_other_keys,
     refuse_other_source,
+    replaced,
 )
 
 if TYPE_CHECKING:
@@ -104,18 +105,9 @@ def _replace(
 
 
 def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
-    live = context.live
-    return [
-        f"generation {new.generation} of version {new.model_version} is live, from snapshot "
-        f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
-        f"continue with `kalman-pipeline stream --model {context.model.name}`",
-    ], {
-        "generation": new.generation,
-        "snapshot": manifest.snapshot_id,
-        "retired": live.generation,
-        "upgraded": True,
-        "promoted": True,
-    }
+    place = describe(manifest.position)
+    details = f"of version {new.model_version} is live, from snapshot {manifest.snapshot_id} ({place})"
+    return replaced(context, new, details)
 
 
 def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, with_ancestors
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.inverse import path_back_to
@@ -126,15 +126,13 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     """
     by_name = {one.generation: one for one in known}
     if name is None:
-        ancestor, seen = live, {live.generation}
-        while ancestor is not None and ancestor.model_version == live.model_version:
-            ancestor = by_name.get(ancestor.parent or "")
-            if ancestor is None or ancestor.generation in seen:
-                raise UserError(
-                    f"the live generation {live.generation} of {live.model} came from no other version than its own, "
-                    f"{live.model_version}: there is none to go back to"
-                )
-            seen.add(ancestor.generation)
+        others = (one for one in with_ancestors(known, live) if one.model_version != live.model_version)
+        ancestor = next(others, None)
+        if ancestor is None:
+            raise UserError(
+                f"the live generation {live.generation} of {live.model} came from no other version than its own, "
+                f"{live.model_version}: there is none to go back to"
+            )
         # A live generation that came from a later version is the result of an earlier attempt.
         return ancestor if ancestor.model_version < live.model_version else None
     found = by_name.get(name)
