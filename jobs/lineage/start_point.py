@@ -64,6 +64,8 @@ def resolve(
     live = generations.live(warehouse, spec.name)
     if adopt is not None and _is_new(warehouse, adopt, live):
         manifest = _adoptable(model, adopt)
+        deployed = compatibility.deployment(model)
+        compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
         if live is not None:
             leases.refuse_if_driven(live)
         return _adopted(model, manifest, live, allow_missing)
@@ -184,13 +186,7 @@ def _again(model: DeployedModel[Warehouse], generation: Generation) -> StartPoin
     )
 
 
-def _adoptable(model: DeployedModel[Warehouse], snapshot_id: str) -> Manifest:
-    manifest = _adoptable_manifest(model, snapshot_id)
-    compatibility.check(compatibility.snapshot_built_with(manifest), compatibility.deployment(model))
-    return manifest
-
-
-def _adoptable_manifest(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
+def _adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
     """Return the manifest of a snapshot that a stream of this spec may start from, as far as the manifest tells."""
     manifest = manifests.find(model.warehouse, snapshot_id)
     if manifest is None or manifest.model != model.name:

@@ -8,6 +8,7 @@ from typing import Any
 from jobs.core.errors import UserError
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import REMOVED, Generation, origin
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.source_ranges import end_place
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
@@ -15,6 +16,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.places import is_whole, to_position
 from jobs.storage.positions import KAFKA, describe, offsets_of
+from jobs.streaming.exporting import last_whole_batch
 
 STATE = "state"
 """`Segment.end` of the live generation: the states at its end are those of its checkpoint."""
@@ -49,16 +51,16 @@ class Chain:
     overlaps: list[str]
 
 
-def chain_of(warehouse: Warehouse, model: str) -> Chain:
+def chain_of(model: DeployedModel[Warehouse]) -> Chain:
     """Return the chain of a model's live estimates as it is now; empty if no generation is live."""
-    catalog = Catalog(warehouse)
-    by_name = {one.generation: one for one in catalog.generations(model)}
+    warehouse, catalog = model.warehouse, Catalog(model.warehouse)
+    by_name = {one.generation: one for one in catalog.generations(model.name)}
     segments: list[Segment] = []
     snapshots: list[str] = []
     reasons: list[str] = []
     overlaps: list[str] = []
     successor: Generation | None = None
-    for name, last_batch in catalog.lineage(model):
+    for name, last_batch in catalog.lineage(model.name):
         generation = by_name[name]
         seed = origin(warehouse, generation)
         if seed.snapshot_id not in snapshots:
@@ -82,17 +84,13 @@ def chain_of(warehouse: Warehouse, model: str) -> Chain:
 def _live(warehouse: Warehouse, generation: Generation) -> Segment | str | None:
     """Return the segment of the live generation, up to the last micro-batch that completes a version."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    commits = checkpoint.commits()
-    if not commits:
+    if not checkpoint.commits():
         return None
-    for batch in reversed(commits):
-        if not checkpoint.has(batch):
-            break
-        if checkpoint.ends_with(batch) is not None:
-            last = checkpoint.position(batch, generation.start_position)
-            return Segment(
-                generation.generation, generation.snapshot_id, generation.start_position, batch, last, STATE
-            )
+    whole = last_whole_batch(checkpoint)
+    if whole is not None:
+        start = generation.start_position
+        last = checkpoint.position(whole[0], start)
+        return Segment(generation.generation, generation.snapshot_id, start, whole[0], last, STATE)
     return (
         f"{generation.generation}: none of the micro-batches whose state is kept completes a version of the "
         f"measurements, so which rows it has read cannot be told: verify again when it has caught up"

@@ -66,17 +66,16 @@ def copy_state(
         "copied_at": F.current_timestamp(),
     }
     warehouse.create(TABLE, VERIFIED_ENDS)
-    forget(warehouse, model.name, None)
+    forget(model, None)
     warehouse.append(rows.filter(sample.has(F.col("key"))).withColumns(columns), TABLE)
     return {"waiting": _count(held), "watermark": NEVER if held is None else held.watermark}
 
 
-def forget(warehouse: Warehouse, model: str, run_id: str | None) -> None:
+def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
     """Remove what was copied for a run that has ended, or for runs that are too old to be continued (None)."""
     old = ("copied_at", "<", datetime.now(UTC) - CONTINUED_FOR)
-    delete_rows(
-        warehouse, TABLE, [[("model", "=", model), old if run_id is None else ("run_id", "=", run_id)]]
-    )
+    of_run = old if run_id is None else ("run_id", "=", run_id)
+    delete_rows(model.warehouse, TABLE, [[("model", "=", model.name), of_run]])
 
 
 def end_of(

@@ -128,13 +128,13 @@ class Verifier:
             )
         outcome = _outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
-        forget(warehouse, name, run.run_id)
+        forget(self.model, run.run_id)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
 
     def _plan(self, run_id: str) -> dict[str, Any]:
         """Pin the chain, and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
-        chain: Chain = chain_of(self.model.warehouse, self.model.name)
+        chain: Chain = chain_of(self.model)
         live = next((one for one in chain.segments if one.end == STATE), None)
         copied = None
         if live is not None:
@@ -145,7 +145,7 @@ class Verifier:
             "not_verified": chain.not_verified,
             "overlaps": chain.overlaps,
             "end": copied,
-            "versions": gathering.versions_of(self.model.warehouse, self.model.name),
+            "versions": gathering.versions_of(self.model),
             "begun_at": datetime.now(UTC).isoformat(),
         }
 
