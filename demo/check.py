@@ -30,6 +30,7 @@ from jobs.encoding.packets import concat
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, row_format
 from jobs.lineage import generations
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.state_rows import seed_packets
 from jobs.snapshots.store import verify
@@ -145,7 +146,9 @@ def check(
     ours = mine.select(*COLUMNS, "batch_id").toArrow()
     batch_id = Checkpoint(warehouse, generation.checkpoint).last_commit()
     assert batch_id is not None  # it has written estimates
-    held = states_of(states_at(warehouse, generation, manifest, batch_id, spec.folder).frame.toArrow())
+    held = states_of(
+        states_at(DeployedModel(spec, warehouse), generation, manifest, batch_id).frame.toArrow()
+    )
     measured = measured_rows(frame, batch.rows)
     frame.unpersist()
     packed.unpersist()

@@ -79,6 +79,7 @@ def run(
     """
     from jobs.history.estimating import Request, estimate
     from jobs.history.source import Interval
+    from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
@@ -97,7 +98,7 @@ def run(
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
         progress.follow(running_tasks(warehouse))
         request = Request(interval, snapshot, smooth, input, output, to_version)
-        result = estimate(warehouse, spec, request, progress.note)
+        result = estimate(DeployedModel(spec, warehouse), request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))
 
 

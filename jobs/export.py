@@ -44,6 +44,7 @@ def run(
         UserError: no such generation or micro-batch, or one that ends within a version of the measurements.
     """
     from jobs.lineage.generations import live, named
+    from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
@@ -65,9 +66,8 @@ def run(
         _ = warehouse.spark  # which columns need
         return _rules_report(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
-        manifest, made = export(
-            warehouse, named(warehouse, name, generation), spec.folder, batch, progress.note
-        )
+        source = named(warehouse, name, generation)
+        manifest, made = export(DeployedModel(spec, warehouse), source, batch, progress.note)
     return profiler.added_to(_report(manifest, made, time.monotonic() - started))
 
 

@@ -47,6 +47,7 @@ def run(
     Raises:
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
+    from jobs.lineage.model import DeployedModel
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.snapshots.runtime import ModelRuntime
@@ -63,7 +64,9 @@ def run(
     warehouse = warehouse_of(settings, f"import {spec.name}", short_command_conf())
     table = need_measurements(warehouse, spec.name)
     version = check_version(warehouse, table, to_version)
-    position = position_at(warehouse, spec, table, version, Source.of(warehouse, table, version))
+    position = position_at(
+        DeployedModel(spec, warehouse), table, version, Source.of(warehouse, table, version)
+    )
     with Progress(f"import {spec.name}", None, quiet=settings.quiet) as progress:
         runtime = ModelRuntime.of(warehouse, spec, {})
         found = import_states(warehouse, runtime, input, position, dry_run, progress.note)

@@ -45,6 +45,7 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
+    from jobs.lineage.model import DeployedModel
     from jobs.operations.maintenance import Maintenance, result_lines
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
@@ -55,7 +56,7 @@ def run(
     title, with_estimates = f"maintain {spec.name}", estimates or spec.retention.estimates
     warehouse = warehouse_of(settings, title, short_command_conf())
     with Progress(title, None, quiet=settings.quiet) as progress:
-        work = Maintenance(warehouse, spec, dry_run, with_estimates, progress.note)
+        work = Maintenance(DeployedModel(spec, warehouse), dry_run, with_estimates, progress.note)
         work.run()
     seconds = time.monotonic() - started
     return Report(

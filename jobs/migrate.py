@@ -44,6 +44,7 @@ def run(
     Raises:
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
+    from jobs.lineage.model import DeployedModel
     from jobs.migration.migrating import migrate, source_snapshot
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
@@ -56,7 +57,9 @@ def run(
     warehouse = warehouse_of(settings, f"migrate {spec.name}", short_command_conf())
     source = source_snapshot(warehouse, spec.name, snapshot, target)
     with Progress(f"migrate {spec.name}", None, quiet=settings.quiet) as progress:
-        manifest, change, is_new = migrate(warehouse, source, spec, target, dry_run, progress.note)
+        manifest, change, is_new = migrate(
+            DeployedModel(spec, warehouse), source, target, dry_run, progress.note
+        )
     seconds = time.monotonic() - started
     return profiler.added_to(_report(source, manifest, change, target, is_new, seconds))
 

@@ -67,6 +67,7 @@ def run(
         UserError: no measurements, no such version, nothing to learn from.
     """
     from jobs.history.estimating import estimate_reflected
+    from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
@@ -89,11 +90,11 @@ def run(
         raise UserError("--history learns nothing and uses all history: combine it with --to-version only")
     title = f"pretrain {spec.name}"
     warehouse = warehouse_of(settings, title, short_rows_conf(), reads_all_of=spec.name)
-    table = need_measurements(warehouse, spec.name)
+    deployed, table = DeployedModel(spec, warehouse), need_measurements(warehouse, spec.name)
     need_columns(warehouse, spec.name, spec.columns)
     if history:
         with Progress(title, None, quiet=settings.quiet) as progress:
-            offers = new_keys.only_history(warehouse, spec, to_version, progress.note)
+            offers = new_keys.only_history(deployed, to_version, progress.note)
         return profiler.added_to(_offered(spec, offers, time.monotonic() - started))
     latest = check_version(warehouse, table, to_version)
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
@@ -102,15 +103,15 @@ def run(
         results: list[Result] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:
-            results.append(estimate_reflected(warehouse, spec, manifest, cut, progress.note, packed))
+            results.append(estimate_reflected(deployed, manifest, cut, progress.note, packed))
 
-        found = snapshot_at(warehouse, spec, table, cut, window, progress, beside if estimates else None)
+        found = snapshot_at(deployed, table, cut, window, progress, beside if estimates else None)
         if estimates and not results:
             beside(found.manifest)  # the snapshot was there
         told = summary(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
-            offers = new_keys.offer(warehouse, spec, table, cut.version, progress.note)
+            offers = new_keys.offer(deployed, table, cut.version, progress.note)
     report = _report(spec, found, told, offers, time.monotonic() - started)
     return profiler.added_to(_with_estimates(report, results))
 

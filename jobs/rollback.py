@@ -79,6 +79,7 @@ def _from_its_checkpoint(warehouse: Tables, spec: ModelSpec, to: str | None) -> 
 
 
 def _with_the_last_state(settings: Settings, spec: ModelSpec, to: str | None, dry_run: bool) -> Report:
+    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import check_numerics
@@ -87,7 +88,7 @@ def _with_the_last_state(settings: Settings, spec: ModelSpec, to: str | None, dr
     title = f"rollback {check_numerics(spec).name}"
     warehouse = warehouse_of(settings, title, short_command_conf())
     with Progress(title, None, quiet=settings.quiet) as progress:
-        done = reverse_migration(warehouse, spec, to, dry_run, progress.note)
+        done = reverse_migration(DeployedModel(spec, warehouse), to, dry_run, progress.note)
     return _migrated_back(spec, done)
 
 

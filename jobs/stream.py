@@ -70,6 +70,7 @@ def run(
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock
+    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import stream_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
@@ -92,7 +93,14 @@ def run(
         )
         need_measurements(warehouse, spec.name)
         driver = Driver(
-            settings, warehouse, spec, seconds, stop, metrics_port, metrics_file, None, metrics_host
+            settings,
+            DeployedModel(spec, warehouse),
+            seconds,
+            stop,
+            metrics_port,
+            metrics_file,
+            None,
+            metrics_host,
         )
         with profiling(warehouse, profile):
             return driver.drive(adopt, generation, allow_missing_estimates, allow_missing_rows)

@@ -72,12 +72,13 @@ def run(
             predicts worse, or whose comparison cannot tell.
     """
     from jobs.lineage import generations, live_table
+    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
-    from jobs.upgrades.modes import MODES
+    from jobs.upgrades.modes import MODES, upgrade
 
     started = time.monotonic()
     if mode not in MODES:
@@ -99,9 +100,18 @@ def run(
     with Progress(title, None, quiet=settings.quiet) as progress:
         live = generations.named(warehouse, spec.name)
         context = UpgradeContext(
-            settings, warehouse, spec, live, progress, dry_run, promote, partitions, drain, force, needed
+            settings,
+            DeployedModel(spec, warehouse),
+            live,
+            progress,
+            dry_run,
+            promote,
+            partitions,
+            drain,
+            force,
+            needed,
         )
-        outcome = MODES[mode](context)
+        outcome = upgrade(context, mode)
         if not dry_run:
             live_table.refresh(warehouse, spec.name)
     return _report(spec, mode, outcome, needed, started)

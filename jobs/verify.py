@@ -58,13 +58,12 @@ def run(
     from datetime import UTC, datetime
 
     from jobs.lineage.generations import live
+    from jobs.lineage.model import DeployedModel
     from jobs.observability.metrics import write_verification
     from jobs.spark.conf import short_rows_conf
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
+    from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
     from jobs.storage.positions import parse_time
-    from jobs.storage.warehouse import Tables
     from jobs.verification.verifier import Options, Verifier
 
     started = time.monotonic()
@@ -77,13 +76,11 @@ def run(
         chunk_rows=chunk_rows,
     )
     spec = load_spec(model, settings.models)
-    if run_id is None and live(Tables(settings.warehouse), spec.name) is None:
+    warehouse = warehouse_of(settings, f"verify {spec.name}", short_rows_conf())
+    if run_id is None and live(warehouse, spec.name) is None:
         return _nothing_live(spec.name, metrics_file, time.monotonic() - started)
-    warehouse = Warehouse(
-        spark_session(settings, f"verify {spec.name}", short_rows_conf()), settings.warehouse
-    )
     with Progress(f"verify {spec.name}", None, quiet=settings.quiet) as progress:
-        result = Verifier(warehouse, spec, options, progress.note).run(run_id)
+        result = Verifier(DeployedModel(spec, warehouse), options, progress.note).run(run_id)
     if metrics_file is not None:
         counts = {**result.findings.counts, "compared": result.findings.compared}
         write_verification(metrics_file, spec.name, result.outcome, counts, result.findings.differences)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.contenders.contenders import PARTITIONS, limit
 from benchmarks.workloads.data import batch
 from benchmarks.workloads.work import Work
+from jobs.lineage.model import DeployedModel
 from jobs.spark.conf import set_codegen_for
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> 
     from jobs.spark.warehouse import Warehouse
 
     request = Request(Interval(None, None), input=str(source))
-    estimate(Warehouse(spark, str(folder)), work.spec, request, _silent)
+    estimate(DeployedModel(work.spec, Warehouse(spark, str(folder))), request, _silent)
 
 
 def _save(rows: DataFrame, form: str = "noop", path: Path | None = None) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from jobs.downstream.forecast_pairs import INPUTS, ROWS
 from jobs.encoding.keys import columns_of, key_kind, text_of
 from jobs.key_inputs.table import InputsTable
+from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import measurements
@@ -58,7 +59,7 @@ def _with_rows(warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, pairs: Data
 
 
 def _with_key_inputs(warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, pairs: DataFrame) -> DataFrame:
-    table = InputsTable(warehouse, spec)
+    table = InputsTable(DeployedModel(spec, warehouse))
     keys = pairs.select(F.col("key").alias("_text")).distinct()
     typed = keys.select("_text", *columns_of(kind, F.col("_text")))
     numbers = (F.coalesce(F.col(f"`{name}`"), F.lit(float("nan"))) for name in spec.input_names)

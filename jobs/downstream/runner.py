@@ -19,9 +19,8 @@ from jobs.core.signals import stop_signal
 from jobs.downstream.driver import registered_driver
 from jobs.downstream.queries import Query
 from jobs.downstream.views import Begin, view_of
-from jobs.lineage.chain import LineageSegment
+from jobs.lineage.generations import LineageSegment, live_lineage
 from jobs.lineage.generations import live as live_now
-from jobs.lineage.generations import live_lineage
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import STATE_FORMAT, interpreted_conf
 from jobs.spark.job_labels import batches_labelled

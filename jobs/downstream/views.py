@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.downstream.queries import Query, view_file
-from jobs.lineage.chain import LineageSegment
+from jobs.lineage.generations import LineageSegment
 from jobs.lineage.source_ranges import ended_by, starts_from
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint

@@ -13,9 +13,9 @@ from jobs.encoding.arrow import integers, lists
 from jobs.encoding.keys import KeyKind, columns_of, text_of
 from jobs.forecasting.rows import FUTURE, INPUTS
 from jobs.key_inputs.table import InputsTable
+from jobs.lineage.model import DeployedModel
 from jobs.offline.future import read_future
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,43 +32,43 @@ class FutureRows(NamedTuple):
 
 
 def with_inputs(
-    warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, states: DataFrame
+    model: DeployedModel[Warehouse], kind: KeyKind, states: DataFrame
 ) -> tuple[DataFrame, int | None]:
     """Return states with their keys' inputs from the newest version of the table, and that version; None: no inputs.
 
     A key that is not in the table, and has no defaults, gets NaN: its forecasts are flagged.
     """
-    if spec.inputs is None:
+    if model.spec.inputs is None:
         return states, None
-    table = InputsTable(warehouse, spec)
+    table = InputsTable(model)
     version = table.newest().version
     texts = states.select(F.col("key").alias("_text"))
     keys = texts.select("_text", *columns_of(kind, F.col("_text")))
-    numbers = (F.coalesce(F.col(f"`{name}`"), F.lit(float("nan"))) for name in spec.input_names)
+    numbers = (F.coalesce(F.col(f"`{name}`"), F.lit(float("nan"))) for name in model.spec.input_names)
     joined = table.joined(keys, kind, version).select(
         F.col("_text").alias("key"), F.array(*numbers).cast("array<double>").alias(INPUTS)
     )
     return states.join(joined, "key"), version
 
 
-def future_rows(warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, file: str) -> FutureRows:
+def future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:
     """Read a file of future rows (`read_future`) and group them by key.
 
     Raises:
         UserError: the file cannot be read, or has a row that cannot be used.
     """
-    future = read_future(spec, file)
-    names = [f"k{i}" for i in range(len(spec.key))]
+    future = read_future(model.spec, file)
+    names = [f"k{i}" for i in range(len(model.spec.key))]
     none = pa.nulls(len(future.time), pa.list_(pa.float64()))
     columns = [
         *future.keys,
         integers(future.time),
-        lists(future.control) if spec.control else none,
+        lists(future.control) if model.spec.control else none,
         none if future.inputs is None else lists(future.inputs),
     ]
     table = pa.table(columns, names=[*names, "time", "control", INPUTS])
     typed = (F.col(a).cast(t).alias(b) for a, b, t in zip(names, kind.columns, kind.types, strict=True))
-    frame = warehouse.spark.createDataFrame(table).select(*typed, "time", "control", INPUTS)
+    frame = model.warehouse.spark.createDataFrame(table).select(*typed, "time", "control", INPUTS)
     row = F.struct(F.col("time"), F.col("control"), F.col(INPUTS)).cast(_FUTURE)
     grouped = frame.select(text_of(kind).alias("key"), row.alias("row")).groupBy("key")
     found = grouped.agg(F.collect_list("row").alias(FUTURE))

@@ -9,6 +9,7 @@ from jobs.core.errors import UserError
 from jobs.lineage import generations
 from jobs.lineage.damage import refuse_damaged
 from jobs.lineage.generations import origin as origin_of
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import GOOD
 from jobs.snapshots.store import verify
@@ -59,20 +60,20 @@ class Origin(NamedTuple):
         return f"micro-batch {self.batch} of {self.generation}"
 
 
-def origin(warehouse: Warehouse, spec: ModelSpec, snapshot: str | None) -> Origin:
+def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Origin:
     """Return the states to forecast from.
 
     Args:
-        warehouse: of the model.
-        spec: the deployed one.
+        model: the deployed one.
         snapshot: a snapshot's id, or `newest`; None: the live generation, and where none is live the newest snapshot.
 
     Raises:
         UserError: there is no such snapshot, or none at all; the states are damaged.
     """
+    warehouse, spec = model.warehouse, model.spec
     generation = None if snapshot is not None else generations.live(warehouse, spec.name)
     if generation is None:
-        return _of_snapshot(warehouse, _wanted(warehouse, spec, snapshot), spec.folder)
+        return _of_snapshot(warehouse, _wanted(model, snapshot), spec.folder)
     refuse_damaged(warehouse, generation)
     began = origin_of(warehouse, generation)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
@@ -82,7 +83,7 @@ def origin(warehouse: Warehouse, spec: ModelSpec, snapshot: str | None) -> Origi
     return Origin(
         began,
         began.model_spec(spec.folder),
-        states_at(warehouse, generation, began, batch, spec.folder).frame,
+        states_at(model, generation, began, batch).frame,
         generation.generation,
         batch,
         checkpoint.committed_at(batch),
@@ -96,20 +97,20 @@ def _of_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -
     return Origin(manifest, spec, states, None, None, manifest.committed_at, describe(manifest.position))
 
 
-def _wanted(warehouse: Warehouse, spec: ModelSpec, snapshot: str | None) -> Manifest:
-    known = [one for one in manifests.all_of(warehouse, spec.name) if one.status == GOOD]
+def _wanted(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
+    known = [one for one in manifests.all_of(model.warehouse, model.name) if one.status == GOOD]
     if snapshot not in (None, NEWEST):
         found = next((one for one in known if one.snapshot_id == snapshot), None)
         if found is None:
             have = ", ".join(one.snapshot_id for one in known[-3:]) or "none"
-            raise UserError(f"--snapshot {snapshot}: model {spec.name} has no such snapshot (it has {have})")
+            raise UserError(f"--snapshot {snapshot}: model {model.name} has no such snapshot (it has {have})")
         return found
-    fitting = [one for one in known if one.fingerprint == spec.fingerprint() and not one.without_state]
+    fitting = [one for one in known if one.fingerprint == model.spec.fingerprint() and not one.without_state]
     if not fitting:
         others = f" ({len(known)} are of other specs)" if known else ""
         raise UserError(
-            f"model {spec.name} has no live stream and no snapshot of version {spec.version} as its spec is "
+            f"model {model.name} has no live stream and no snapshot of version {model.spec.version} as its spec is "
             f"now{others}, so there is no state to forecast from: make one with `kalman-pipeline pretrain --model "
-            f"{spec.name}`, or give the rows of a file with --input"
+            f"{model.name}`, or give the rows of a file with --input"
         )
     return max(fitting, key=lambda one: (one.cut is None, one.version, one.snapshots_version))

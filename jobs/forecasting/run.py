@@ -1,4 +1,9 @@
-"""One run of forecasts from a stream's or a snapshot's states into a table: exactly once by the run's id."""
+"""One run of forecasts from a stream's or a snapshot's states into a table: exactly once by the run's id.
+
+The rows are written in one commit, which replaces the rows of the same run. A reader sees all rows of a run or none,
+whatever is killed: Delta's commit is the one moment in which the files that a run has written become part of the table,
+and those of its former attempt leave it.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +14,23 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.clock import now
-from jobs.core.errors import UserError
+from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
 from jobs.encoding.keys import columns_of
 from jobs.forecasting.inputs import FutureRows, future_rows, with_inputs
 from jobs.forecasting.origin import Origin, origin
 from jobs.forecasting.rows import Plan, forecast_rows
-from jobs.forecasting.table import RUN, Written, replace_run
 from jobs.key_inputs.table import home_of
+from jobs.lineage.model import DeployedModel
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
-from jobs.spark.warehouse import Warehouse
+from jobs.spark.warehouse import Warehouse, ddl_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import to_datetime
 from jobs.storage.tables import forecasts
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
 
     from jobs.encoding.keys import KeyKind
 
+RUN = "run"
+"""The partition column: the id of the run that made a forecast."""
+_OURS = "jobs.core.errors.UserError: "
 _RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
 
 
@@ -52,6 +62,15 @@ class Wanted(NamedTuple):
     run: str | None = None
 
 
+class Written(NamedTuple):
+    """The rows of a run: how many, of how many keys, flagged ones; the newest row of any key (microseconds)."""
+
+    forecasts: int
+    keys: int
+    flagged: int
+    newest: int | None
+
+
 class Done(NamedTuple):
     """A run that is committed: its id, its table, the states that it began from, and its rows.
 
@@ -68,24 +87,25 @@ class Done(NamedTuple):
     past: int | None
 
 
-def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done:
+def forecast_live(model: DeployedModel[Warehouse], wanted: Wanted) -> Done:
     """Forecast the keys of a model from its live state, or a snapshot, into a table.
 
     Raises:
         UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
     """
+    warehouse = model.warehouse
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
         raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
     began = now()
-    source = origin(warehouse, spec, wanted.snapshot)
+    source = origin(model, wanted.snapshot)
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
     runtime.ship(warehouse.spark)
     states = _chosen(source, wanted.keys)
-    states, inputs = with_inputs(warehouse, used, runtime.kind, states)
+    states, inputs = with_inputs(model.with_spec(used), runtime.kind, states)
     future = None
     if wanted.future is not None:
-        future = future_rows(warehouse, used, runtime.kind, wanted.future)
+        future = future_rows(model.with_spec(used), runtime.kind, wanted.future)
         states = states.join(future.rows, "key", "left")
     run = wanted.run or _run_id(source, wanted, future, inputs)
     plan = Plan(
@@ -97,14 +117,52 @@ def forecast_live(warehouse: Warehouse, spec: ModelSpec, wanted: Wanted) -> Done
         future is not None and future.own_inputs,
     )
     rows = _named(forecast_rows(states, plan), runtime.kind, source)
-    home, table = home_of(warehouse, wanted.output or forecasts(spec.name))
+    home, table = home_of(warehouse, wanted.output or forecasts(model.name))
     age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
     facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
-    with labelled(warehouse.spark, f"forecast {spec.name}", f"from {source.name}"):
+    with labelled(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
         written = replace_run(home, table, run, rows, json.dumps(facts))
         bounded = wanted.horizon.end is not None or future is not None
         past = states.count() - written.keys if bounded else None
     return Done(run, home.path(table), source, written, age, inputs, past)
+
+
+def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> Written:
+    """Write the rows of a run in one commit, in place of the rows that the table has of it.
+
+    Args:
+        home: where the table is.
+        table: its name; it is made if need be.
+        run: id of the run.
+        rows: of the run.
+        facts: of the run, as JSON: the metadata of the commit.
+
+    Raises:
+        UserError: a worker has found a mistake in what was given, or the table is another one.
+    """
+    marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
+    home.create(table, ddl_of(marked.schema), (RUN,))
+    if RUN not in home.read(table).columns:
+        raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
+    try:
+        home.replace(marked, table, [[(RUN, "=", run)]], facts)
+    except (PySparkException, Py4JJavaError) as error:  # some jobs that fail raise the latter
+        said = raised_in_python(error)
+        if _OURS in str(error):
+            raise UserError(said) from error
+        raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
+    return _counted(home.read(table).filter(F.col(RUN) == run))
+
+
+def _counted(rows: DataFrame) -> Written:
+    first = F.col("step") == 1
+    row: Any = rows.agg(
+        F.count("*").alias("forecasts"),
+        F.count_if(first).alias("keys"),
+        F.count("flag").alias("flagged"),
+        F.max(F.unix_micros("made_at")).alias("newest"),
+    ).first()
+    return Written(row["forecasts"], row["keys"], row["flagged"], row["newest"])
 
 
 def _chosen(source: Origin, keys: Sequence[str]) -> DataFrame:

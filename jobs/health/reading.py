@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from jobs.lineage.chain import LineageSegment
+from jobs.lineage.generations import LineageSegment
 from jobs.lineage.live_rows import counted_rows
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec

@@ -21,13 +21,13 @@ from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
 from jobs.history.bucket import SLICES, Plan
 from jobs.history.counting import Counts, Wanted, count_by_log
-from jobs.history.files import write_estimates
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
-from jobs.history.table import HistoryTable, Part, Run, Slices, run_name
+from jobs.history.table import HistoryTable, Part, Run, Slices, run_name, write_estimates
 from jobs.key_inputs.table import InputsTable, home_of
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
 from jobs.snapshots.store import verify
@@ -186,8 +186,7 @@ def layout_for(rows: int) -> Layout:
 
 
 def estimate(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     request: Request,
     note: Callable[[str], None],
     packed: DataFrame | None = None,
@@ -203,24 +202,23 @@ def estimate(
     Raises:
         UserError: the rows, the snapshot or the options cannot be used.
     """
-    home, name = warehouse, estimates_history(spec.name)
+    home, name = model.warehouse, estimates_history(model.name)
     if request.output is not None:
-        home, name = home_of(warehouse, request.output)
+        home, name = home_of(model.warehouse, request.output)
     table = HistoryTable(home, name)
-    question = _question(warehouse, spec, request)
+    question = _question(model, request)
     done = table.unfinished(question.digest, request.interval)
     if done is not None and done.run != question.run and request.version is None:
         # Rows have landed since the run was killed: it is completed as it began.
-        again = _question(warehouse, spec, request._replace(version=done.version))
+        again = _question(model, request._replace(version=done.version))
         whole = Slices(0, SLICES).within(done.slices)
         question = again if again.run == done.run and not whole else question
     kept = done.slices if done is not None and done.run == question.run else []
-    return _Run(warehouse, table, question, note, packed).result(kept)
+    return _Run(model.warehouse, table, question, note, packed).result(kept)
 
 
 def estimate_reflected(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     manifest: Manifest,
     cut: Cut,
     note: Callable[[str], None],
@@ -235,17 +233,17 @@ def estimate_reflected(
         packed: the packets of its rows, if a caller has them.
     """
     last = cut.before
-    if last is None and manifest.waiting is not None and spec.order.waits:
+    if last is None and manifest.waiting is not None and model.spec.order.waits:
         last = manifest.waiting["watermark"]
     request = Request(Interval(None, last), manifest.snapshot_id, version=cut.version)
-    return estimate(warehouse, spec, request, note, packed)
+    return estimate(model, request, note, packed)
 
 
-def _question(warehouse: Warehouse, spec: ModelSpec, request: Request) -> Question:
-    rows = rows_of(warehouse, spec, request.input, request.version)
-    inputs = None if spec.inputs is None else InputsTable(warehouse, spec).newest()
-    start = start_of(warehouse, spec, Asked(rows, request.interval, request.snapshot, inputs))
-    return Question(spec, request, rows, start, inputs)
+def _question(model: DeployedModel[Warehouse], request: Request) -> Question:
+    rows = rows_of(model, request.input, request.version)
+    inputs = None if model.spec.inputs is None else InputsTable(model).newest()
+    start = start_of(model, Asked(rows, request.interval, request.snapshot, inputs))
+    return Question(model.spec, request, rows, start, inputs)
 
 
 @dataclass(frozen=True)
@@ -324,7 +322,7 @@ class _Run:
             read = read & (time >= question.start.before)
         frame = frame.filter(read)
         if question.inputs is not None:
-            inputs = InputsTable(self.warehouse, spec)
+            inputs = InputsTable(DeployedModel(spec, self.warehouse))
             inputs.load(runtime.kind, question.inputs.version)  # an invalid table raises here
             frame = inputs.joined(frame, runtime.kind, question.inputs.version)
         return frame

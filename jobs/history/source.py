@@ -19,6 +19,7 @@ from jobs.key_inputs.table import home_of
 from jobs.landing.reading import endings_of, file_schema
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.model import DeployedModel
 from jobs.sources.checked_frames import checked_files, checked_table, table_schema
 from jobs.spark.read_files import path_for_spark
 from jobs.spark.warehouse import Warehouse
@@ -62,22 +63,24 @@ class Rows(NamedTuple):
     measurements: bool
 
 
-def rows_of(warehouse: Warehouse, spec: ModelSpec, given: str | None, version: int | None) -> Rows:
+def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> Rows:
     """Return the rows of the measurements, or of the table or folder of files that was `given`.
 
     Raises:
         UserError: there is no such table, version or column, or a column has a type that cannot be used.
     """
+    warehouse = model.warehouse
     if given is not None:
-        return _given(warehouse, spec, given, version)
-    table = need_measurements(warehouse, spec.name)
-    need_columns(warehouse, spec.name, spec.columns)
+        return _given(model, given, version)
+    table = need_measurements(warehouse, model.name)
+    need_columns(warehouse, model.name, model.spec.columns)
     number = check_version(warehouse, table, version)
-    rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*spec.columns)
+    rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*model.spec.columns)
     return Rows(rows, table, number, [table, number, *Source.of(warehouse, table, number).ids], True)
 
 
-def _given(warehouse: Warehouse, spec: ModelSpec, given: str, version: int | None) -> Rows:
+def _given(model: DeployedModel[Warehouse], given: str, version: int | None) -> Rows:
+    warehouse, spec = model.warehouse, model.spec
     home, table = home_of(warehouse, given)
     if home.exists(table):
         number = check_version(home, table, version)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.history.source import Interval, Rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.manifests import GOOD, Manifest
@@ -19,7 +20,6 @@ from jobs.storage.positions import DELTA, commits, in_table, to_micros
 if TYPE_CHECKING:
     from jobs.key_inputs.table import Version
     from jobs.spark.warehouse import Warehouse
-    from jobs.specs.model_spec import ModelSpec
     from jobs.storage.positions import Commit
 
 
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     inputs: Version | None
 
 
-def start_of(warehouse: Warehouse, spec: ModelSpec, asked: Asked) -> Start:
+def start_of(model: DeployedModel[Warehouse], asked: Asked) -> Start:
     """Return the start of a run.
 
     Raises:
@@ -64,19 +64,19 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, asked: Asked) -> Start:
         return Start(None, None)
     fitting = [
         one
-        for one in manifests.all_of(warehouse, spec.name)
-        if one.status == GOOD and one.fingerprint == spec.fingerprint()
+        for one in manifests.all_of(model.warehouse, model.name)
+        if one.status == GOOD and one.fingerprint == model.spec.fingerprint()
     ]
     if asked.snapshot is not None:
         fitting = [one for one in fitting if one.snapshot_id == asked.snapshot]
         if not fitting:
             raise UserError(
-                f"--snapshot {asked.snapshot}: model {spec.name} has no such snapshot of its spec as it is now: name "
+                f"--snapshot {asked.snapshot}: model {model.name} has no such snapshot of its spec as it is now: name "
                 f"another one, or `none` for the spec's values"
             )
     if not fitting:
         return Start(None, None)
-    clean = _clean(warehouse, spec, asked, fitting)
+    clean = _clean(model, asked, fitting)
     if clean:
         before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
         return Start(newest, before)
@@ -86,16 +86,16 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, asked: Asked) -> Start:
 
 
 def _clean(
-    warehouse: Warehouse, spec: ModelSpec, asked: Asked, fitting: list[Manifest]
+    model: DeployedModel[Warehouse], asked: Asked, fitting: list[Manifest]
 ) -> list[tuple[int, Manifest]]:
     """Return the snapshots whose states stand for all rows before the interval, each with the time up to which."""
     first = asked.interval.first
-    if first is None or not asked.rows.measurements or asked.rows.version is None or spec.id_columns:
+    if first is None or not asked.rows.measurements or asked.rows.version is None or model.spec.id_columns:
         return []  # an id may repeat that of a row before the snapshot's end, whose ids it does not keep
-    landed = commits(warehouse, asked.rows.name)
+    landed = commits(model.warehouse, asked.rows.name)
     found = []
     for one in fitting:
-        version = _batch_version(warehouse, spec, one, asked)
+        version = _batch_version(model, one, asked)
         before = None if version is None else _reflected_before(one, landed, version)
         if version is None or before is None or before > first:
             continue
@@ -105,7 +105,7 @@ def _clean(
     return found
 
 
-def _batch_version(warehouse: Warehouse, spec: ModelSpec, one: Manifest, asked: Asked) -> int | None:
+def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: Asked) -> int | None:
     """Return up to which version of the measurements a batch pass has made a snapshot; None: it was not made so."""
     position = one.position
     if (
@@ -120,9 +120,9 @@ def _batch_version(warehouse: Warehouse, spec: ModelSpec, one: Manifest, asked: 
         or position.get("id", asked.rows.identity[2]) != asked.rows.identity[2]
     ):
         return None
-    if not in_table(warehouse, position) or int(position["version"]) > (asked.rows.version or 0):
+    if not in_table(model.warehouse, position) or int(position["version"]) > (asked.rows.version or 0):
         return None
-    if spec.inputs is not None:
+    if model.spec.inputs is not None:
         newest, made = asked.inputs, one.inputs
         if newest is None or made is None or any(made.get(k) != v for k, v in newest._asdict().items()):
             return None

@@ -7,22 +7,26 @@ metadata of each commit says what it has replaced, so a run that was killed is c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from jobs.core.errors import RUN_FAILED, UserError
+from jobs.encoding.estimates import table_batch
+from jobs.history.bucket import Plan, estimator
 from jobs.history.source import Interval
 from jobs.spark.warehouse import Warehouse
-from jobs.spark.written_rows import keep_rows
-from jobs.storage.part_files import remove
+from jobs.spark.written_rows import keep_rows, write_files
+from jobs.storage.part_files import PartFile, remove
 from jobs.storage.replaced_files import Overtaken, ReplacingTable
 from jobs.storage.row_filters import Filter, time_of
 from jobs.storage.warehouse import LogEntry, Tables
 
 if TYPE_CHECKING:
-    from jobs.storage.part_files import PartFile
+    from pyspark.sql import DataFrame
+
+    from jobs.storage.table_log import FileTable
 
 STATISTICS = "generation,batch_id,event_time,key"
 """Columns of which Delta keeps the least and the greatest value in each file, by which it finds what to replace."""
@@ -139,6 +143,26 @@ class HistoryTable(NamedTuple):
             found = found or Replaced(detail["run"], detail["version"], [])
             found.slices.append(Slices(*detail["slices"]))
         return found
+
+
+def write_estimates(
+    packed: DataFrame, plan: Plan, table: FileTable, schema: pa.Schema, constants: dict[str, Any]
+) -> list[PartFile]:
+    """Let tasks estimate the rows of packets and write them; return the files, which no commit names yet.
+
+    Args:
+        packed: the packets, those of a bucket in one partition.
+        plan: how to estimate them.
+        table: that takes the files.
+        schema: of the table's rows.
+        constants: values of columns that the plan does not give.
+    """
+    estimates = estimator(plan)
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (table_batch(found, schema, constants) for found in estimates(batches))
+
+    return write_files(packed, rows, table).parts
 
 
 def runs_of(warehouse: Tables, table: str) -> list[Run]:

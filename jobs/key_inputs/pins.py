@@ -18,6 +18,7 @@ from jobs.encoding.rows import RowFormat
 from jobs.key_inputs.join import PROPERTY, Join
 from jobs.key_inputs.table import InputsTable, Version
 from jobs.lineage.generations import Generation
+from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import LocalFiles
@@ -32,20 +33,20 @@ FOLDER = "inputs"
 class InputPins:
     """The pins of a generation, for its driver."""
 
-    def __init__(self, warehouse: Warehouse, spec: ModelSpec, kind: KeyKind, generation: Generation) -> None:
+    def __init__(self, model: DeployedModel[Warehouse], kind: KeyKind, generation: Generation) -> None:
         """Read the table, so that errors in it are raised before the stream starts.
 
         Raises:
             UserError: the table cannot be used, or the warehouse is neither a folder that workers can read nor in S3.
         """
-        files = _files(warehouse, generation)
+        files = _files(model.warehouse, generation)
         if files is None:
             raise UserError(
-                f"{spec.name}: `inputs` needs a warehouse in a folder that all workers share, or in S3, and this one "
-                f"is {warehouse.root}: set --warehouse to one of these, or join the inputs before `ingest`"
+                f"{model.name}: `inputs` needs a warehouse in a folder that all workers share, or in S3, and this one "
+                f"is {model.warehouse.root}: set --warehouse to one of these, or join the inputs before `ingest`"
             )
-        self._spark, self._kind, self._files = warehouse.spark, kind, files
-        self._table = InputsTable(warehouse, spec)
+        self._spark, self._kind, self._files = model.warehouse.spark, kind, files
+        self._table = InputsTable(model)
         self._meaning = _meaning(self._table, kind)
         self._packet(self._table.newest())
 

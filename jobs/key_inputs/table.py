@@ -17,8 +17,8 @@ from jobs.core.roots import local_path
 from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
 from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
+from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
@@ -39,15 +39,16 @@ class Version(NamedTuple):
 class InputsTable:
     """The table of inputs of a model, in the warehouse or at a location of its own."""
 
-    def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
+    def __init__(self, model: DeployedModel[Warehouse]) -> None:
         """Open the table that the spec names.
 
         Raises:
             UserError: the table does not exist.
         """
+        spec = model.spec
         assert spec.inputs is not None
         self.spec, self.inputs, self.name = spec, spec.inputs, spec.inputs_table
-        self._home, self._table = home_of(warehouse, self.name)
+        self._home, self._table = home_of(model.warehouse, self.name)
         if not self._home.exists(self._table):
             raise UserError(
                 f"{self.name}: there is no such Delta table in {self._home.root}, and {spec.name} takes its inputs "

@@ -1,25 +1,24 @@
 """What the control tables of a warehouse say about its models, each table read once.
 
-A command that shows many models reads each table once instead of once a model. A command that changes generations does
-not decide by a catalog: its commit compares with the table's newest version.
+A catalog is the view of one command, or of one decision within it. A command that changes generations does not commit
+by a catalog: its commit compares with the table's newest version, and a lease reads the newest row.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from typing import Protocol, TypeVar
 
 from jobs.lineage import generations
-from jobs.lineage.chain import LineageSegment, lineage_of
-from jobs.lineage.generations import Generation
+from jobs.lineage.generations import Generation, LineageSegment, lineage_of, live_of
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.storage.quarantine import held_by_model
 from jobs.storage.table_rows import file_sizes
 from jobs.storage.warehouse import Tables
-from jobs.supervision.driver_status import LIVE
 
 
 class _OfModel(Protocol):
@@ -55,11 +54,35 @@ class Catalog:
 
     def live(self, model: str) -> Generation | None:
         """Return the live generation of a model, None if there is none."""
-        return next((one for one in self.generations(model) if one.status == LIVE), None)
+        return live_of(self.generations(model))
 
     def lineage(self, model: str) -> list[LineageSegment]:
         """Return the lineage of a model's live estimates, the live generation first."""
         return lineage_of(self.generations(model))
+
+    def manifest(self, snapshot: str) -> Manifest | None:
+        """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
+        return self._snapshots.get(snapshot)
+
+    def is_export(self, manifest: Manifest) -> bool:
+        """Tell if a snapshot is the state of a generation itself, not a migration of it, by its id.
+
+        Both name the generation and its micro-batch, and earlier releases gave exports the parent of their generation's
+        snapshot.
+        """
+        if manifest.batch_id is None:
+            return False
+        source = [one for one in self.generations(manifest.model) if one.generation == manifest.generation]
+        return any(
+            manifest.snapshot_id == export_id(one, manifest.batch_id, manifest.version) for one in source
+        )
+
+    def export_behind(self, snapshot: str) -> Manifest | None:
+        """Return the export that a snapshot was migrated from, else the snapshot's own manifest."""
+        found = self.manifest(snapshot)
+        while found is not None and found.parent is not None and not self.is_export(found):
+            found = self.manifest(found.parent)
+        return found
 
     def held_rows(self, model: str) -> int:
         """Return the number of rows of a model that the quarantine holds."""
@@ -79,8 +102,18 @@ class Catalog:
         return _by_model(manifests.all_of(self.warehouse))
 
     @cached_property
+    def _snapshots(self) -> dict[str, Manifest]:
+        return {one.snapshot_id: one for known in self._manifests.values() for one in known}
+
+    @cached_property
     def _held(self) -> dict[str, int]:
         return held_by_model(self.warehouse)
+
+
+def export_id(generation: Generation, batch: int, version: int) -> str:
+    """Return the id of the snapshot of a generation's micro-batch, which completes a version of the measurements."""
+    digest = hashlib.sha256(f"{generation.checkpoint}/{batch}".encode()).hexdigest()
+    return f"{generation.model}-v{generation.model_version}-{version}-{digest[:10]}"
 
 
 def _by_model(rows: Iterable[Row]) -> dict[str, list[Row]]:

@@ -15,6 +15,7 @@ from jobs.core.errors import UserError
 from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.reached_commits import ReachedCommits
 from jobs.spark.kafka import topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
@@ -251,18 +252,16 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
 
 
 def generation_built_with(
-    warehouse: Tables, generation: Generation, manifest: Manifest, folder: str | None
+    model: DeployedModel[Tables], generation: Generation, manifest: Manifest
 ) -> BuiltWith:
-    """Return what a generation was built with, from its row, its snapshot's spec and its checkpoint.
-
-    folder: of the model's functions (`ModelSpec.folder`).
-    """
+    """Return what a generation was built with, from its row, its snapshot's spec and its checkpoint."""
+    warehouse = model.warehouse
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     settings, sources = checkpoint.settings(), checkpoint.sources()
     position = position_of(warehouse, generation)
     return BuiltWith(
         name=generation.generation,
-        spec=manifest.model_spec(folder),
+        spec=manifest.model_spec(model.spec.folder),
         fingerprint=generation.fingerprint,
         position=position,
         keys=manifest.key_count,
@@ -302,23 +301,24 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
     )
 
 
-def deployment(warehouse: Warehouse, spec: ModelSpec, stored: Mapping[str, str] = {}) -> Deployed:
+def deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) -> Deployed:
     """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
     settings: dict[str, str] = {}
     for name in stored:
-        value = warehouse.setting(name) if name.startswith(STORE) else None
+        value = model.warehouse.setting(name) if name.startswith(STORE) else None
         if value is not None:
             settings[name] = value
-    topic = None if spec.streamed_source is None else topic_id(warehouse.spark, spec.streamed_source.topic)
-    return _deployed(warehouse, spec, settings, topic)
+    source = model.spec.streamed_source
+    topic = None if source is None else topic_id(model.warehouse.spark, source.topic)
+    return _deployed(model, settings, topic)
 
 
 def _deployed(
-    warehouse: Tables, spec: ModelSpec, settings: Mapping[str, str], topic: str | None = None
+    model: DeployedModel[Tables], settings: Mapping[str, str], topic: str | None = None
 ) -> Deployed:
-    table = measurements(spec.name)
+    warehouse, table = model.warehouse, measurements(model.name)
     id_, latest = warehouse.table_id(table), warehouse.latest_version(table)
-    return Deployed(spec, id_, latest, settings, partial(commit_id, warehouse, table), topic)
+    return Deployed(model.spec, id_, latest, settings, partial(commit_id, warehouse, table), topic)
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
@@ -329,10 +329,9 @@ def refuse_other_measurements(warehouse: Tables, generation: Generation, manifes
     """
     if generation.topic is not None or not warehouse.exists(measurements(generation.model)):
         return
-    spec = manifest.model_spec()
-    built_with = generation_built_with(warehouse, generation, manifest, None)
-    for finding in _table(built_with, _deployed(warehouse, spec, {})):
-        raise UserError(f"{spec.name}: {finding.text}")
+    model = DeployedModel(manifest.model_spec(), warehouse)
+    for finding in _table(generation_built_with(model, generation, manifest), _deployed(model, {})):
+        raise UserError(f"{model.name}: {finding.text}")
 
 
 def position_with_commit(

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
-from jobs.lineage.chain import LineageSegment, lineage_of
 from jobs.snapshots.manifests import Manifest, record
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import FIRST_NUMERICS, KAFKA, rank, reached, with_numerics, without_numerics
@@ -74,6 +73,13 @@ class Generation:
         return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
+class LineageSegment(NamedTuple):
+    """A generation whose estimates count up to a micro-batch; None stands for all micro-batches."""
+
+    generation: str
+    last_batch: int | None
+
+
 def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
     """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
@@ -84,12 +90,35 @@ def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
 
 def live(warehouse: Tables, model: str) -> Generation | None:
     """Return the model's live generation, or None."""
-    return next((one for one in all_of(warehouse, model) if one.status == LIVE), None)
+    return live_of(all_of(warehouse, model))
+
+
+def live_of(known: Iterable[Generation]) -> Generation | None:
+    """Return the live one of a model's generations, or None."""
+    return next((one for one in known if one.status == LIVE), None)
 
 
 def live_lineage(warehouse: Tables, model: str) -> list[LineageSegment]:
-    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
+    """Return the lineage of a model's live estimates (`lineage_of`)."""
     return lineage_of(all_of(warehouse, model))
+
+
+def lineage_of(known: Sequence[Generation]) -> list[LineageSegment]:
+    """Return the lineage of the live estimates, the live generation first; empty if no generation is live."""
+    segments: list[LineageSegment] = []
+    last: int | None = None
+    for one in with_ancestors(known, live_of(known)):
+        segments.append(LineageSegment(one.generation, last))
+        last = one.parent_batch
+    return segments
+
+
+def with_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
+    """Yield a generation of a model, its parent, and so on, each once."""
+    by_name = {one.generation: one for one in known}
+    while of is not None and by_name.pop(of.generation, None) is not None:
+        yield of
+        of = by_name.get(of.parent or "")
 
 
 def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
@@ -98,10 +127,16 @@ def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
     Raises:
         UserError: the model has no such generation.
     """
-    known = all_of(warehouse, model)
-    found = next(
-        (one for one in known if (one.status == LIVE if name is None else one.generation == name)), None
-    )
+    return named_of(all_of(warehouse, model), model, name)
+
+
+def named_of(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
+    """Return the one of a model's generations that `named` returns.
+
+    Raises:
+        UserError: the model has no such generation.
+    """
+    found = live_of(known) if name is None else next((one for one in known if one.generation == name), None)
     if found is None:
         if name is None:
             raise UserError(

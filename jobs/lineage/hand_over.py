@@ -12,10 +12,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.lineage import compatibility, generations
-from jobs.lineage.generations import REMOVED, Generation, live_lineage
+from jobs.lineage import compatibility
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import REMOVED, Generation
 from jobs.lineage.source_ranges import SourceRange, around, last_whole
-from jobs.snapshots.manifests import Manifest, record
+from jobs.snapshots.manifests import Manifest
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.landed_rows import rows_between
 from jobs.storage.measurements_table import new_keys
@@ -70,13 +71,14 @@ class _Link(NamedTuple):
 
 def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
     """Return after which micro-batch a new generation from a snapshot continues the live estimates."""
-    known = {one.generation: one for one in generations.all_of(warehouse, manifest.model)}
-    if _is_export(warehouse, manifest, known):
+    catalog = Catalog(warehouse)
+    known = {one.generation: one for one in catalog.generations(manifest.model)}
+    if _is_export(catalog, manifest, known):
         return Continuation(manifest.generation, manifest.batch_id)
-    live = next((one for one in known.values() if one.status == generations.LIVE), None)
+    live = catalog.live(manifest.model)
     if live is None:
         return Continuation(None, None)
-    other = _other_source(warehouse, live, manifest)
+    other = _other_source(catalog, live, manifest)
     if other:
         # What was estimated of a former topic has landed, and stays. The rows of a former table are gone.
         last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).last_commit()
@@ -106,21 +108,21 @@ def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any
     return to_position(found.end, start), found.batch
 
 
-def _other_source(warehouse: Warehouse, live: Generation, manifest: Manifest) -> str:
+def _other_source(catalog: Catalog, live: Generation, manifest: Manifest) -> str:
     """Return why the live generation's rows are not those of a snapshot; empty if they are."""
     if not same_source(live.start_position, manifest.position):
         return f"{live.generation} reads another table or topic, or one that was made anew"
-    began_from = record(warehouse, live.snapshot_id)
+    began_from = catalog.manifest(live.snapshot_id)
     if began_from is None:
         return ""
     try:
-        compatibility.refuse_other_measurements(warehouse, live, began_from)
+        compatibility.refuse_other_measurements(catalog.warehouse, live, began_from)
     except UserError:
         return f"{live.generation} has read rows that the measurements lack since they were put back from a backup"
     return ""
 
 
-def _is_export(warehouse: Warehouse, manifest: Manifest, known: dict[str, Generation]) -> bool:
+def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation]) -> bool:
     """Tell if a snapshot is the state of a generation at a micro-batch, and the estimates up to there still exist."""
     if manifest.generation is None or manifest.batch_id is None:
         return False
@@ -128,7 +130,7 @@ def _is_export(warehouse: Warehouse, manifest: Manifest, known: dict[str, Genera
     if source is None or source.status != REMOVED:
         return True
     # `maintain` has deleted the estimates of a removed generation, unless they are live.
-    return any(one.generation == source.generation for one in live_lineage(warehouse, manifest.model))
+    return any(one.generation == source.generation for one in catalog.lineage(manifest.model))
 
 
 def _before_the_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:

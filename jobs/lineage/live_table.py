@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from jobs.lineage import generations
-from jobs.lineage.chain import lineage_of
+from jobs.lineage.generations import lineage_of
 from jobs.snapshots import manifests
 from jobs.storage.replaced_files import replace_partition
 from jobs.storage.table_log import Conflict

@@ -14,10 +14,8 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
-from jobs.lineage import generations
-from jobs.lineage.exports import export_behind
-from jobs.lineage.generations import Generation
-from jobs.snapshots import manifests
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import Generation, with_ancestors
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
@@ -59,24 +57,29 @@ def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) ->
     end: the snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are
     not compared: their attempts always wrote the same files.
     """
-    known = {one.generation: one for one in generations.all_of(warehouse, generation.model)}
-    at: Generation | None = generation
+    catalog = Catalog(warehouse)
     manifest: Manifest | None = end
-    while at is not None and manifest is not None and manifest.batch_id is not None:
-        if manifest.generation != at.generation or manifest.model_spec().timed:
+    for at in with_ancestors(catalog.generations(generation.model), generation):
+        if manifest is None or manifest.generation != at.generation or manifest.model_spec().timed:
             return None
-        found = _missing(warehouse, at, manifest.batch_id, manifest)
+        found = _missing(warehouse, at, catalog.manifest(at.snapshot_id), manifest)
         if found is not None:
             return found
-        manifest = export_behind(warehouse, at.snapshot_id)
-        at = known.get(at.parent or "")
+        manifest = catalog.export_behind(at.snapshot_id)
     return None
 
 
-def _missing(warehouse: Warehouse, generation: Generation, batch: int, end: Manifest) -> MissingRows | None:
+def _missing(
+    warehouse: Warehouse, generation: Generation, origin: Manifest | None, end: Manifest
+) -> MissingRows | None:
     """Compare the rows in a state, less those of the snapshot that it began from, with the generation's estimates."""
-    origin, table = manifests.record(warehouse, generation.snapshot_id), estimates(generation.model)
-    if origin is None or {origin.status, end.status} != {GOOD} or not warehouse.exists(table):
+    table, batch = estimates(generation.model), end.batch_id
+    if (
+        batch is None
+        or origin is None
+        or {origin.status, end.status} != {GOOD}
+        or not warehouse.exists(table)
+    ):
         return None
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
     estimated = warehouse.read(table).filter(

@@ -64,7 +64,7 @@ def _promotable(
     found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
     if found is None:
         raise UserError(f"model {model} has no {f'generation {name}' if name else 'shadow'} to promote")
-    live = next((one for one in known if one.status == LIVE), None)
+    live = generations.live_of(known)
     if found.status not in (LIVE, SHADOW):
         raise UserError(f"{found.generation} is {found.status}, not a shadow: roll back to it instead")
     return found, live, known
@@ -111,7 +111,7 @@ def to_roll_back_to(
         UserError: there is no such generation.
     """
     known = generations.all_of(warehouse, model)
-    live = next((one for one in known if one.status == LIVE), None)
+    live = generations.live_of(known)
     to = name or (live and generations.predecessor(known, live))
     found = next((one for one in known if one.generation == to), None)
     if found is None or found.status not in (LIVE, RETIRED):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.lineage import generations
-from jobs.lineage.chain import LineageSegment
-from jobs.snapshots import manifests
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import LIVE, SHADOW, LineageSegment
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import LATE_COPIES
 
@@ -29,23 +28,23 @@ PREFIX = "late:"
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:
     """Return the lineage of every live or shadow generation."""
-    known = generations.all_of(warehouse, model)
-    going = [one for one in known if one.status in (generations.LIVE, generations.SHADOW)]
-    return [lineage(warehouse, known, one) for one in going]
+    catalog = Catalog(warehouse)
+    going = [one for one in catalog.generations(model) if one.status in (LIVE, SHADOW)]
+    return [lineage(catalog, one) for one in going]
 
 
-def lineage(warehouse: Warehouse, known: list[Generation], generation: Generation) -> list[LineageSegment]:
+def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
     """Return a generation and its ancestors by state, each up to the micro-batch whose state its successor took over.
 
     A generation that began from a batch pass took over no state, so its lineage has no ancestor, whatever its parent.
     """
-    by_name = {one.generation: one for one in known}
+    by_name = {one.generation: one for one in catalog.generations(generation.model)}
     at: Generation | None = generation
     last: int | None = None
     segments: list[LineageSegment] = []
     while at is not None and all(segment.generation != at.generation for segment in segments):
         segments.append(LineageSegment(at.generation, last))
-        snapshot = manifests.record(warehouse, at.snapshot_id)
+        snapshot = catalog.manifest(at.snapshot_id)
         if snapshot is None or snapshot.generation is None:
             break
         at, last = by_name.get(snapshot.generation), snapshot.batch_id
@@ -92,7 +91,7 @@ def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation
     """
     if "_origin" not in rows.columns:  # a table written by another tool
         return rows
-    segments = lineage(warehouse, generations.all_of(warehouse, generation.model), generation)
+    segments = lineage(Catalog(warehouse), generation)
     parts = F.split(F.col("_origin"), ":")
     mine = _contains(segments, F.get(parts, 1), F.get(parts, 2).try_cast("bigint"))
     copy = F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False))

@@ -8,6 +8,7 @@ from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, hand_over, leases
 from jobs.lineage.damage import find_damage, refuse_damaged
 from jobs.lineage.generations import REMOVED, RETIRED, Generation
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
@@ -35,8 +36,7 @@ class StartPoint(NamedTuple):
 
 
 def resolve(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     adopt: str | None = None,
     generation: str | None = None,
     allow_missing: bool = False,
@@ -49,8 +49,7 @@ def resolve(
     snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
 
     Args:
-        warehouse: of the generations.
-        spec: the deployed one.
+        model: the deployed one.
         adopt: id of a snapshot.
         generation: name of a generation.
         allow_missing: adopt the snapshot even if rows before its position would have no live estimate.
@@ -59,29 +58,30 @@ def resolve(
         UserError: there is no snapshot, its state does not fit the spec, rows would have no live estimate, or another
             driver holds the generation.
     """
+    warehouse, spec = model.warehouse, model.spec
     if generation is not None:
-        return _again(warehouse, spec, generations.named(warehouse, spec.name, generation))
+        return _again(model, generations.named(warehouse, spec.name, generation))
     live = generations.live(warehouse, spec.name)
     if adopt is not None and _is_new(warehouse, adopt, live):
-        manifest = _adoptable(warehouse, spec, adopt)
+        manifest = _adoptable(model, adopt)
+        deployed = compatibility.deployment(model)
+        compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
         if live is not None:
             leases.refuse_if_driven(live)
-        return _adopted(warehouse, spec, manifest, live, allow_missing)
+        return _adopted(model, manifest, live, allow_missing)
     if live is None:
         need_columns(warehouse, spec.name, spec.columns)
         if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
-            raise UserError(
-                _no_snapshot(warehouse, spec)
-            )  # without asking a topic, for which Spark would start
-        deployed = compatibility.deployment(warehouse, spec)
+            raise UserError(_no_snapshot(model))  # without asking a topic, for which Spark would start
+        deployed = compatibility.deployment(model)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
         if manifest is None:
-            raise UserError(_no_snapshot(warehouse, spec))
+            raise UserError(_no_snapshot(model))
         compatibility.check(compatibility.snapshot_built_with(manifest), deployed)
         parent = hand_over.of_snapshot(warehouse, manifest).link
-        return StartPoint(begin(warehouse, spec, manifest, parent, None), manifest, spec, True)
-    return _again(warehouse, spec, live)
+        return StartPoint(begin(model, manifest, parent, None), manifest, spec, True)
+    return _again(model, live)
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
@@ -97,14 +97,14 @@ def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
 
 
 def _adopted(
-    warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, live: Generation | None, allow_missing: bool
+    model: DeployedModel[Warehouse], manifest: Manifest, live: Generation | None, allow_missing: bool
 ) -> StartPoint:
     """Make the generation that adopts a snapshot.
 
     Raises:
         UserError: rows before the snapshot's position would have no live estimate, and this is not allowed.
     """
-    found = hand_over.of_snapshot(warehouse, manifest)
+    found = hand_over.of_snapshot(model.warehouse, manifest)
     notes: list[str] = []
     if found.why:
         missing = found.missing_rows(manifest)
@@ -114,12 +114,11 @@ def _adopted(
                 f"live estimates never will"
             )
         notes.append(missing)
-    return StartPoint(begin(warehouse, spec, manifest, found.link, live), manifest, spec, True, tuple(notes))
+    return StartPoint(begin(model, manifest, found.link, live), manifest, model.spec, True, tuple(notes))
 
 
 def begin_exported(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     manifest: Manifest,
     source: Generation,
     status: str = generations.LIVE,
@@ -133,12 +132,11 @@ def begin_exported(
     parent = source.generation, -1
     if manifest.generation == source.generation and manifest.batch_id is not None:
         parent = source.generation, manifest.batch_id
-    return begin(warehouse, spec, manifest, parent, source, status, partitions)
+    return begin(model, manifest, parent, source, status, partitions)
 
 
 def begin(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     manifest: Manifest,
     parent: tuple[str, int] | None,
     live: Generation | None,
@@ -152,12 +150,14 @@ def begin(
     Raises:
         UserError: another command has changed the model's generations meanwhile.
     """
-    partitions = partitions or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism
+    partitions = (
+        partitions or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism
+    )
     return generations.begin(
-        warehouse,
+        model.warehouse,
         manifest,
         partitions,
-        compatibility.blocks_of(spec, manifest.key_count, partitions),
+        compatibility.blocks_of(model.spec, manifest.key_count, partitions),
         live,
         status,
         parent,
@@ -165,7 +165,7 @@ def begin(
     )
 
 
-def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> StartPoint:
+def _again(model: DeployedModel[Warehouse], generation: Generation) -> StartPoint:
     leases.refuse_if_driven(generation)
     if generation.status == REMOVED:
         raise UserError(
@@ -173,40 +173,33 @@ def _again(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> Sta
         )
     if generation.status == RETIRED:
         raise UserError(
-            f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {spec.name} "
+            f"generation {generation.generation} is retired: `kalman-pipeline rollback --model {model.name} "
             f"--to {generation.generation}` makes it the live one again"
         )
-    manifest = generations.origin(warehouse, generation)
-    refuse_damaged(warehouse, generation)
-    built_with = compatibility.generation_built_with(warehouse, generation, manifest, spec.folder)
-    deployed = compatibility.deployment(warehouse, spec, built_with.settings)
+    manifest = generations.origin(model.warehouse, generation)
+    refuse_damaged(model.warehouse, generation)
+    built_with = compatibility.generation_built_with(model, generation, manifest)
+    deployed = compatibility.deployment(model, built_with.settings)
     notes = compatibility.check(built_with, deployed)
     return StartPoint(
-        generation, manifest, compatibility.spec_to_run(built_with.spec, spec), False, tuple(notes)
+        generation, manifest, compatibility.spec_to_run(built_with.spec, model.spec), False, tuple(notes)
     )
 
 
-def _adoptable(warehouse: Warehouse, spec: ModelSpec, snapshot_id: str) -> Manifest:
-    manifest = _adoptable_manifest(warehouse, spec, snapshot_id)
-    compatibility.check(
-        compatibility.snapshot_built_with(manifest), compatibility.deployment(warehouse, spec)
-    )
-    return manifest
-
-
-def _adoptable_manifest(warehouse: Tables, spec: ModelSpec, snapshot_id: str) -> Manifest:
+def _adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
     """Return the manifest of a snapshot that a stream of this spec may start from, as far as the manifest tells."""
-    manifest = manifests.find(warehouse, snapshot_id)
-    if manifest is None or manifest.model != spec.name:
-        known = [one.snapshot_id for one in manifests.all_of(warehouse, spec.name)]
+    manifest = manifests.find(model.warehouse, snapshot_id)
+    if manifest is None or manifest.model != model.name:
+        known = [one.snapshot_id for one in manifests.all_of(model.warehouse, model.name)]
         have = f"it has {', '.join(known[-5:])}" if known else "it has none"
-        raise UserError(f"--adopt {snapshot_id}: model {spec.name} has no such snapshot ({have})")
-    if manifest.fingerprint != spec.fingerprint():
+        raise UserError(f"--adopt {snapshot_id}: model {model.name} has no such snapshot ({have})")
+    if manifest.fingerprint != model.spec.fingerprint():
         raise UserError(
-            f"--adopt {snapshot_id}: it is of version {manifest.model_version} of {spec.name} and the spec, version "
-            f"{spec.version}, gives the state another meaning: migrate the snapshot, or pretrain the spec as it is now"
+            f"--adopt {snapshot_id}: it is of version {manifest.model_version} of {model.name} and the spec, version "
+            f"{model.spec.version}, gives the state another meaning: migrate the snapshot, or pretrain the spec as it "
+            f"is now"
         )
-    if manifest.position["source"] != spec.source_kind:
+    if manifest.position["source"] != model.spec.source_kind:
         raise UserError(
             f"--adopt {snapshot_id}: its position ({describe(manifest.position)}) is in another source than the "
             f"spec's: pretrain the spec as it is now"
@@ -219,9 +212,9 @@ def _adoptable_manifest(warehouse: Tables, spec: ModelSpec, snapshot_id: str) ->
     return manifest
 
 
-def _no_snapshot(warehouse: Tables, spec: ModelSpec) -> str:
-    known = manifests.all_of(warehouse, spec.name)
-    text = f"model {spec.name} has no snapshot that a stream can start from"
+def _no_snapshot(model: DeployedModel[Tables]) -> str:
+    known = manifests.all_of(model.warehouse, model.name)
+    text = f"model {model.name} has no snapshot that a stream can start from"
     if known:
         text += f" ({len(known)} of other versions, of history only, or of rows that are gone)"
-    return f"{text}: make one with `kalman-pipeline pretrain --model {spec.name}`"
+    return f"{text}: make one with `kalman-pipeline pretrain --model {model.name}`"

@@ -20,6 +20,7 @@ from jobs.core.input_files import find_files, names_several, open_input, path_of
 from jobs.core.report import plural
 from jobs.encoding.keys import text_of
 from jobs.key_inputs.table import home_of
+from jobs.migration.migrating import MOST_LEFT_OUT, keep_left_out
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
 from jobs.snapshots.manifests import IMPORTED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
@@ -27,7 +28,6 @@ from jobs.snapshots.state_files import measure_rows
 from jobs.snapshots.state_rows import StateRows, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
-from jobs.spark.quarantine import keep, rejected_rows
 from jobs.spark.read_files import path_for_spark
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from jobs.spark.warehouse import Warehouse
 
-MOST_LEFT_OUT = 0.5
-"""The share of keys with an invalid state up to which an import leaves them out."""
 SHOWN_KEYS = 5
 _FILES = (".csv", ".parquet")
 
@@ -132,7 +130,9 @@ def import_states(
         if found is not None:
             return Imported(found, keys, left_out, some, False)
         if left_out:
-            _quarantine(warehouse, spec.name, identity, name, rows.filter(F.col("problem").isNotNull()))
+            bad = rows.filter(F.col("problem").isNotNull()).withColumnRenamed("given", "state")
+            why = F.concat(F.lit("state: "), "problem", F.lit("; left out of the import"))
+            keep_left_out(warehouse, bad, spec.name, f"import/{name}", why, identity, "import")
         on_progress(f"writing {plural(keys, 'key')}")
         manifest = Manifest(
             snapshot_id=identity,
@@ -239,16 +239,3 @@ def _identity(runtime: ModelRuntime, position: dict[str, Any], keys: int, checks
     made_of = {"fingerprint": spec.fingerprint(), "position": position, "keys": keys, "checksum": checksum}
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     return f"{spec.name}-v{spec.version}{IMPORTED}{digest[:10]}"
-
-
-def _quarantine(warehouse: Warehouse, model: str, identity: str, name: str, bad: DataFrame) -> None:
-    """Put the refused rows into quarantine, once for a snapshot."""
-    rows = rejected_rows(
-        bad,
-        model,
-        F.lit(f"import/{name}"),
-        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")),
-        F.to_json(F.struct(F.struct("key", F.col("given").alias("state")).alias("left_out"))),
-        F.concat(F.lit("state: "), "problem", F.lit("; left out of the import")),
-    )
-    keep(warehouse, rows, (f"import-{identity}", 1))

@@ -11,13 +11,33 @@ from __future__ import annotations
 import numpy as np
 
 from jobs.core.errors import UserError
-from jobs.migration.versions import Step, path_between
+from jobs.lineage.model import DeployedModel
+from jobs.migration.versions import Step, known_versions, path_between
+from jobs.snapshots.manifests import Manifest
 from jobs.specs.migration import Origin, StateMapSpec, Transform
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.warehouse import Tables
 
 SINGULAR = 1e6
 """The condition number, of a matrix whose rows and columns are scaled to 1, from which on it counts as singular. It
 enters a covariance squared, so that at most four digits would remain."""
+
+
+def path_back_to(model: DeployedModel[Tables], later: Manifest, earlier: Manifest) -> list[Step]:
+    """Return the migrations that lead from a snapshot's version back to that of an earlier one, in order.
+
+    The specs of both versions are those of the snapshots. A spec file of the same meaning takes precedence, because
+    `migrate.reverse` may have been added to it since.
+
+    Raises:
+        UserError: a version's spec is not known, or a step has no inverse; it says why and what to write.
+    """
+    known = known_versions(model)
+    for one in (later, earlier):
+        file = known.get(one.model_version)
+        if file is None or file.fingerprint() != one.fingerprint:
+            known[one.model_version] = one.model_spec(model.spec.folder)
+    return path_back(known, later.model_version, earlier.model_version)
 
 
 def path_back(known: dict[int, ModelSpec], last: int, first: int) -> list[Step]:

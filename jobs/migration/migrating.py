@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural
+from jobs.lineage.model import DeployedModel
 from jobs.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
 from jobs.migration.parameters import carried_over, changes_of
 from jobs.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
@@ -32,7 +33,7 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from jobs.migration.versions import Step
     from jobs.snapshots.manifests import Manifest
@@ -40,26 +41,25 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 MOST_LEFT_OUT = 0.5
-"""The share of keys without a number in their state up to which a migration leaves them out."""
+"""The share of keys with an invalid state up to which a migration, or an import of states, leaves them out."""
 
 
 def migrate(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     source: Manifest,
-    spec: ModelSpec,
     target: int,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
     """Return the migrated snapshot (None in a dry run), how the states change, and if the snapshot was written now.
 
-    spec: the deployed one, beside whose file those of other versions are.
+    model: the deployed one, beside whose spec are those of other versions.
 
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
     """
-    steps = path_from(warehouse, spec, source, target)
-    return migrate_along(warehouse, source, steps, None, dry_run, on_progress)
+    steps = path_from(model, source, target)
+    return migrate_along(model.warehouse, source, steps, None, dry_run, on_progress)
 
 
 def migrate_along(
@@ -105,7 +105,10 @@ def migrate_along(
         return None, change, False
     if change["left_out"]:
         stored = read_rows(warehouse, source.snapshot_id, source.model, version)
-        _quarantine(warehouse, source, identity, without_number(stored, migration), spec.version)
+        keys = without_number(stored, migration)
+        why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
+        origin = f"snapshots/{source.snapshot_id}"
+        keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")
     on_progress(f"writing {plural(change['keys'], 'key')}")
     manifest = replace(
         source,
@@ -150,19 +153,29 @@ def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
         )
 
 
-def _quarantine(
-    warehouse: Warehouse, source: Manifest, identity: str, left_out: DataFrame, target: int
+def keep_left_out(
+    warehouse: Warehouse, keys: DataFrame, model: str, source: str, reason: Column, snapshot: str, verb: str
 ) -> None:
-    """Put the keys that are left out into quarantine with their states, once for a migrated snapshot."""
+    """Put keys that a snapshot leaves out into quarantine with their states, once for the snapshot.
+
+    Args:
+        warehouse: of the quarantine.
+        keys: `key` and `state`, which is a text.
+        model: its name.
+        source: where the states came from.
+        reason: why a key is left out.
+        snapshot: the id of the snapshot.
+        verb: which made the snapshot.
+    """
     rows = rejected_rows(
-        left_out,
-        source.model,
-        F.lit(f"snapshots/{source.snapshot_id}"),
-        F.to_json(F.struct(F.lit(identity).alias("snapshot"), "key")),
+        keys,
+        model,
+        F.lit(source),
+        F.to_json(F.struct(F.lit(snapshot).alias("snapshot"), "key")),
         F.to_json(F.struct(F.struct("key", "state").alias("left_out"))),
-        F.lit(f"{NO_NUMBER}; left out of the migration to version {target}"),
+        reason,
     )
-    keep(warehouse, rows, (f"migrate-{identity}", 1))
+    keep(warehouse, rows, (f"{verb}-{snapshot}", 1))
 
 
 def _refuse_wrong_keys(change: dict[str, Any], target: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots.manifests import Manifest, all_of
 from jobs.specs.migration import Migrate, Rekeying, StateMapSpec
 from jobs.specs.model_spec import EARLIER, ModelSpec
@@ -50,35 +51,38 @@ class Step(NamedTuple):
         return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
-def known_versions(warehouse: Tables, current: ModelSpec) -> dict[int, ModelSpec]:
+def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
     """Return a model's specs by version: the current one, the files beside it, and those of manifests.
 
     Raises:
         SpecError: a file is no valid spec.
         UserError: a file's name and content are of different models or versions.
     """
-    found = {one.model_version: one.model_spec(current.folder) for one in all_of(warehouse, current.name)}
+    found = {
+        one.model_version: one.model_spec(model.spec.folder)
+        for one in all_of(model.warehouse, model.spec.name)
+    }
     beside = (
         []
-        if current.source_path is None
-        else (current.source_path.parent / EARLIER).glob(f"{current.name}.v*.yaml")
+        if model.spec.source_path is None
+        else (model.spec.source_path.parent / EARLIER).glob(f"{model.spec.name}.v*.yaml")
     )
     for path in sorted(beside):
         spec = load_checked_spec(path)
-        if spec.name != current.name or path.name != f"{spec.name}.v{spec.version}.yaml":
+        if spec.name != model.spec.name or path.name != f"{spec.name}.v{spec.version}.yaml":
             raise UserError(f"{path}: it is version {spec.version} of {spec.name}; name the file accordingly")
         found[spec.version] = spec
-    return {**found, current.version: current}
+    return {**found, model.spec.version: model.spec}
 
 
-def path_from(warehouse: Tables, current: ModelSpec, source: Manifest, target: int) -> list[Step]:
-    """Return the migrations that lead from a snapshot to a later version; `current` is the deployed spec.
+def path_from(model: DeployedModel[Tables], source: Manifest, target: int) -> list[Step]:
+    """Return the migrations that lead from a snapshot to a later version; `model` is the deployed one.
 
     Raises:
         UserError: the snapshot is of that version, a version's spec is not known, or no path leads to it.
     """
     # The states mean what the snapshot's own manifest says, not what the file of that version says today.
-    known = {**known_versions(warehouse, current), source.model_version: source.model_spec(current.folder)}
+    known = {**known_versions(model), source.model_version: source.model_spec(model.spec.folder)}
     steps = path_between(known, source.model_version, target)
     if not steps:
         raise UserError(f"snapshot {source.snapshot_id} is of version {target} already")

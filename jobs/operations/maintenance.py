@@ -21,11 +21,11 @@ from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
+from jobs.lineage.model import DeployedModel
 from jobs.observability.progress_log import ProgressLog, table_of
 from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
@@ -59,8 +59,7 @@ _CONFLICTS = tuple(
 class Maintenance:
     """One run for one model; `result` is what has been removed, or, if `dry`, would be."""
 
-    warehouse: Warehouse
-    spec: ModelSpec
+    model: DeployedModel[Warehouse]
     dry: bool
     with_estimates: bool
     on_progress: Callable[[str], None] = lambda text: None
@@ -70,15 +69,15 @@ class Maintenance:
 
     def run(self) -> None:
         """Take the steps in their order: generations before the snapshots from which they started."""
-        model = self.spec.name
-        known = generations.all_of(self.warehouse, model)
+        warehouse, spec = self.model.warehouse, self.model.spec
+        known = generations.all_of(warehouse, spec.name)
         planned = plan(
             known,
-            manifests.all_of(self.warehouse, model),
-            self.spec.retention,
+            manifests.all_of(warehouse, spec.name),
+            spec.retention,
             clock.now(),
-            self.spec.fingerprint(),
-            held_generations(self.warehouse, model),
+            spec.fingerprint(),
+            held_generations(warehouse, spec.name),
         )
         self.on_progress("removing what the retention plan allows")
         self._remove_generations(planned, known)
@@ -86,7 +85,7 @@ class Maintenance:
         self._remove_estimates(planned)
         self._remove_resolved_rows(known)
         self._remove_progress()
-        self.result["followers"] = DownstreamCleanup(self.warehouse, self.spec, self.dry).run()
+        self.result["followers"] = DownstreamCleanup(warehouse, spec, self.dry).run()
         if not self.dry:
             self._describe_tables()
         self._compact_and_vacuum()
@@ -97,27 +96,27 @@ class Maintenance:
         On a store that is not local nothing is locked, and a change of a schema would fail a stream's commit at that
         moment, so tables keep the comments there with which they were made.
         """
-        live_table.refresh(self.warehouse, self.spec.name)
+        live_table.refresh(self.model.warehouse, self.model.name)
         known = [
-            *tables_of_model(self.warehouse, self.spec.name),
-            *(one for one in ("generations", *OF_SNAPSHOTS) if self.warehouse.exists(one)),
+            *tables_of_model(self.model.warehouse, self.model.name),
+            *(one for one in ("generations", *OF_SNAPSHOTS) if self.model.warehouse.exists(one)),
         ]
-        if self.warehouse.local:
-            named = estimate_comments(self.spec.states, self.spec.key, self.spec.version)
-            mine = (estimates(self.spec.name), estimates_history(self.spec.name), latest(self.spec.name))
+        if self.model.warehouse.local:
+            named = estimate_comments(self.model.spec.states, self.model.spec.key, self.model.spec.version)
+            mine = (estimates(self.model.name), estimates_history(self.model.name), latest(self.model.name))
             self.result["described"] = [
                 table
                 for table in known
-                if describe_columns(self.warehouse, table, named if table in mine else {})
+                if describe_columns(self.model.warehouse, table, named if table in mine else {})
             ]
 
     def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the tables."""
-        names = tables_of_model(self.warehouse, self.spec.name)
+        names = tables_of_model(self.model.warehouse, self.model.name)
         self.result["optimized"] = [
             one for one in (self._compact(table) for table in names) if one is not None
         ]
-        self.result["not_vacuumed"] = unread_files(self.warehouse, self.spec)
+        self.result["not_vacuumed"] = unread_files(self.model)
         self.result["vacuumed"] = [
             one
             for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *names))
@@ -128,7 +127,7 @@ class Maintenance:
         self.result["generations"] = planned.generations
         self.result["kept"] = {"generations": planned.why_generations, "snapshots": planned.why_snapshots}
         if not self.dry:
-            generations.remove(self.warehouse, planned.generations, known)
+            generations.remove(self.model.warehouse, planned.generations, known)
         gone = [
             one for one in known if one.status == generations.REMOVED or one.generation in planned.generations
         ]
@@ -141,7 +140,7 @@ class Maintenance:
         """Remove the reports on removed generations."""
         self.result["reports"] = []
         for generation in gone:
-            files, names = report_files(self.warehouse, self.spec.name, generation)
+            files, names = report_files(self.model.warehouse, self.model.name, generation)
             existing = set(names) & set(files.names(""))
             if existing:
                 self.result["reports"].append(generation)
@@ -151,69 +150,69 @@ class Maintenance:
     def _remove_snapshots(self, planned: Plan) -> None:
         self.result["snapshots"] = planned.snapshots
         if not self.dry:
-            store.remove(self.warehouse, self.spec.name, planned.snapshots)
+            store.remove(self.model.warehouse, self.model.name, planned.snapshots)
 
     def _remove_estimates(self, planned: Plan) -> None:
         rows = [[("generation", "in", planned.estimates)]]
         wanted = bool(planned.estimates) and self.with_estimates
-        self.result["estimates"] = self._delete(estimates(self.spec.name), rows) if wanted else 0
+        self.result["estimates"] = self._delete(estimates(self.model.name), rows) if wanted else 0
 
     def _remove_resolved_rows(self, known: list[Generation]) -> None:
         """Remove quarantined rows that were replayed or discarded before `retention.quarantine`."""
         self.result["quarantine"] = 0
-        if not self.warehouse.exists(TABLE) or "status" not in self.warehouse.column_names(TABLE):
+        if not self.model.warehouse.exists(TABLE) or "status" not in self.model.warehouse.column_names(TABLE):
             return
         old = [
-            ("model", "=", self.spec.name),
+            ("model", "=", self.model.name),
             ("status", "in", [REPLAYED, DISCARDED]),
-            ("resolved_at", "<", clock.now() - span_of(self.spec.retention.quarantine)),
+            ("resolved_at", "<", clock.now() - span_of(self.model.spec.retention.quarantine)),
         ]
         running = [one for one in known if one.status in (LIVE, SHADOW)]
         rows = [[*old, ("generation", "not in", [one.generation for one in running])]] if running else [old]
         for one in running:
             # The next driver looks up in the table whether its first micro-batch has been written.
-            last = Checkpoint(self.warehouse, one.checkpoint).last_commit()
+            last = Checkpoint(self.model.warehouse, one.checkpoint).last_commit()
             done = ("batch_id", "<=", -1 if last is None else last)
             rows.append([*old, ("generation", "=", one.generation), done])
         self.result["quarantine"] = self._delete(TABLE, rows)
 
     def _remove_progress(self) -> None:
         if not self.dry:
-            ProgressLog(self.warehouse, self.spec.name).compact()
-        before = clock.now() - span_of(self.spec.retention.progress)
-        self.result["progress"] = self._delete(table_of(self.spec.name), [[("started_at", "<", before)]])
+            ProgressLog(self.model.warehouse, self.model.name).compact()
+        before = clock.now() - span_of(self.model.spec.retention.progress)
+        self.result["progress"] = self._delete(table_of(self.model.name), [[("started_at", "<", before)]])
 
     def _delete(self, table: str, rows: Filter) -> int:
         """Delete rows of a table in one commit, and return their number."""
-        return delete_rows(self.warehouse, table, rows, self.dry)
+        return delete_rows(self.model.warehouse, table, rows, self.dry)
 
     def _compact(self, table: str) -> dict[str, Any] | None:
         """Compact a table's small files; return None with at most one, or after a concurrent write."""
-        files = _file_count(self.warehouse, table)
+        files = _file_count(self.model.warehouse, table)
         if files < 2 or self.dry:
             return None if files < 2 else {"table": table, "files": files, "files_after": None}
         self.on_progress(f"compacting {table}")
         try:
-            with self.warehouse.lock(table):
-                found = DeltaTable.forPath(self.warehouse.spark, self.warehouse.path(table))
+            with self.model.warehouse.lock(table):
+                found = DeltaTable.forPath(self.model.warehouse.spark, self.model.warehouse.path(table))
                 found.optimize().executeCompaction()
         except _CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
-        return {"table": table, "files": files, "files_after": _file_count(self.warehouse, table)}
+        return {"table": table, "files": files, "files_after": _file_count(self.model.warehouse, table)}
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
         """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
-        if not self.warehouse.exists(table) or table in self.result["not_vacuumed"]:
+        if not self.model.warehouse.exists(table) or table in self.result["not_vacuumed"]:
             return None
-        hours = span_of(self.spec.retention.files).total_seconds() / 3600
+        hours = span_of(self.model.spec.retention.files).total_seconds() / 3600
         try:
             if self.dry:
-                log = open_log(self.warehouse.root, table)
+                log = open_log(self.model.warehouse.root, table)
                 return {"table": table, "files": len(log.vacuum(int(hours), dry_run=True, full=True))}
             self._vacuum_by_spark(table, hours)
         except (DeltaError, PySparkException) as error:
             raise UserError(
-                f"table {table} cannot be vacuumed with retention.files {self.spec.retention.files}: "
+                f"table {table} cannot be vacuumed with retention.files {self.model.spec.retention.files}: "
                 f"{first_line(error)}",
                 RUN_FAILED,
             ) from error
@@ -221,14 +220,14 @@ class Maintenance:
 
     def _vacuum_by_spark(self, table: str, hours: float) -> None:
         self.on_progress(f"removing unneeded files of {table}")
-        spark = self.warehouse.spark
+        spark = self.model.warehouse.spark
         # Its log would be two commits a run that nobody reads.
         spark.conf.set("spark.databricks.delta.vacuum.logging.enabled", "false")
         # By default 10,000 tasks list the folders of a table.
         tasks = 4 * spark.sparkContext.defaultParallelism
         spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
-        with _console_silenced(self.warehouse):
-            spark.sql(f"VACUUM delta.`{self.warehouse.path(table)}` RETAIN {hours:g} HOURS")
+        with _console_silenced(self.model.warehouse):
+            spark.sql(f"VACUUM delta.`{self.model.warehouse.path(table)}` RETAIN {hours:g} HOURS")
 
     def _remove_folder(self, name: str, remove: bool) -> bool:
         """Tell if a checkpoint's folder exists, and remove it if asked to."""
@@ -236,7 +235,7 @@ class Maintenance:
             raise UserError(
                 f"the checkpoint {name} is in no folder of this warehouse, so it is not removed", RUN_FAILED
             )
-        return Folder(self.warehouse, name).remove(remove)
+        return Folder(self.model.warehouse, name).remove(remove)
 
 
 def tables_of_model(tables: Tables, model: str) -> list[str]:
@@ -252,13 +251,13 @@ def held_generations(tables: Tables, model: str) -> set[str]:
     return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
 
 
-def unread_files(tables: Tables, spec: ModelSpec) -> dict[str, str]:
+def unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
     """Return the tables not to vacuum, with the reason: the monitor or forecast skill has yet to read their files."""
-    verb, lag = largest_lag(tables, spec)
-    if lag < span_of(spec.retention.files):
+    verb, lag = largest_lag(model.warehouse, model.spec)
+    if lag < span_of(model.spec.retention.files):
         return {}
     why = f"the {verb} has not read estimates of {lag.days} days ago: run it, or remove it from the spec"
-    return {estimates(spec.name): why}
+    return {estimates(model.name): why}
 
 
 def result_lines(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:

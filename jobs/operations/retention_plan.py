@@ -17,7 +17,17 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation, predecessor
+from jobs.lineage.generations import (
+    FAILED,
+    LIVE,
+    REMOVED,
+    RETIRED,
+    SHADOW,
+    Generation,
+    live_of,
+    predecessor,
+    with_ancestors,
+)
 from jobs.snapshots.manifests import GOOD
 from jobs.specs.retention import Retention
 
@@ -73,7 +83,7 @@ def kept_generations(
     generations: Sequence[Generation], rules: Retention, now: datetime, driven: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the generations to keep, each with the reason."""
-    live = next((one for one in generations if one.status == LIVE), None)
+    live = live_of(generations)
     ended = sorted(
         (one for one in generations if one.status in (RETIRED, FAILED)),
         key=lambda one: (one.retired_at or one.created_at or now, one.generation),
@@ -133,11 +143,4 @@ def kept_snapshots(
 
 def lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
     """Return the generations whose estimates are part of the live ones if any of the kept generations is live."""
-    by_name = {one.generation: one for one in generations}
-    names: set[str] = set()
-    for one in kept:
-        ancestor: Generation | None = one
-        while ancestor is not None and ancestor.generation not in names:
-            names.add(ancestor.generation)
-            ancestor = None if ancestor.parent is None else by_name.get(ancestor.parent)
-    return names
+    return {one.generation for first in kept for one in with_ancestors(generations, first)}

@@ -20,13 +20,13 @@ from jobs.lineage import leases, live_table
 from jobs.lineage.compatibility import row_rules
 from jobs.lineage.damage import recovery_hint
 from jobs.lineage.generations import position_of
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.start_point import resolve
 from jobs.observability.batch_profile import table_of
 from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
 from jobs.spark.warehouse import Warehouse
-from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.dictionary import estimate_comments
 from jobs.storage.positions import describe, rank
@@ -60,8 +60,7 @@ class Driver:
     """One run of a stream, which holds the lease of the generation from start to end."""
 
     settings: Settings
-    warehouse: Warehouse
-    spec: ModelSpec
+    model: DeployedModel[Warehouse]
     seconds: float | None
     stop: threading.Event
     metrics_port: int | None = None
@@ -71,7 +70,7 @@ class Driver:
     metrics_host: str = LOOPBACK
 
     def __post_init__(self) -> None:
-        self.deployed = self.spec  # `drive` replaces `spec` if the generation is of an earlier version
+        self.spec = self.model.spec  # `drive` replaces it if the generation is of an earlier version
 
     def drive(
         self,
@@ -95,31 +94,31 @@ class Driver:
             except CommittedElsewhere:
                 if self.stop.is_set():
                     raise
-                adopt, self.spec = None, self.deployed  # the generation that adopted the snapshot goes on
+                adopt = None  # the generation that adopted the snapshot goes on
         return self._drive(adopt, name, allow_missing, allow_missing_rows)
 
     def _drive(
         self, adopt: str | None, name: str | None, allow_missing: bool, allow_missing_rows: bool
     ) -> Report:
         """Acquire the lease of a generation and run its query to the end."""
-        doing = f"stream {self.spec.name}"
-        start = resolve(self.warehouse, self.spec, adopt, name, allow_missing)
-        spark = self.warehouse.spark
+        doing = f"stream {self.model.name}"
+        start = resolve(self.model, adopt, name, allow_missing)
+        spark = self.model.warehouse.spark
         jvm: Any = spark._jvm
         owner = DriverIdentity.this_process(int(jvm.java.lang.ProcessHandle.current().pid()))
-        if Checkpoint(self.warehouse, start.generation.checkpoint).has_states_of_format_1():
+        if Checkpoint(self.model.warehouse, start.generation.checkpoint).has_states_of_format_1():
             with self._progress() as progress:
-                start = hand_over(self.warehouse, start, owner, self.stop, progress.note, allow_missing_rows)
+                start = hand_over(self.model, start, owner, self.stop, progress.note, allow_missing_rows)
         chosen, manifest, self.spec, is_new, notes = start
         label(spark, doing, "acquire the lease")
-        lease = leases.acquire(self.warehouse, chosen, owner, row_rules(self.spec))
+        lease = leases.acquire(self.model.warehouse, chosen, owner, row_rules(self.spec))
         generation = lease.generation
         error: str | None = None
         try:
             label(spark, doing, "tell readers what is live")
             self._tell_readers()
             label(spark, doing, "start the query")
-            with leases.heartbeat(self.warehouse, lease, self.stop), self._progress() as progress:
+            with leases.heartbeat(self.model.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
                 if totals.batches and not lease.lost.is_set():
                     self._comment_estimates()  # of a first run: there was no table before
@@ -136,14 +135,14 @@ class Driver:
         finally:
             try:
                 label(spark, doing, "release the lease")
-                leases.release(self.warehouse, lease, self._how(lease, error), error)
+                leases.release(self.model.warehouse, lease, self._how(lease, error), error)
             except Exception:
                 if error is None:
                     raise  # otherwise report the first error, which may have caused this one (a full disk)
 
     def _tell_readers(self) -> None:
         """Keep the table of what is live, and the comments, as other tools read them."""
-        live_table.refresh(self.warehouse, self.spec.name)
+        live_table.refresh(self.model.warehouse, self.model.name)
         self._comment_estimates()
 
     def _comment_estimates(self) -> None:
@@ -152,10 +151,10 @@ class Driver:
         Only where writers wait for each other: elsewhere the commit could fall into one of another generation's driver,
         whose append would then be refused.
         """
-        table = estimates(self.spec.name)
-        if self.warehouse.local and self.warehouse.exists(table):
-            named = estimate_comments(self.deployed.states, self.deployed.key, self.deployed.version)
-            describe_columns(self.warehouse, table, named)
+        table = estimates(self.model.name)
+        if self.model.warehouse.local and self.model.warehouse.exists(table):
+            named = estimate_comments(self.model.spec.states, self.model.spec.key, self.model.spec.version)
+            describe_columns(self.model.warehouse, table, named)
 
     def _how(self, lease: Lease, error: str | None) -> str:
         if lease.lost.is_set():
@@ -181,11 +180,11 @@ class Driver:
 
     def _progress(self) -> Progress:
         if self.display is not None:
-            return self.display(self.spec.name)
-        return Progress(f"stream {self.spec.name}", None, self.settings.quiet, "micro-batch", "es")
+            return self.display(self.model.name)
+        return Progress(f"stream {self.model.name}", None, self.settings.quiet, "micro-batch", "es")
 
     def _run(self, lease: Lease, manifest: Manifest, progress: Progress) -> Totals:
-        lease.generation = with_topic_id(self.warehouse, lease.generation)
+        lease.generation = with_topic_id(self.model.warehouse, lease.generation)
         generation = lease.generation
         if not self._wait_for_rows(generation, progress):
             return Totals()
@@ -199,23 +198,22 @@ class Driver:
         try:
             with (
                 self._metrics(generation) as outlets,
-                watched_topic(self.warehouse, self.spec, generation) as check_source,
+                watched_topic(self.model.warehouse, self.spec, generation) as check_source,
             ):
                 query, totals = start_query(
-                    *(self.warehouse, self.spec, lease, manifest, self.seconds, advance, self.deployed),
-                    check_source,
+                    self.model, self.spec, lease, manifest, self.seconds, advance, check_source
                 )
-                with recording(self.warehouse, query, totals, generation, outlets) as recorder:
+                with recording(self.model.warehouse, query, totals, generation, outlets) as recorder:
                     await_end(query, self.stop)
             if recorder.problem is not None:
                 print(f"warning: progress could not be recorded: {recorder.problem}", file=sys.stderr)
         except PySparkException as error:
-            problem = f"the stream of {self.spec.name} failed: {cause_of(error)}"
+            problem = f"the stream of {self.model.name} failed: {cause_of(error)}"
             if LOG_TAKEN in str(error):
                 lease.check()
                 raise CommittedElsewhere(problem, RUN_FAILED) from error
             if STATE_LOST in str(error):
-                hint = recovery_hint(self.warehouse, generation)
+                hint = recovery_hint(self.model.warehouse, generation)
                 problem = f"{problem.rstrip('. ')}. Restore it from a copy; or {hint}"
             raise UserError(problem, RUN_FAILED) from error
         return totals
@@ -228,10 +226,10 @@ class Driver:
         """
         if generation.topic is not None:
             return True
-        if Checkpoint(self.warehouse, generation.checkpoint).last_planned() is not None:
+        if Checkpoint(self.model.warehouse, generation.checkpoint).last_planned() is not None:
             return True
-        table = measurements(self.spec.name)
-        while self.warehouse.latest_version(table) <= generation.start_version:
+        table = measurements(self.model.name)
+        while self.model.warehouse.latest_version(table) <= generation.start_version:
             if self.seconds is None:
                 return False
             progress.note(f"waiting for measurements after version {generation.start_version}")
@@ -240,7 +238,7 @@ class Driver:
         return True
 
     def _report(self, generation: Generation, is_new: bool, notes: Sequence[str], totals: Totals) -> Report:
-        position = position_of(self.warehouse, generation)
+        position = position_of(self.model.warehouse, generation)
         start = f"began from snapshot {generation.snapshot_id}" if is_new else "resumed from its checkpoint"
         lines = [f"generation {generation.generation} {start}", self._work_line(totals, describe(position))]
         for name, verb, noun, rest in self._sentences():
@@ -248,7 +246,7 @@ class Driver:
                 lines.append(f"{verb} {plural(totals.counts[name], noun)}{rest}")
         lines += [f"note: {note}" for note in notes]
         data = {
-            "model": self.spec.name,
+            "model": self.model.name,
             "generation": generation.generation,
             "began": is_new,
             "snapshot": generation.snapshot_id,
@@ -262,7 +260,7 @@ class Driver:
         profile = profiler().found
         if profile is None:
             return Report(lines, data)
-        return Report(lines, {**data, "profile": profile.data()}, tables=[table_of(profile, self.spec.name)])
+        return Report(lines, {**data, "profile": profile.data()}, tables=[table_of(profile, self.model.name)])
 
     def _work_line(self, totals: Totals, where: str) -> str:
         if totals.batches == 0:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.key_inputs.pins import version_of
+from jobs.lineage.catalog import export_id
 from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
-from jobs.lineage.exports import snapshot_id
 from jobs.lineage.generations import REMOVED
 from jobs.lineage.generations import origin as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 
 
 def export(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     generation: Generation,
-    folder: str | None,
     batch: int | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
     allow_missing_rows: bool = False,
@@ -37,13 +37,14 @@ def export(
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
     The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
-    is the last one that completes a version of the measurements. `folder` is that of the model's functions
-    (`ModelSpec.folder`). With `allow_missing_rows` a state of format 1 is not compared with its estimates.
+    is the last one that completes a version of the measurements. With `allow_missing_rows` a state of format 1 is not
+    compared with its estimates.
 
     Raises:
         UserError: the generation is removed or damaged, its measurements have changed, there is no such micro-batch, or
             the state lacks rows that were estimated.
     """
+    warehouse = model.warehouse
     if generation.status == REMOVED:  # its checkpoint may be partly deleted
         raise UserError(f"generation {generation.generation} is removed, and its state with it")
     origin = origin_of(warehouse, generation)
@@ -58,7 +59,7 @@ def export(
     check: Callable[[Manifest], None] | None = None
     if checkpoint.has_states_of_format_1() and not allow_missing_rows:
         check = partial(refuse_missing_rows, warehouse, generation)
-    identity = snapshot_id(generation, batch, version)
+    identity = export_id(generation, batch, version)
     found = find_whole(warehouse, identity)
     if found is not None:
         if check is not None:
@@ -79,10 +80,10 @@ def export(
         numerics=generation.numerics,
         inputs=None if origin.inputs is None else version_of(warehouse, generation, batch),
     )
-    states = states_at(warehouse, generation, origin, batch, folder)
+    states = states_at(model, generation, origin, batch)
     held = None
     if origin.model_spec().timed:
-        held = waiting_at(warehouse, generation, origin, batch)
+        held = waiting_at(model, generation, origin, batch)
     with labelled(warehouse.spark, f"export {generation.model}", "read the state, write the snapshot"):
         return write(warehouse, replace(made, waiting=None), states, held, check=check), True
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from jobs.core.errors import UserError, first_line
 from jobs.lineage import generations, leases
 from jobs.lineage.generations import LIVE
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.start_point import StartPoint
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
@@ -28,7 +29,7 @@ from kalman import NUMERICS
 
 
 def hand_over(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     start: StartPoint,
     owner: DriverIdentity,
     stop: threading.Event,
@@ -38,7 +39,7 @@ def hand_over(
     """Return the start of a new generation that continues the states of format 1 of the live one.
 
     Args:
-        warehouse: of the generations.
+        model: the deployed one.
         start: with the live generation.
         owner: this driver, which takes the lease of the former generation meanwhile.
         stop: set if another driver takes it over.
@@ -48,7 +49,7 @@ def hand_over(
     Raises:
         UserError: the generation is a shadow, a driver holds it, or its states lack rows.
     """
-    former = start.generation
+    warehouse, former = model.warehouse, start.generation
     if former.status != LIVE:
         raise UserError(
             f"the states of the shadow {former.generation} are of an earlier release's format, which this one only "
@@ -58,7 +59,7 @@ def hand_over(
     try:
         with leases.heartbeat(warehouse, lease, stop):
             note(f"{former.generation} hands its states over to a new generation")
-            manifest, batch = _states_of(warehouse, start, note, allow_missing_rows)
+            manifest, batch = _states_of(model, start, note, allow_missing_rows)
             lease.check()
             place = former.partitions, former.blocks, lease.generation
             made = generations.begin(
@@ -77,12 +78,11 @@ def hand_over(
 
 
 def _states_of(
-    warehouse: Warehouse, start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
+    model: DeployedModel[Warehouse], start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
 ) -> tuple[Manifest, int]:
     """Return the export of a generation, and its micro-batch; if none completes a version, the generation's start."""
-    if last_whole_batch(Checkpoint(warehouse, start.generation.checkpoint)) is None:
+    if last_whole_batch(Checkpoint(model.warehouse, start.generation.checkpoint)) is None:
         return start.manifest, -1
-    folder = start.spec.folder
-    manifest, _ = export(warehouse, start.generation, folder, None, note, allow_missing_rows)
+    manifest, _ = export(model, start.generation, None, note, allow_missing_rows)
     assert manifest.batch_id is not None
     return manifest, manifest.batch_id

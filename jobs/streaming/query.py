@@ -18,6 +18,7 @@ from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
@@ -54,28 +55,28 @@ if TYPE_CHECKING:
 
 
 def start_query(
-    warehouse: Warehouse,
+    model: DeployedModel[Warehouse],
     spec: ModelSpec,
     lease: Lease,
     manifest: Manifest,
     seconds: float | None,
     on_progress: Callable[[Totals], None],
-    deployed: ModelSpec,
     check_source: Callable[[], None],
 ) -> tuple[StreamingQuery, Totals]:
     """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
 
-    The generation's states mean what `spec` says; the sinks are those of the `deployed` spec. With `seconds` None the
+    The generation's states mean what `spec` says; the sinks are those of the deployed model. With `seconds` None the
     query processes the available rows, then ends. `on_progress` is called after each micro-batch, `check_source` before
     it is written.
     """
-    runtime = ModelRuntime.of(warehouse, spec, manifest.parameters)
-    runtime.ship(warehouse.spark)
-    warehouse.spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
-    context = QueryContext(warehouse, runtime, lease, manifest)
-    pins = None if spec.inputs is None else InputPins(warehouse, spec, runtime.kind, lease.generation)
+    to_run, spark = model.with_spec(spec), model.warehouse.spark
+    runtime = ModelRuntime.of(model.warehouse, spec, manifest.parameters)
+    runtime.ship(spark)
+    spark.conf.set("spark.sql.shuffle.partitions", lease.generation.partitions)
+    context = QueryContext(to_run, runtime, lease, manifest)
+    pins = None if spec.inputs is None else InputPins(to_run, runtime.kind, lease.generation)
     packed, processor = open_source(context), stateful_operator(context)
-    writer = sinks(context, deployed, pins, on_progress, check_source)
+    writer = sinks(context, model.spec, pins, on_progress, check_source)
     return start(context, packed, processor, writer, seconds), writer.totals
 
 
@@ -83,14 +84,14 @@ def start_query(
 class QueryContext:
     """The values that source, operator and sinks of one query share; each is read once."""
 
-    warehouse: Warehouse
+    model: DeployedModel[Warehouse]
     runtime: ModelRuntime
     lease: Lease
     manifest: Manifest
 
     @property
     def spec(self) -> ModelSpec:
-        return self.runtime.spec
+        return self.model.spec
 
     @property
     def generation(self) -> Generation:
@@ -102,7 +103,7 @@ class QueryContext:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.warehouse, self.generation.checkpoint)
+        return Checkpoint(self.model.warehouse, self.generation.checkpoint)
 
     @cached_property
     def committed(self) -> int | None:
@@ -115,7 +116,7 @@ class QueryContext:
 
         The state begins in micro-batch 0, which may be tried many times: so the snapshot is pinned, never "the newest".
         """
-        return store.verify(self.warehouse, self.manifest) if self.committed is None else None
+        return store.verify(self.model.warehouse, self.manifest) if self.committed is None else None
 
     @cached_property
     def event_time(self) -> EventTimePolicy | None:
@@ -123,7 +124,7 @@ class QueryContext:
 
     @cached_property
     def imports_keys(self) -> bool:
-        return imports_new_keys(self.warehouse, self.checkpoint, self.spec)
+        return imports_new_keys(self.model.warehouse, self.checkpoint, self.spec)
 
     @cached_property
     def corrects(self) -> bool:
@@ -133,7 +134,7 @@ class QueryContext:
     @cached_property
     def files(self) -> EstimateFiles:
         """Return the files of estimates that the operator's tasks write."""
-        return EstimateFiles.of(self.warehouse, self.generation, self.runtime.estimates, self.corrects)
+        return EstimateFiles.of(self.model.warehouse, self.generation, self.runtime.estimates, self.corrects)
 
     @property
     def typed(self) -> bool:
@@ -143,11 +144,11 @@ class QueryContext:
 
 def open_source(context: QueryContext) -> DataFrame:
     """Return the rows after the generation's snapshot as a stream of packets, with the states of new keys."""
-    warehouse, spec, runtime = context.warehouse, context.spec, context.runtime
+    warehouse, spec, runtime = context.model.warehouse, context.spec, context.runtime
     generation, rows = context.generation, runtime.rows
     packer = _packer(context)
     if generation.topic is None:
-        source = _measurements(warehouse, spec, generation)
+        source = _measurements(context.model, generation)
         # A table written by another tool may lack the column.
         if context.imports_keys and "_origin" in source.columns:
             source = source.filter(f"NOT {measurements_table.IS_HISTORY}")
@@ -209,7 +210,7 @@ def sinks(
     check_source: Callable[[], None],
 ) -> MicroBatchWriter:
     """Return the writer of micro-batches to the sinks of the deployed spec, after preparing each sink."""
-    warehouse, spec, runtime, lease = context.warehouse, context.spec, context.runtime, context.lease
+    warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
     planned = context.checkpoint.last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
     ended = None if spec.expiry is None else ended_states(runtime.kernel, runtime.state.layout, runtime.kind)
@@ -234,7 +235,7 @@ def _reached(context: QueryContext) -> ReachedCommits | None:
     generation = context.generation
     if generation.topic is not None:
         return None
-    return ReachedCommits(context.warehouse, generation.checkpoint, measurements(generation.model))
+    return ReachedCommits(context.model.warehouse, generation.checkpoint, measurements(generation.model))
 
 
 def start(
@@ -245,7 +246,7 @@ def start(
     seconds: float | None,
 ) -> StreamingQuery:
     """Start the query from packets through the processor to the writer."""
-    warehouse, generation, states = context.warehouse, context.generation, context.states
+    warehouse, generation, states = context.model.warehouse, context.generation, context.states
     clock = "None"
     if context.event_time is not None and context.event_time.needs_timers:
         clock = "ProcessingTime"
@@ -270,15 +271,13 @@ def start(
 
 def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
     """Return the table of latest states with a row of each key, or None if the spec wants none."""
-    warehouse, generation = context.warehouse, context.generation
+    generation = context.generation
 
     def states() -> DataFrame:
         if context.states is not None:
             return context.states
         assert context.committed is not None
-        return states_at(
-            warehouse, generation, context.manifest, context.committed, context.spec.folder
-        ).frame
+        return states_at(context.model, generation, context.manifest, context.committed).frame
 
     if not sinks.latest:
         fence.forget(latest(generation.model))  # nothing would update its rows
@@ -297,19 +296,20 @@ def _publisher(
     return publisher if publisher.sinks else None
 
 
-def _measurements(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> DataFrame:
+def _measurements(model: DeployedModel[Warehouse], generation: Generation) -> DataFrame:
     """Return the measurements after the generation's snapshot as a stream."""
-    reader = warehouse.spark.readStream.format("delta").option(
+    spec = model.spec
+    reader = model.warehouse.spark.readStream.format("delta").option(
         "startingVersion", generation.start_version + 1
     )
     if spec.stream.max_files_per_batch is not None:
         reader = reader.option("maxFilesPerTrigger", spec.stream.max_files_per_batch)
     if spec.stream.max_bytes_per_batch is not None:
         reader = reader.option("maxBytesPerTrigger", spec.stream.max_bytes_per_batch)
-    rows = reader.load(warehouse.path(measurements(spec.name)))
+    rows = reader.load(model.warehouse.path(measurements(spec.name)))
     if spec.migrate is not None and spec.migrate.keys is not None:
         rows = rows.filter(_has_keys(spec))
-    return replayed_late_rows.for_generation(warehouse, rows, generation)
+    return replayed_late_rows.for_generation(model.warehouse, rows, generation)
 
 
 def _has_keys(spec: ModelSpec) -> Column:

@@ -21,6 +21,7 @@ from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
+from jobs.lineage.model import DeployedModel
 from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf, with_local_paths
 from jobs.spark.session import warehouse_of
@@ -85,7 +86,14 @@ def run(
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
             quiet = replace(settings, quiet=True)
             driver = Driver(
-                quiet, warehouse, spec, seconds, threading.Event(), port, file, display.of, metrics_host
+                quiet,
+                DeployedModel(spec, warehouse),
+                seconds,
+                threading.Event(),
+                port,
+                file,
+                display.of,
+                metrics_host,
             )
             streams.append(_Stream(driver, lock, profile))
         _await_all(streams, stop)
@@ -104,14 +112,14 @@ class _Stream:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        self.model = self.driver.spec.name
+        self.model = self.driver.model.name
 
     def work(self) -> None:
-        spark = self.driver.warehouse.spark
+        spark = self.driver.model.warehouse.spark
         try:
             # The pool belongs to the thread; Spark passes it on to the thread of the query that this one starts.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
-            with profiling(self.driver.warehouse, self.profile):
+            with profiling(self.driver.model.warehouse, self.profile):
                 self.report = self.driver.drive()
         except Exception as problem:
             self.error = problem.message if isinstance(problem, UserError) else first_line(problem, 500)

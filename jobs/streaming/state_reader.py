@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.encoding.packet_kinds import NEVER, StateVariable
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, state_rows
@@ -32,22 +33,20 @@ if TYPE_CHECKING:
 
 
 def states_at(
-    warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int, folder: str | None
+    model: DeployedModel[Warehouse], generation: Generation, origin: Manifest, batch: int
 ) -> StateRows:
     """Return a generation's states at the end of a committed micro-batch, as the rows of a snapshot.
-
-    folder: of the model's functions (`ModelSpec.folder`).
 
     Raises:
         UserError: the state cannot be read, or belongs to another model.
     """
-    runtime = ModelRuntime.of(warehouse, origin.model_spec(folder), origin.parameters)
-    runtime.ship(warehouse.spark)
+    runtime = _runtime(model, origin)
+    runtime.ship(model.warehouse.spark)
     integer = runtime.kind.integer
     unpack = _unpacker(runtime.kernel, runtime.state)
 
     def values(name: StateVariable) -> DataFrame:
-        return _state(warehouse, generation, name, batch).select(
+        return _state(model, generation, name, batch).select(
             F.struct("key").cast("string").alias("bucket"),
             F.col("user_map_key.block").alias("number"),
             F.col("user_map_value.states").alias("states"),
@@ -60,28 +59,32 @@ def states_at(
     return StateRows(found, unpack, integer)
 
 
-def waiting_at(warehouse: Warehouse, generation: Generation, origin: Manifest, batch: int) -> Held:
+def waiting_at(model: DeployedModel[Warehouse], generation: Generation, origin: Manifest, batch: int) -> Held:
     """Return the waiting rows in a generation's state at the end of a committed micro-batch, and its watermark.
 
     Raises:
         UserError: the state cannot be read, or belongs to another model.
     """
-    runtime = ModelRuntime.of(warehouse, origin.model_spec(), origin.parameters)
-    stored = _state(warehouse, generation, StateVariable.CLOCK, batch).select("value.clock").collect()
+    runtime = _runtime(model, origin)
+    stored = _state(model, generation, StateVariable.CLOCK, batch).select("value.clock").collect()
     clocks = [Clock.decode(bytes(row["clock"])) for row in stored]
     watermark = max((clock.watermark for clock in clocks), default=NEVER)
     newest = max((clock.max_event_time for clock in clocks), default=NEVER)
-    parts = _state(warehouse, generation, StateVariable.WAITING_ROWS, batch).select("user_map_value.rows")
+    parts = _state(model, generation, StateVariable.WAITING_ROWS, batch).select("user_map_value.rows")
     held = Held(of_parts(parts, runtime.waiting, runtime.rows), watermark, newest)
     if runtime.ids is None:
         return held
-    blocks = _state(warehouse, generation, StateVariable.ROW_IDS, batch).select("user_map_value.ids")
+    blocks = _state(model, generation, StateVariable.ROW_IDS, batch).select("user_map_value.ids")
     floor = runtime.event_time_policy().late_before(watermark)
     return held._replace(ids=of_blocks(blocks, runtime.ids, runtime.rows, floor))
 
 
-def _state(warehouse: Warehouse, generation: Generation, name: str, batch: int) -> DataFrame:
-    return state_of(warehouse, generation.generation, generation.checkpoint, name, batch)
+def _runtime(model: DeployedModel[Warehouse], origin: Manifest) -> ModelRuntime:
+    return ModelRuntime.of(model.warehouse, origin.model_spec(model.spec.folder), origin.parameters)
+
+
+def _state(model: DeployedModel[Warehouse], generation: Generation, name: str, batch: int) -> DataFrame:
+    return state_of(model.warehouse, generation.generation, generation.checkpoint, name, batch)
 
 
 def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch: int) -> DataFrame:

@@ -23,6 +23,7 @@ from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.generations import origin
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
@@ -44,7 +45,6 @@ from kalman.mixtures.building import FAMILIES
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
-    from jobs.specs.model_spec import ModelSpec
 
 
 class Offer(NamedTuple):
@@ -55,46 +55,47 @@ class Offer(NamedTuple):
 
 
 def offer(
-    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, on_progress: Callable[[str], None]
+    model: DeployedModel[Warehouse], table: str, version: int, on_progress: Callable[[str], None]
 ) -> list[Offer]:
     """Filter the marked history up to a version, and offer the states to the streams of this version of the model.
 
     The filter has the parameters of the live generation, and of each shadow; if there is none, those of the snapshot
     that a new generation would begin from. Idempotent: after a kill the next call completes the offer.
     """
-    landed = latest_history_version(warehouse, table, version)
+    landed = latest_history_version(model.warehouse, table, version)
     if landed is None:
         return []
-    return [
-        _offer(warehouse, spec, table, landed, base, on_progress) for base in _bases(warehouse, spec, table)
-    ]
+    return [_offer(model, table, landed, base, on_progress) for base in _bases(model, table)]
 
 
-def _bases(warehouse: Warehouse, spec: ModelSpec, table: str) -> list[Manifest]:
+def _bases(model: DeployedModel[Warehouse], table: str) -> list[Manifest]:
     """Return the snapshots that the model's generations began from, one for each set of parameters."""
-    fingerprint = spec.fingerprint()
+    warehouse = model.warehouse
+    fingerprint = model.spec.fingerprint()
     bases = [
         origin(warehouse, one)
-        for one in generations.all_of(warehouse, spec.name)
+        for one in generations.all_of(warehouse, model.name)
         if one.status in (generations.LIVE, generations.SHADOW) and one.fingerprint == fingerprint
     ]
     if not bases:
         identity = warehouse.table_id(table)
-        newest = manifests.newest_startable(warehouse, spec.name, fingerprint, spec.source_kind, identity)
+        newest = manifests.newest_startable(
+            warehouse, model.name, fingerprint, model.spec.source_kind, identity
+        )
         bases = [] if newest is None else [newest]
     return list({meaning_of(fingerprint, one.parameters): one for one in bases}.values())
 
 
 def _offer(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     table: str,
     landed: int,
     base: Manifest,
     on_progress: Callable[[str], None],
 ) -> Offer:
+    warehouse, spec = model.warehouse, model.spec
     meaning = meaning_of(spec.fingerprint(), base.parameters)
-    inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
+    inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     made_of = [meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json"), version]
     of_table = Source.of(warehouse, table, landed)
@@ -193,29 +194,29 @@ def lines(offers: list[Offer]) -> list[str]:
 
 
 def only_history(
-    warehouse: Warehouse, spec: ModelSpec, version: int | None, on_progress: Callable[[str], None]
+    model: DeployedModel[Warehouse], version: int | None, on_progress: Callable[[str], None]
 ) -> list[Offer]:
     """Offer the states of new keys, and pretrain nothing else: `pretrain --history`.
 
     Raises:
         UserError: the model's streams import no new keys, no history has landed, or no snapshot has parameters.
     """
-    if spec.stream.new_keys != PRETRAINED:
+    if model.spec.stream.new_keys != PRETRAINED:
         raise UserError(
-            f"--history: the streams of {spec.name} import no pretrained keys: write stream.new_keys: {PRETRAINED} in "
+            f"--history: the streams of {model.name} import no pretrained keys: write stream.new_keys: {PRETRAINED} in "
             f"its spec"
         )
-    table = measurements(spec.name)
-    newest = check_version(warehouse, table, version)
-    if latest_history_version(warehouse, table, newest) is None:
+    table = measurements(model.name)
+    newest = check_version(model.warehouse, table, version)
+    if latest_history_version(model.warehouse, table, newest) is None:
         raise UserError(
-            f"--history: no history of new keys has landed for {spec.name}: land some with `kalman-pipeline ingest "
-            f"--model {spec.name} --history --input FILE`"
+            f"--history: no history of new keys has landed for {model.name}: land some with `kalman-pipeline ingest "
+            f"--model {model.name} --history --input FILE`"
         )
-    made = offer(warehouse, spec, table, newest, on_progress)
+    made = offer(model, table, newest, on_progress)
     if not made:
         raise UserError(
-            f"--history: {spec.name} has no snapshot to take parameters from: run `kalman-pipeline pretrain --model "
-            f"{spec.name}` first"
+            f"--history: {model.name} has no snapshot to take parameters from: run `kalman-pipeline pretrain --model "
+            f"{model.name}` first"
         )
     return made

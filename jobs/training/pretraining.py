@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
@@ -15,6 +15,7 @@ from jobs.encoding.keys import readable
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.row_ids import of_rows
@@ -71,8 +72,7 @@ Beside = Callable[[Manifest, "DataFrame"], None]
 
 
 def snapshot_at(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     table: str,
     cut: Cut,
     window: Window,
@@ -80,9 +80,10 @@ def snapshot_at(
     beside: Beside | None = None,
 ) -> Made:
     """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
-    frame = _history(warehouse, spec, table, cut)
+    warehouse, spec = model.warehouse, model.spec
+    frame = _history(model, table, cut)
     window = _window(spec, frame, window)
-    inputs = None if spec.inputs is None else InputsTable(warehouse, spec)
+    inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     of_table = Source.of(warehouse, table, cut.version)
     former = snapshot_id(spec, table, cut, window, version)
@@ -109,32 +110,29 @@ def snapshot_at(
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.event_time_policy().late_before(held.watermark)
             held = held._replace(ids=of_rows(packed, batch.rows, floor))
-        search = Search(runtime, packed, batch, window, progress)
-        learned, populations = None, None
+        learned: Learned | Populations | None = None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
-                learned, populations = search.run(frame)
-        runtime = replace(runtime, parameters=search.parameters(learned, populations))
+                learned = _learned(runtime, frame, packed, batch, window, progress.note)
+        runtime = replace(runtime, parameters=_parameters(runtime, learned))
         progress.note(f"filtering {count:,} rows")
         runtime.kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
         runtime.ship(spark)
         given = None if version is None else {**version._asdict(), "left_out": landed - count}
-        position = cut.place or position_at(warehouse, spec, table, cut.version, of_table)
+        position = cut.place or position_at(model, table, cut.version, of_table)
         manifest = _manifest(runtime, identity, position, cut, window, given)
-        result = populations if learned is None else learned
         with labelled(spark, doing, "filter and write the snapshot"):
-            manifest = _written(warehouse, manifest, runtime, packed, window, result, held)
+            manifest = _written(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
-        notes = _notes(warehouse, spec, manifest, batch, frame, packed, count)
-        return Made(manifest, learned, True, notes)
+        notes = _notes(model, manifest, batch, frame, packed, count)
+        return Made(manifest, None if isinstance(learned, Populations) else learned, True, notes)
     finally:
         packed.unpersist()
 
 
 def _notes(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     manifest: Manifest,
     batch: Batch,
     frame: DataFrame,
@@ -144,20 +142,22 @@ def _notes(
     """Return what is to be said of steps that are not equal, and of keys whose states stop before their last rows.
 
     Args:
-        warehouse, spec: of the model.
+        model: the deployed one.
         manifest: of the snapshot that was written.
         batch: settings of the pass that filtered.
         frame: the rows that it filtered.
         packed: their packets.
         count: of these rows and those that wait for the watermark.
     """
-    notes, kinds = list[str](), kinds_by_row(spec.definition())
+    notes, kinds = list[str](), kinds_by_row(model.spec.definition())
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
-    with labelled(warehouse.spark, f"pretrain {spec.name}", "look for gaps and flagged rows"):
+    with labelled(model.warehouse.spark, f"pretrain {model.name}", "look for gaps and flagged rows"):
         if kinds:
             notes += gaps_note(kinds, gaps_in(packed, batch))
         if count - waiting - manifest.rows >= FEWEST:
-            states = read_rows(warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version)
+            states = read_rows(
+                model.warehouse, manifest.snapshot_id, manifest.model, manifest.snapshots_version
+            )
             lost = lost_in(frame, batch.rows, states)
             notes += [] if lost is None else [lost_note(lost, readable(str(lost.worst)), manifest.model)]
     return tuple(notes)
@@ -180,32 +180,39 @@ def _written(
     return write(warehouse, manifest, states, held, told)
 
 
-@dataclass(frozen=True)
-class Search:
-    """The learning of one snapshot."""
+def _learned(
+    runtime: ModelRuntime,
+    frame: DataFrame,
+    packed: DataFrame,
+    batch: Batch,
+    window: Window,
+    note: Callable[[str], None],
+) -> Learned | Populations:
+    """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on.
 
-    runtime: ModelRuntime
-    packed: DataFrame
-    batch: Batch
-    window: Window
-    progress: Progress
+    Args:
+        runtime: of the model.
+        frame: the rows.
+        packed: their packets.
+        batch: settings of the pass.
+        window: of the rows that count.
+        note: shows progress.
+    """
+    spec, learn = runtime.spec, runtime.spec.learn
+    assert learn is not None
+    by_key = learn.scope == "key"
+    keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
+    given = packed, runtime.definition, learn, batch, window
+    if by_key:
+        return learn_populations(*given, keys or 0, note)
+    return learn_pooled(*given, keys, note)
 
-    def run(self, frame: DataFrame) -> tuple[Learned | None, Populations | None]:
-        """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on."""
-        spec, learn = self.runtime.spec, self.runtime.spec.learn
-        assert learn is not None
-        by_key = learn.scope == "key"
-        keys = _keys(frame, spec) if by_key or learn.sample_keys is not None else None
-        given = self.packed, self.runtime.definition, learn, self.batch, self.window
-        if by_key:
-            return None, learn_populations(*given, keys or 0, self.progress.note)
-        return learn_pooled(*given, keys, self.progress.note), None
 
-    def parameters(self, learned: Learned | None, populations: Populations | None) -> dict[str, Any]:
-        """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
-        if populations is not None:
-            return populations.parameters(learnable(self.runtime.definition))
-        return {} if learned is None else learned.parameters
+def _parameters(runtime: ModelRuntime, found: Learned | Populations | None) -> dict[str, Any]:
+    """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
+    if isinstance(found, Populations):
+        return found.parameters(learnable(runtime.definition))
+    return {} if found is None else found.parameters
 
 
 def _keys(frame: DataFrame, spec: ModelSpec) -> int:
@@ -234,16 +241,16 @@ def write_with_keys(
         both.unpersist()
 
 
-def _history(warehouse: Warehouse, spec: ModelSpec, table: str, cut: Cut) -> DataFrame:
+def _history(model: DeployedModel[Warehouse], table: str, cut: Cut) -> DataFrame:
     """Return the model's measurements before a cut."""
-    rows = replayed_late_rows.without(warehouse, warehouse.read(table, cut.version))
+    rows = replayed_late_rows.without(model.warehouse, model.warehouse.read(table, cut.version))
     if cut.place is not None:
         if TOPIC_ID not in rows.columns:  # no row was landed since an earlier release
             rows = rows.withColumn(TOPIC_ID, F.lit(None).cast("string"))
-        rows = rows.filter(_before(cut.place, first_topic_id(warehouse, table, cut.place["topic"])))
-    frame = rows.select(*spec.columns)
+        rows = rows.filter(_before(cut.place, first_topic_id(model.warehouse, table, cut.place["topic"])))
+    frame = rows.select(*model.spec.columns)
     if cut.before is not None:
-        frame = frame.filter(F.unix_micros(F.col(f"`{spec.time}`")) < cut.before)
+        frame = frame.filter(F.unix_micros(F.col(f"`{model.spec.time}`")) < cut.before)
     return frame
 
 
@@ -294,13 +301,13 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
 
 
 def position_at(
-    warehouse: Warehouse, spec: ModelSpec, table: str, version: int, of_table: Source
+    model: DeployedModel[Warehouse], table: str, version: int, of_table: Source
 ) -> dict[str, Any]:
     """Return the position in the model's source that corresponds to a version of the measurements."""
-    if spec.streamed_source is None:
+    if model.spec.streamed_source is None:
         return delta_position(table, version, *of_table.ids)
-    topic = spec.streamed_source.topic
-    landed = landed_position(warehouse, table, topic, version) or topic_position(topic, {})
+    topic = model.spec.streamed_source.topic
+    landed = landed_position(model.warehouse, table, topic, version) or topic_position(topic, {})
     return {**landed, "measurements": version}
 
 

@@ -24,7 +24,6 @@ from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
-    already_upgraded,
     migrated,
     migration_preview,
     migration_steps,
@@ -41,9 +40,6 @@ LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
 
 def blue_green(context: UpgradeContext) -> Outcome:
     """Start the deployed version in shadow from the migrated state, compare it, and promote it."""
-    done = already_upgraded(context.spec, context.live)
-    if done is not None:
-        return done
     refuse_other_keys(context, migration_steps(context), in_shadow=True)
     if context.dry_run:
         return migration_preview(context)
@@ -54,14 +50,13 @@ def blue_green(context: UpgradeContext) -> Outcome:
 
 def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
     """Return the shadow of this upgrade, an earlier attempt's or a new one, and what its snapshot has given up."""
-    warehouse, spec, live = context.warehouse, context.spec, context.live
-    found = shadow_of(context, spec.fingerprint())
+    found = shadow_of(context, context.model.spec.fingerprint())
     if found is not None:
         return found, []
     manifest, change = migrated(context)
     assert manifest is not None
-    shadow = start_point.begin_exported(warehouse, spec, manifest, live, SHADOW)
-    return shadow, [*left_out_lines(change), *parameters_changed(spec.name, change)]
+    shadow = start_point.begin_exported(context.model, manifest, context.live, SHADOW)
+    return shadow, [*left_out_lines(change), *parameters_changed(context.model.name, change)]
 
 
 def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
@@ -70,7 +65,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     Raises:
         UserError: it is to be promoted, the comparison is not good, and nothing forces it.
     """
-    live, model, note = context.live, context.spec.name, context.progress.note
+    live, name, note = context.live, context.model.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
     for _ in range(CATCH_UPS):  # the live generation may have a driver
@@ -78,13 +73,13 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
             break
         rows += _drive(context, shadow)
     note(f"comparing {shadow.generation} with {live.generation}")
-    comparison, report = compare(context.warehouse, context.spec, live, shadow)
-    lags = not generations.has_reached(context.warehouse, live, shadow)
+    comparison, report = compare(context.model.warehouse, context.model.spec, live, shadow)
+    lags = not generations.has_reached(context.model.warehouse, live, shadow)
     lines = [
         f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "
         f"{live.model_version}) from snapshot {shadow.snapshot_id}; {rows:,} rows now",
         *comparison_lines(comparison),
-        *([_lag_line(live, model)] if lags else []),
+        *([_lag_line(live, name)] if lags else []),
         f"report: {report}",
     ]
     data: dict[str, Any] = {
@@ -103,11 +98,11 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
         "promoted": False,
     }
     if not context.promote:
-        return [*lines, what_next(comparison, shadow.generation, model)], data
+        return [*lines, what_next(comparison, shadow.generation, name)], data
     if not comparison.good and not context.force:
         waits = context.needed and comparison.answer == Answer.UNKNOWN
         raise UserError(
-            refusal(comparison, shadow.generation, model, report), ALREADY_RUNNING if waits else RUN_FAILED
+            refusal(comparison, shadow.generation, name, report), ALREADY_RUNNING if waits else RUN_FAILED
         )
     if not comparison.good:
         lines.append("forced: it is promoted whatever the verdict")
@@ -125,7 +120,7 @@ def _lag_line(live: Generation, model: str) -> str:
 
 def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
     """Tell if a shadow has reached the live generation's position."""
-    return generations.has_reached(context.warehouse, shadow, context.live)
+    return generations.has_reached(context.model.warehouse, shadow, context.live)
 
 
 def _promote(context: UpgradeContext, shadow: Generation) -> None:
@@ -134,9 +129,9 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
     Raises:
         UserError: it has not come level in `LEVEL_SECONDS`.
     """
-    warehouse, model = context.warehouse, context.spec.name
+    warehouse, name = context.model.warehouse, context.model.name
     try:
-        promotion.promote(warehouse, model, shadow.generation)
+        promotion.promote(warehouse, name, shadow.generation)
         return
     except promotion.ShadowLags:
         context.progress.note(f"{shadow.generation} runs beside {context.live.generation} until it is level")
@@ -146,7 +141,7 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
             late = time.monotonic() > deadline
             if late or ended.wait(LEVEL_POLL_SECONDS) or _is_level(context, shadow):
                 try:
-                    promotion.promote(warehouse, model, shadow.generation)
+                    promotion.promote(warehouse, name, shadow.generation)
                     return
                 except promotion.ShadowLags:
                     if late or ended.is_set():
@@ -190,6 +185,6 @@ def _drive(
     stop: threading.Event | None = None,
 ) -> int:
     """Drive a shadow to the newest measurements, or until `stop`; return the number of rows that it estimated."""
-    with stream_lock(context.settings.warehouse, context.spec.name, shadow.generation):
-        driver = Driver(context.settings, context.warehouse, context.spec, seconds, stop or threading.Event())
+    with stream_lock(context.settings.warehouse, context.model.name, shadow.generation):
+        driver = Driver(context.settings, context.model, seconds, stop or threading.Event())
         return int(driver.drive(name=shadow.generation).data["rows"])

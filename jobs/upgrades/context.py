@@ -11,6 +11,7 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.lineage import compatibility, generations
 from jobs.lineage.generations import SHADOW, Generation
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.pausing import exclusive_stream
 from jobs.migration.migrating import migrate
 from jobs.migration.report import change_lines
@@ -33,7 +34,7 @@ Outcome = tuple[list[str], dict[str, Any]]
 
 
 class UpgradeContext(NamedTuple):
-    """One run of an upgrade: the deployed spec, the live generation, and the options of the command.
+    """One run of an upgrade: the deployed model, the live generation, and the options of the command.
 
     promote: whether a shadow that compares well becomes live. partitions: of mode repartition. drain: whether the
     modes that need a stopped stream stop it. force: promote the shadow whatever the comparison says. needed: a
@@ -41,8 +42,7 @@ class UpgradeContext(NamedTuple):
     """
 
     settings: Settings
-    warehouse: Warehouse
-    spec: ModelSpec
+    model: DeployedModel[Warehouse]
     live: Generation
     progress: Progress
     dry_run: bool = False
@@ -54,9 +54,9 @@ class UpgradeContext(NamedTuple):
 
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
         """Hold the live generation's stream, which no driver may run meanwhile."""
-        _ = self.warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
-        reason = f"an upgrade to version {self.spec.version} ({mode})"
-        return exclusive_stream(self.warehouse, self.live, reason, self.drain, self.progress.note)
+        _ = self.model.warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
+        reason = f"an upgrade to version {self.model.spec.version} ({mode})"
+        return exclusive_stream(self.model.warehouse, self.live, reason, self.drain, self.progress.note)
 
 
 def shadow_of(
@@ -66,7 +66,7 @@ def shadow_of(
 
     A shadow with states of format 1, which this release cannot continue, is retired, so that another is made.
     """
-    warehouse, live = context.warehouse, context.live
+    warehouse, live = context.model.warehouse, context.live
     known = generations.all_of(warehouse, live.model)
     for one in known:
         if (one.status, one.parent, one.fingerprint) != (SHADOW, live.generation, fingerprint):
@@ -95,14 +95,30 @@ def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
     return None
 
 
+def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
+    """Return the outcome of an upgrade whose new generation has replaced the live one; details: of the new one."""
+    live = context.live
+    return [
+        f"generation {new.generation} {details}; {live.generation} is retired",
+        f"continue with `kalman-pipeline stream --model {context.model.name}`",
+    ], {
+        "generation": new.generation,
+        "snapshot": new.snapshot_id,
+        "retired": live.generation,
+        "upgraded": True,
+        "promoted": True,
+    }
+
+
 def migration_steps(context: UpgradeContext) -> list[Step]:
     """Return the migrations from the live generation's version to the deployed one.
 
     Raises:
         UserError: no path leads to the deployed version, or it reads another source.
     """
-    warehouse, spec, live = context.warehouse, context.spec, context.live
-    steps = path_from(warehouse, spec, generations.origin(warehouse, live), spec.version)
+    steps = path_from(
+        context.model, generations.origin(context.model.warehouse, context.live), context.model.spec.version
+    )
     refuse_other_source(context)
     return steps
 
@@ -113,10 +129,9 @@ def refuse_other_source(context: UpgradeContext) -> None:
     Raises:
         UserError: the version reads another source.
     """
-    warehouse, spec, live = context.warehouse, context.spec, context.live
-    built = compatibility.generation_built_with(
-        warehouse, live, generations.origin(warehouse, live), spec.folder
-    )
+    spec, live = context.model.spec, context.live
+    began_from = generations.origin(context.model.warehouse, live)
+    built = compatibility.generation_built_with(context.model, live, began_from)
     difference = compatibility.other_source(built, spec)
     if difference is not None:
         raise UserError(f"{spec.name} cannot be upgraded to version {spec.version}: {difference}")
@@ -135,7 +150,7 @@ def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow:
     Raises:
         UserError: the version has other keys, and would read such rows.
     """
-    warehouse, spec, live = context.warehouse, context.spec, context.live
+    warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     if not any(step.keys is not None for step in steps):
         return
     if in_shadow:
@@ -156,10 +171,8 @@ def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it; return the snapshot (in a dry run one of an earlier attempt, else None),
     and how the states change."""
     note = context.progress.note
-    source, _ = export(context.warehouse, context.live, context.spec.folder, on_progress=note)
-    manifest, change, _ = migrate(
-        context.warehouse, source, context.spec, context.spec.version, context.dry_run, note
-    )
+    source, _ = export(context.model, context.live, on_progress=note)
+    manifest, change, _ = migrate(context.model, source, context.model.spec.version, context.dry_run, note)
     return manifest, change
 
 
@@ -167,8 +180,8 @@ def migration_preview(context: UpgradeContext) -> Outcome:
     """Return how the states would change, having written nothing but the export."""
     manifest, change = migrated(context)
     live = context.live
-    lines = [f"{live.generation} (version {live.model_version}) to version {context.spec.version}"]
+    lines = [f"{live.generation} (version {live.model_version}) to version {context.model.spec.version}"]
     if manifest is not None:
         lines.append(f"migrated before: snapshot {manifest.snapshot_id}")
-    lines += [*change_lines(context.spec.name, change), "dry run: nothing was written but the export"]
+    lines += [*change_lines(context.model.name, change), "dry run: nothing was written but the export"]
     return lines, {"dry_run": True, "change": change}

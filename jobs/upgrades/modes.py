@@ -13,6 +13,7 @@ from jobs.upgrades.context import (
     STOP_START,
     Outcome,
     UpgradeContext,
+    already_upgraded,
 )
 from jobs.upgrades.repartition import repartition
 from jobs.upgrades.replace import retrain, start_stateless, stop_start
@@ -24,3 +25,13 @@ MODES: dict[str, Callable[[UpgradeContext], Outcome]] = {
     STATELESS: start_stateless,
     REPARTITION: repartition,
 }
+
+
+def upgrade(context: UpgradeContext, mode: str) -> Outcome:
+    """Upgrade in a mode; say so if there is nothing to upgrade.
+
+    Raises:
+        UserError: the deployed version is not later than the live one, or as the mode.
+    """
+    done = None if mode == REPARTITION else already_upgraded(context.model.spec, context.live)
+    return MODES[mode](context) if done is None else done

@@ -13,12 +13,13 @@ from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.compatibility import HAND_OVER, Finding
 from jobs.lineage.generations import LIVE, SHADOW, Generation
+from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.upgrades.blue_green import prove
-from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, shadow_of
+from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, replaced, shadow_of
 
 
 class Layout(NamedTuple):
@@ -53,20 +54,9 @@ def repartition(context: UpgradeContext) -> Outcome:
         return [*layout.reasons, *lines], {**data, "partitions": shadow.partitions, "blocks": shadow.blocks}
     with context.exclusive(REPARTITION):
         new = _relayout(context, layout, LIVE)
-    return [
-        *layout.reasons,
-        f"generation {new.generation} is live, with {new.partitions} state partitions of {new.blocks} blocks, "
-        f"from snapshot {new.snapshot_id}; {live.generation} is retired",
-        f"continue with `kalman-pipeline stream --model {context.spec.name}`",
-    ], {
-        "generation": new.generation,
-        "snapshot": new.snapshot_id,
-        "retired": live.generation,
-        "partitions": new.partitions,
-        "blocks": new.blocks,
-        "upgraded": True,
-        "promoted": True,
-    }
+    details = f"is live, with {new.partitions} state partitions of {new.blocks} blocks"
+    lines, data = replaced(context, new, f"{details}, from snapshot {new.snapshot_id}")
+    return [*layout.reasons, *lines], {**data, "partitions": new.partitions, "blocks": new.blocks}
 
 
 def _wanted_layout(context: UpgradeContext) -> Layout:
@@ -75,14 +65,14 @@ def _wanted_layout(context: UpgradeContext) -> Layout:
     Raises:
         UserError: option and spec want different numbers, or the spec gives the state another meaning.
     """
-    spec, live, option = context.spec, context.live, context.partitions
+    spec, live, option = context.model.spec, context.live, context.partitions
     of_spec = spec.stream.partitions
     if option is not None and of_spec is not None and option != of_spec:
         raise UserError(
             f"--partitions {option}: the spec of {spec.name} says stream.partitions: {of_spec}, which a new generation "
             f"would take: change it there"
         )
-    built, findings = _differences(context.warehouse, spec, live)
+    built, findings = _differences(context.model, live)
     number = option or of_spec or live.partitions
     reasons = [one.text for one in findings if one.verdict == HAND_OVER]
     if number != live.partitions and of_spec is None:
@@ -101,25 +91,25 @@ def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
 
     def fits(shadow: Generation) -> bool:
         wanted = shadow.partitions == layout.partitions
-        return wanted and not _needs_relayout(context.warehouse, layout.spec, shadow)
+        return wanted and not _needs_relayout(context.model.with_spec(layout.spec), shadow)
 
     return shadow_of(context, context.live.fingerprint, fits) or _relayout(context, layout, SHADOW)
 
 
 def _relayout(context: UpgradeContext, layout: Layout, status: str) -> Generation:
     """Return a new generation in a layout, from an export of the live generation."""
-    warehouse, live = context.warehouse, context.live
-    manifest, _ = export(warehouse, live, layout.spec.folder, on_progress=context.progress.note)
-    return start_point.begin_exported(warehouse, layout.spec, manifest, live, status, layout.partitions)
+    model, live = context.model.with_spec(layout.spec), context.live
+    manifest, _ = export(model, live, on_progress=context.progress.note)
+    return start_point.begin_exported(model, manifest, live, status, layout.partitions)
 
 
-def _needs_relayout(warehouse: Warehouse, spec: ModelSpec, generation: Generation) -> bool:
-    _, findings = _differences(warehouse, spec, generation)
+def _needs_relayout(model: DeployedModel[Warehouse], generation: Generation) -> bool:
+    _, findings = _differences(model, generation)
     return any(one.verdict == HAND_OVER for one in findings)
 
 
 def _differences(
-    warehouse: Warehouse, spec: ModelSpec, generation: Generation
+    model: DeployedModel[Warehouse], generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
     """Return what a generation was built with, and its differences from the spec.
 
@@ -127,8 +117,8 @@ def _differences(
         UserError: a difference is refused.
     """
     built = compatibility.generation_built_with(
-        warehouse, generation, generations.origin(warehouse, generation), spec.folder
+        model, generation, generations.origin(model.warehouse, generation)
     )
-    deployed = compatibility.deployment(warehouse, spec, built.settings)
+    deployed = compatibility.deployment(model, built.settings)
     compatibility.check(built, deployed)
     return built, compatibility.differences(built, deployed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.generations import origin
 from jobs.lineage.hand_over import last_position
+from jobs.lineage.model import DeployedModel
 from jobs.migration.apply import left_out_lines
 from jobs.migration.parameters import carried_without_states, changes_of, changes_of_retraining
 from jobs.migration.report import parameters_changed
@@ -30,12 +31,12 @@ from jobs.upgrades.context import (
     STOP_START,
     Outcome,
     UpgradeContext,
-    already_upgraded,
     migrated,
     migration_preview,
     migration_steps,
     refuse_other_keys,
     refuse_other_source,
+    replaced,
 )
 
 if TYPE_CHECKING:
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
 def stop_start(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one that starts from its migrated state."""
-    done = already_upgraded(context.spec, context.live)
-    if done is not None:
-        return done
     steps = migration_steps(context)
     if context.dry_run:
         refuse_other_keys(context, steps)
@@ -57,48 +55,42 @@ def stop_start(context: UpgradeContext) -> Outcome:
         refuse_other_keys(context, steps)
         manifest, change = migrated(context)
         assert manifest is not None
-        new = start_point.begin_exported(context.warehouse, context.spec, manifest, context.live)
+        new = start_point.begin_exported(context.model, manifest, context.live)
     lines, data = _outcome(context, manifest, new)
-    changed = [*left_out_lines(change), *parameters_changed(context.spec.name, change)]
+    changed = [*left_out_lines(change), *parameters_changed(context.model.name, change)]
     more = {"left_out": change.get("left_out", 0), "parameters": change["parameters"]}
     return [*lines, *changed], {**data, **more}
 
 
 def retrain(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one that is trained on history up to its last position (`last_position`)."""
-    done = already_upgraded(context.spec, context.live)
-    if done is not None:
-        return done
     old, learned = _live_model(context)
     if context.dry_run:
-        return _preview_without_state(context, changes_of_retraining(old, context.spec, learned, None))
+        return _preview_without_state(context, changes_of_retraining(old, context.model.spec, learned, None))
     with context.exclusive(RETRAIN):
-        position, batch = last_position(context.warehouse, context.live)
+        position, batch = last_position(context.model.warehouse, context.live)
         manifest = _pretrained_snapshot(context, position)
-        changes = changes_of_retraining(old, context.spec, learned, manifest.parameters)
+        changes = changes_of_retraining(old, context.model.spec, learned, manifest.parameters)
         return _replace(context, manifest, batch, changes)
 
 
 def start_stateless(context: UpgradeContext) -> Outcome:
     """Replace the live generation by one without any key's state."""
-    done = already_upgraded(context.spec, context.live)
-    if done is not None:
-        return done
     refuse_other_source(context)
     old, learned = _live_model(context)
-    carried = carried_without_states(old, context.spec, learned)
-    changes = changes_of(old, context.spec, learned, carried.parameters, carried)
+    carried = carried_without_states(old, context.model.spec, learned)
+    changes = changes_of(old, context.model.spec, learned, carried.parameters, carried)
     if context.dry_run:
         return _preview_without_state(context, changes)
     with context.exclusive(STATELESS):
-        position, batch = last_position(context.warehouse, context.live)
+        position, batch = last_position(context.model.warehouse, context.live)
         return _replace(context, _empty_snapshot(context, position, carried.parameters), batch, changes)
 
 
 def _live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
     """Return the spec of the live generation and its learned parameters."""
-    began_from = origin(context.warehouse, context.live)
-    return began_from.model_spec(context.spec.folder), began_from.parameters
+    began_from = origin(context.model.warehouse, context.live)
+    return began_from.model_spec(context.model.spec.folder), began_from.parameters
 
 
 def _replace(
@@ -106,36 +98,27 @@ def _replace(
 ) -> Outcome:
     """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
     parent = context.live.generation, batch
-    new = start_point.begin(context.warehouse, context.spec, manifest, parent, context.live)
+    new = start_point.begin(context.model, manifest, parent, context.live)
     lines, data = _outcome(context, manifest, new)
     told = {"parameters": changes}
-    return [*lines, *parameters_changed(context.spec.name, told)], {**data, **told}
+    return [*lines, *parameters_changed(context.model.name, told)], {**data, **told}
 
 
 def _outcome(context: UpgradeContext, manifest: Manifest, new: Generation) -> Outcome:
-    live = context.live
-    return [
-        f"generation {new.generation} of version {new.model_version} is live, from snapshot "
-        f"{manifest.snapshot_id} ({describe(manifest.position)}); {live.generation} is retired",
-        f"continue with `kalman-pipeline stream --model {context.spec.name}`",
-    ], {
-        "generation": new.generation,
-        "snapshot": manifest.snapshot_id,
-        "retired": live.generation,
-        "upgraded": True,
-        "promoted": True,
-    }
+    place = describe(manifest.position)
+    details = f"of version {new.model_version} is live, from snapshot {manifest.snapshot_id} ({place})"
+    return replaced(context, new, details)
 
 
 def _preview_without_state(context: UpgradeContext, changes: list[dict[str, Any]]) -> Outcome:
-    spec, told = context.spec, {"parameters": changes}
+    spec, told = context.model.spec, {"parameters": changes}
     line = f"dry run: version {spec.version} would start without the states of {context.live.generation}"
     return [line, *parameters_changed(spec.name, told)], {"dry_run": True, **told}
 
 
 def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> Manifest:
     """Train the new version on history up to a position of the live generation."""
-    warehouse, spec, live = context.warehouse, context.spec, context.live
+    warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     table = measurements(spec.name)
     compatibility.refuse_other_measurements(warehouse, live, origin(warehouse, live))
     if live.topic is None:
@@ -144,7 +127,9 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
         # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
-    manifest = snapshot_at(warehouse, spec, table, cut, Window(None, None), context.progress).manifest
+    manifest = snapshot_at(
+        DeployedModel(spec, warehouse), table, cut, Window(None, None), context.progress
+    ).manifest
     return manifest
 
 
@@ -152,7 +137,7 @@ def _empty_snapshot(
     context: UpgradeContext, position: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
     """Write a snapshot without any key, with these learned parameters, at a position of the live generation."""
-    warehouse, spec, live = context.warehouse, context.spec, context.live
+    warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     began_from = origin(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
     position = compatibility.position_with_commit(warehouse, live, position)

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
 from jobs.lineage import compatibility, generations, start_point
-from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation
+from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, with_ancestors
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.pausing import exclusive_stream
-from jobs.migration.inverse import path_back
+from jobs.migration.inverse import path_back_to
 from jobs.migration.migrating import migrate_along
-from jobs.migration.versions import Step, known_versions
+from jobs.migration.versions import Step
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.exporting import export
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
-    from jobs.specs.model_spec import ModelSpec
     from jobs.storage.warehouse import Tables
 
 
@@ -53,8 +53,7 @@ class _Path(NamedTuple):
 
 
 def reverse_migration(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     name: str | None = None,
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
@@ -62,8 +61,7 @@ def reverse_migration(
     """Make the version of an earlier generation live, with the live generation's state. Idempotent.
 
     Args:
-        warehouse: of the generations.
-        spec: the deployed one, of any version; it decides the new generation's layout.
+        model: the deployed one.
         name: the retired or removed generation whose version becomes live; by default the nearest ancestor of the live
             generation that is of another version.
         dry_run: return how the states would change, and write nothing but an export.
@@ -72,36 +70,37 @@ def reverse_migration(
     Raises:
         UserError: no such generation, no path back, a driver that does not stop, or keys with an invalid state.
     """
-    known = generations.all_of(warehouse, spec.name)
-    live = generations.named(warehouse, spec.name)
+    warehouse = model.warehouse
+    known = generations.all_of(warehouse, model.name)
+    live = generations.named_of(known, model.name)
     target = target_of(known, live, name)
     if target is None:
         return ReversedMigration(live, None, live.snapshot_id, {})
     with _alternative_named(live, target):
-        path = _path(warehouse, spec, live, target)
+        path = _path(model, live, target)
     if dry_run:
-        manifest, change = _snapshot(warehouse, path, True, on_progress)
+        manifest, change = _snapshot(model, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
     reason = f"a roll-back to version {target.model_version}"
     _ = warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
     with exclusive_stream(warehouse, live, reason, True, on_progress):
-        manifest, change = _snapshot(warehouse, path, False, on_progress)
+        manifest, change = _snapshot(model, path, False, on_progress)
         assert manifest is not None
-        to_run = compatibility.spec_to_run(path.steps[-1].new, spec)
+        to_run = compatibility.spec_to_run(path.steps[-1].new, model.spec)
         partitions = to_run.stream.partitions or live.partitions
-        new = start_point.begin_exported(warehouse, to_run, manifest, live, LIVE, partitions)
+        new = start_point.begin_exported(model.with_spec(to_run), manifest, live, LIVE, partitions)
     return ReversedMigration(new, live, manifest.snapshot_id, change)
 
 
 def _snapshot(
-    warehouse: Warehouse, path: _Path, dry_run: bool, on_progress: Callable[[str], None]
+    model: DeployedModel[Warehouse], path: _Path, dry_run: bool, on_progress: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
     """Export the live state and migrate it back; return the snapshot (in a dry run None, or an earlier attempt's), and
     how the states change."""
     with _alternative_named(path.live, path.target):
-        source, _ = export(warehouse, path.live, path.steps[-1].new.folder, on_progress=on_progress)
+        source, _ = export(model, path.live, on_progress=on_progress)
         manifest, change, _ = migrate_along(
-            warehouse, source, path.steps, path.parameters, dry_run, on_progress
+            model.warehouse, source, path.steps, path.parameters, dry_run, on_progress
         )
     return manifest, change
 
@@ -127,15 +126,13 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     """
     by_name = {one.generation: one for one in known}
     if name is None:
-        ancestor, seen = live, {live.generation}
-        while ancestor is not None and ancestor.model_version == live.model_version:
-            ancestor = by_name.get(ancestor.parent or "")
-            if ancestor is None or ancestor.generation in seen:
-                raise UserError(
-                    f"the live generation {live.generation} of {live.model} came from no other version than its own, "
-                    f"{live.model_version}: there is none to go back to"
-                )
-            seen.add(ancestor.generation)
+        others = (one for one in with_ancestors(known, live) if one.model_version != live.model_version)
+        ancestor = next(others, None)
+        if ancestor is None:
+            raise UserError(
+                f"the live generation {live.generation} of {live.model} came from no other version than its own, "
+                f"{live.model_version}: there is none to go back to"
+            )
         # A live generation that came from a later version is the result of an earlier attempt.
         return ancestor if ancestor.model_version < live.model_version else None
     found = by_name.get(name)
@@ -154,26 +151,19 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
     return found
 
 
-def _path(warehouse: Tables, spec: ModelSpec, live: Generation, target: Generation) -> _Path:
+def _path(model: DeployedModel[Tables], live: Generation, target: Generation) -> _Path:
     """Return the path from the live generation back to the target's version.
-
-    The specs of both come from their own snapshots. A spec file of the same meaning takes precedence, because
-    `migrate.reverse` may have been added to it since.
 
     Raises:
         UserError: there is no path.
     """
-    known = known_versions(warehouse, spec)
-    origin, target_origin = generations.origin(warehouse, live), generations.origin(warehouse, target)
-    for manifest in (origin, target_origin):
-        file = known.get(manifest.model_version)
-        if file is None or file.fingerprint() != manifest.fingerprint:
-            known[manifest.model_version] = manifest.model_spec(spec.folder)
-    steps = path_back(known, live.model_version, target.model_version)
-    built = compatibility.generation_built_with(warehouse, live, origin, spec.folder)
+    origin, target_origin = (generations.origin(model.warehouse, one) for one in (live, target))
+    steps = path_back_to(model, origin, target_origin)
+    built = compatibility.generation_built_with(model, live, origin)
     difference = compatibility.other_source(built, steps[-1].new)
     if difference is not None:
         raise UserError(
-            f"the state of {live.generation} is no state of version {target.model_version} of {spec.name}: {difference}"
+            f"the state of {live.generation} is no state of version {target.model_version} of {model.name}: "
+            f"{difference}"
         )
     return _Path(live, target, steps, target_origin.parameters)

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.core.errors import UserError
-from jobs.lineage import generations
-from jobs.lineage.exports import export_behind
-from jobs.lineage.generations import live_lineage, origin
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.generations import REMOVED, Generation, origin
+from jobs.lineage.model import DeployedModel
 from jobs.lineage.source_ranges import end_place
 from jobs.snapshots import manifests
+from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import KAFKA, describe, is_whole, offsets_of, to_position
+from jobs.streaming.exporting import last_whole_batch
 
 STATE = "state"
 """`Segment.end` of the live generation: the states at its end are those of its checkpoint."""
@@ -48,15 +50,16 @@ class Chain:
     overlaps: list[str]
 
 
-def chain_of(warehouse: Warehouse, model: str) -> Chain:
+def chain_of(model: DeployedModel[Warehouse]) -> Chain:
     """Return the chain of a model's live estimates as it is now; empty if no generation is live."""
-    by_name = {one.generation: one for one in generations.all_of(warehouse, model)}
+    warehouse, catalog = model.warehouse, Catalog(model.warehouse)
+    by_name = {one.generation: one for one in catalog.generations(model.name)}
     segments: list[Segment] = []
     snapshots: list[str] = []
     reasons: list[str] = []
     overlaps: list[str] = []
-    successor: generations.Generation | None = None
-    for name, last_batch in live_lineage(warehouse, model):
+    successor: Generation | None = None
+    for name, last_batch in catalog.lineage(model.name):
         generation = by_name[name]
         seed = origin(warehouse, generation)
         if seed.snapshot_id not in snapshots:
@@ -65,7 +68,8 @@ def chain_of(warehouse: Warehouse, model: str) -> Chain:
         if successor is None:
             found = _live(warehouse, generation)
         elif last_batch is not None and last_batch >= 0:
-            found = _ended(warehouse, generation, last_batch, successor)
+            exported = catalog.export_behind(successor.snapshot_id)
+            found = _ended(warehouse, generation, last_batch, successor, exported)
         if isinstance(found, str):
             reasons.append(found)
         elif found is not None:
@@ -76,20 +80,16 @@ def chain_of(warehouse: Warehouse, model: str) -> Chain:
     return Chain(segments, snapshots, reasons, overlaps)
 
 
-def _live(warehouse: Warehouse, generation: generations.Generation) -> Segment | str | None:
+def _live(warehouse: Warehouse, generation: Generation) -> Segment | str | None:
     """Return the segment of the live generation, up to the last micro-batch that completes a version."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
-    commits = checkpoint.commits()
-    if not commits:
+    if not checkpoint.commits():
         return None
-    for batch in reversed(commits):
-        if not checkpoint.has(batch):
-            break
-        if checkpoint.ends_with(batch) is not None:
-            last = checkpoint.position(batch, generation.start_position)
-            return Segment(
-                generation.generation, generation.snapshot_id, generation.start_position, batch, last, STATE
-            )
+    whole = last_whole_batch(checkpoint)
+    if whole is not None:
+        start = generation.start_position
+        last = checkpoint.position(whole[0], start)
+        return Segment(generation.generation, generation.snapshot_id, start, whole[0], last, STATE)
     return (
         f"{generation.generation}: none of the micro-batches whose state is kept completes a version of the "
         f"measurements, so which rows it has read cannot be told: verify again when it has caught up"
@@ -97,18 +97,21 @@ def _live(warehouse: Warehouse, generation: generations.Generation) -> Segment |
 
 
 def _ended(
-    warehouse: Warehouse, generation: generations.Generation, batch: int, successor: generations.Generation
+    warehouse: Warehouse,
+    generation: Generation,
+    batch: int,
+    successor: Generation,
+    exported: Manifest | None,
 ) -> Segment | str:
-    """Return the segment of an earlier generation, which ends with a micro-batch."""
+    """Return the segment of an earlier generation, which ends with a micro-batch; exported: behind its successor."""
     name = generation.generation
-    exported = export_behind(warehouse, successor.snapshot_id)
     begins = generation.snapshot_id, generation.start_position
     if exported is not None and (exported.generation, exported.batch_id) == (name, batch):
         kept = exported.status != manifests.REMOVED
         return Segment(name, *begins, batch, exported.position, exported.snapshot_id if kept else None)
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     try:
-        if generation.status != generations.REMOVED and checkpoint.ends_with(batch) is not None:
+        if generation.status != REMOVED and checkpoint.ends_with(batch) is not None:
             return Segment(name, *begins, batch, checkpoint.position(batch, generation.start_position), None)
     except UserError:
         pass
@@ -121,9 +124,7 @@ def _ended(
     )
 
 
-def _check_joint(
-    segment: Segment, successor: generations.Generation, reasons: list[str], overlaps: list[str]
-) -> None:
+def _check_joint(segment: Segment, successor: Generation, reasons: list[str], overlaps: list[str]) -> None:
     """Note whether a generation began where the one before ended: with a gap, or with rows that both estimate."""
     ended, began = places_of(segment.last), places_of(successor.start_position)
     if ended == began:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from jobs.encoding.packet_kinds import NEVER
 from jobs.lineage import generations
 from jobs.lineage.generations import origin
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.warehouse import Warehouse
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from jobs.snapshots.waiting_rows import Held
-    from jobs.specs.model_spec import ModelSpec
 
 TABLE = "verified_ends"
 
@@ -44,40 +44,38 @@ class End(NamedTuple):
 
 
 def copy_state(
-    warehouse: Warehouse, spec: ModelSpec, segment: Segment, sample: Sample, run_id: str
+    model: DeployedModel[Warehouse], segment: Segment, sample: Sample, run_id: str
 ) -> dict[str, int]:
     """Copy the sampled states, and the waiting rows, of the live generation's pinned micro-batch.
 
     Returns the number of waiting rows of all keys, and the watermark.
     """
-    generation = generations.named(warehouse, spec.name, segment.generation)
+    warehouse = model.warehouse
+    generation = generations.named(warehouse, model.name, segment.generation)
     begun = origin(warehouse, generation)
-    own = begun.model_spec(spec.folder)
+    own = begun.model_spec(model.spec.folder)
     runtime = ModelRuntime.of(warehouse, own, begun.parameters)
     batch = segment.last_batch
-    rows = gathering.states_of(
-        Kind.END, states_at(warehouse, generation, begun, batch, spec.folder).frame, runtime
-    )
-    held = waiting_at(warehouse, generation, begun, batch) if own.timed else None
+    rows = gathering.states_of(Kind.END, states_at(model, generation, begun, batch).frame, runtime)
+    held = waiting_at(model, generation, begun, batch) if own.timed else None
     if held is not None:
         rows = rows.unionByName(gathering.waiting_of(Kind.WAITING, held.rows))
     columns = {
         "run_id": F.lit(run_id),
-        "model": F.lit(spec.name),
+        "model": F.lit(model.name),
         "copied_at": F.current_timestamp(),
     }
     warehouse.create(TABLE, VERIFIED_ENDS)
-    forget(warehouse, spec.name, None)
+    forget(model, None)
     warehouse.append(rows.filter(sample.has(F.col("key"))).withColumns(columns), TABLE)
     return {"waiting": _count(held), "watermark": NEVER if held is None else held.watermark}
 
 
-def forget(warehouse: Warehouse, model: str, run_id: str | None) -> None:
+def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
     """Remove what was copied for a run that has ended, or for runs that are too old to be continued (None)."""
     old = ("copied_at", "<", datetime.now(UTC) - CONTINUED_FOR)
-    delete_rows(
-        warehouse, TABLE, [[("model", "=", model), old if run_id is None else ("run_id", "=", run_id)]]
-    )
+    of_run = old if run_id is None else ("run_id", "=", run_id)
+    delete_rows(model.warehouse, TABLE, [[("model", "=", model.name), of_run]])
 
 
 def end_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED = "equal", "different", "nothing to verify", "not verified"
 """The outcomes of a run: all was verified and is equal; something differs; there was nothing; a part was left out."""
@@ -54,6 +54,11 @@ class Findings:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     firsts: list[dict[str, Any]] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, *firsts: dict[str, Any], **counts: int) -> Self:
+        """Return counts, of which the others are 0, with descriptions of differences (`difference`)."""
+        return cls({**dict.fromkeys(COUNTS, 0), **counts}, list(firsts))
+
     @property
     def differences(self) -> int:
         """Return the number of differences of all kinds."""
@@ -63,6 +68,11 @@ class Findings:
     def compared(self) -> int:
         """Return the number of estimates and states that were compared."""
         return sum(self.counts[name] for name in ("equal", "close", "states", "states_close"))
+
+
+def difference(what: str, key: str | None = None, batch: int | None = None) -> dict[str, Any]:
+    """Return the description of a difference that no row of estimates shows: of a key, a micro-batch, or of neither."""
+    return {"key": key, "event_time": None, "batch": batch, "what": what}
 
 
 def added(parts: Iterable[Findings]) -> Findings:

@@ -10,6 +10,7 @@ from jobs.core.errors import UserError
 from jobs.encoding.extras import SCALARS
 from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import waiting_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import extras_widths
@@ -254,13 +255,13 @@ def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
     )
 
 
-def versions_of(warehouse: Warehouse, model: str) -> dict[str, int | None]:
+def versions_of(model: DeployedModel[Warehouse]) -> dict[str, int | None]:
     """Return the versions of the tables that a verification reads, None for those that do not exist."""
 
     def version(table: str) -> int | None:
-        return warehouse.latest_version(table) if warehouse.exists(table) else None
+        return model.warehouse.latest_version(table) if model.warehouse.exists(table) else None
 
-    return {"estimates": version(estimates(model)), "quarantine": version(QUARANTINE)}
+    return {"estimates": version(estimates(model.name)), "quarantine": version(QUARANTINE)}
 
 
 def _row(kind: Kind | Column, key: Column, time: Column, numbers: Column, batch: Column) -> list[Column]:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from jobs.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
-from jobs.verification.findings import COUNTS, SHOWN, Findings
+from jobs.verification.findings import COUNTS, SHOWN, Findings, added, difference
 from jobs.verification.matching import (
     Bools,
     Fates,
@@ -42,6 +42,9 @@ from kalman.filters.numerics import NUMERICS, may_differ
 from kalman.flags import FLAGS
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states
 from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 FINDINGS = f"{', '.join(f'{name} bigint' for name in COUNTS)}, firsts string"
 """Columns of what `checker` puts out, one row a partition."""
@@ -263,7 +266,7 @@ class _Check(NamedTuple):
             counts["states"] = np.count_nonzero((kept | made) & ~ends.differ & ~ends.close & ~others)
             firsts += self._ends_named(ends)
         integers = {name: int(count) for name, count in counts.items()}
-        return Findings({**dict.fromkeys(COUNTS, 0), **integers}, firsts)
+        return Findings.of(*firsts, **integers)
 
     def _by_numerics(self, taken: Bools) -> Bools:
         """Return which keys may differ since the generation was begun with other numerics.
@@ -525,15 +528,22 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
     differ = numbers.differ | other | (expected.there != found.there)
     others = differ & expected.there & found.there & by_numerics
     differ &= ~others
-    counts = dict.fromkeys(COUNTS, 0)
-    counts["states_numerics"] = int(np.count_nonzero(others))
-    counts["states_different"] = int(np.count_nonzero(differ))
-    counts["states_close"] = int(np.count_nonzero(numbers.close & ~differ))
-    counts["states"] = int(np.count_nonzero(~numbers.close & ~differ & ~others))
     what = "the snapshot's state is not the one that its lineage gives"
     some = np.flatnonzero(differ)[:SHOWN].tolist()
-    firsts = [{"key": inputs.keys[i].as_py(), "event_time": None, "batch": None, "what": what} for i in some]
-    return Findings(counts, firsts)
+    return Findings.of(
+        *(difference(what, inputs.keys[i].as_py()) for i in some),
+        states_numerics=int(np.count_nonzero(others)),
+        states_different=int(np.count_nonzero(differ)),
+        states_close=int(np.count_nonzero(numbers.close & ~differ)),
+        states=int(np.count_nonzero(~numbers.close & ~differ & ~others)),
+    )
+
+
+def findings_in(parts: DataFrame, check_one: Callable[[pa.Table], Findings], generation: str) -> Findings:
+    """Check the rows of each partition, and return the sum of the findings, which name the generation or snapshot."""
+    rows = parts.mapInArrow(on_partitions(check_one), FINDINGS).collect()
+    total = added(Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in rows)
+    return Findings(total.counts, [{**one, "generation": generation} for one in total.firsts])
 
 
 def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:

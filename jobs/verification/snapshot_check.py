@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,10 +13,11 @@ from jobs.encoding.keys import text_of
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
-from jobs.lineage.exports import is_export
+from jobs.lineage.catalog import Catalog
+from jobs.lineage.model import DeployedModel
 from jobs.migration import migrating
 from jobs.migration.apply import apply_migration
-from jobs.migration.inverse import path_back
+from jobs.migration.inverse import path_back_to
 from jobs.migration.rekey import merged, rekey_of, rekeyed
 from jobs.migration.versions import Step, known_versions, path_between
 from jobs.snapshots import manifests
@@ -30,23 +30,21 @@ from jobs.storage.positions import KAFKA, offsets_of, to_datetime
 from jobs.storage.tables import measurements
 from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
-from jobs.verification.findings import COUNTS, Findings, added
+from jobs.verification.findings import Findings, difference
 from jobs.verification.gathering import CannotVerify, Sample
 from jobs.verification.own_parameters import MOST_KEYS, TooManyKeys, own_parameters
-from jobs.verification.recomputing import FINDINGS, Kind, check_states, on_partitions
+from jobs.verification.recomputing import Kind, check_states, findings_in
 from kalman.filters.numerics import may_differ
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.specs.model_spec import ModelSpec
 
 PARTITIONS = 8
 
 
 def verified(
-    warehouse: Warehouse,
-    spec: ModelSpec,
+    model: DeployedModel[Warehouse],
     manifest: Manifest,
     sample: Sample,
     tolerance: float,
@@ -55,8 +53,7 @@ def verified(
     """Compare the sampled keys of a snapshot with what its lineage gives.
 
     Args:
-        warehouse: of the snapshot.
-        spec: the deployed one.
+        model: the deployed one.
         manifest: of the snapshot.
         sample: of its keys.
         tolerance: relative difference that is not counted as one.
@@ -69,36 +66,31 @@ def verified(
     if manifest.status == REMOVED:
         raise CannotVerify(f"{name} was removed")
     try:
-        rows = verify(warehouse, manifest)
+        rows = verify(model.warehouse, manifest)
     except UserError as damage:
-        first = {"key": None, "event_time": None, "batch": None, "what": damage.message}
-        return Findings({**dict.fromkeys(COUNTS, 0), "states_different": 1}, [first])
+        return Findings.of(difference(damage.message), states_different=1)
     if manifest.without_state:
         expected = rows.limit(0)
-    elif manifest.parent is not None and not is_export(warehouse, manifest):
-        expected = _migrated(warehouse, spec, manifest)
+    elif manifest.parent is not None and not Catalog(model.warehouse).is_export(manifest):
+        expected = _migrated(model, manifest)
     elif manifest.imported:
         raise CannotVerify(f"{name} was made of a table of states, which nothing else gives")
     elif manifest.generation is None:
-        expected = _pretrained(warehouse, spec, manifest, rows, sample)
+        expected = _pretrained(model, manifest, rows, sample)
     elif manifest.snapshot_id in compared:
         return Findings()
     else:
         raise CannotVerify(
             f"{name} is the state of {manifest.generation}, which is not among the live estimates' generations"
         )
-    runtime = ModelRuntime.of(warehouse, manifest.model_spec(spec.folder), manifest.parameters)
+    runtime = ModelRuntime.of(model.warehouse, manifest.model_spec(model.spec.folder), manifest.parameters)
     n = len(runtime.spec.states)
     width = n + n * n + sum(extras_widths(runtime.kernel).values())
     both = gathering.states_of(Kind.SEED, expected, runtime)
     both = both.unionByName(gathering.states_of(Kind.END, rows, runtime))
     parts = both.filter(sample.has(F.col("key"))).repartition(PARTITIONS, "key")
-    work = on_partitions(
-        partial(check_states, width, tolerance, by_numerics=_other_numerics(manifest, runtime))
-    )
-    found = parts.mapInArrow(work, FINDINGS).collect()
-    total = added(Findings({n: row[n] for n in COUNTS}, json.loads(row["firsts"])) for row in found)
-    return Findings(total.counts, [{**one, "generation": name} for one in total.firsts])
+    check = partial(check_states, width, tolerance, by_numerics=_other_numerics(manifest, runtime))
+    return findings_in(parts, check, name)
 
 
 def _other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
@@ -108,15 +100,16 @@ def _other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
     return bool(may_differ(runtime.kernel, runtime.kernel.initial(1), manifest.numerics).any())
 
 
-def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> DataFrame:
+def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
     """Return the states that the migration gives for a snapshot's parent."""
+    warehouse = model.warehouse
     assert manifest.parent is not None
     name = f"snapshot {manifest.snapshot_id}"
     source = manifests.find(warehouse, manifest.parent)
     if source is None:
         raise CannotVerify(f"{name}: snapshot {manifest.parent}, which it was migrated from, was removed")
     try:
-        steps = _steps(warehouse, spec, source, manifest)
+        steps = _steps(model, source, manifest)
         migration = migrating.migration_that_made(manifest, source, steps) if steps else None
     except UserError:
         migration, steps = None, []
@@ -130,44 +123,37 @@ def _migrated(warehouse: Warehouse, spec: ModelSpec, manifest: Manifest) -> Data
     return states if rekey is None else merged(rekeyed(states, rekey), rekey)
 
 
-def _steps(warehouse: Warehouse, spec: ModelSpec, source: Manifest, manifest: Manifest) -> list[Step]:
+def _steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest) -> list[Step]:
     """Return the migrations from a snapshot's version to that of another one made of it: forward, or back.
-
-    On the way back a spec file of the same meaning takes precedence over the one in the snapshot, as in `rollback`:
-    `migrate.reverse` may have been added to it since.
 
     Raises:
         UserError: the specs that are known have no such path.
     """
-    known = known_versions(warehouse, spec)
-    back = source.model_version > manifest.model_version
-    for one in (source, manifest):
-        file = known.get(one.model_version)
-        if not back or file is None or file.fingerprint() != one.fingerprint:
-            known[one.model_version] = one.model_spec(spec.folder)
-    path = path_back if back else path_between
-    return path(known, source.model_version, manifest.model_version)
+    if source.model_version > manifest.model_version:
+        return path_back_to(model, source, manifest)
+    own = {one.model_version: one.model_spec(model.spec.folder) for one in (source, manifest)}
+    return path_between({**known_versions(model), **own}, source.model_version, manifest.model_version)
 
 
 def _pretrained(
-    warehouse: Warehouse, spec: ModelSpec, manifest: Manifest, states: DataFrame, sample: Sample
+    model: DeployedModel[Warehouse], manifest: Manifest, states: DataFrame, sample: Sample
 ) -> DataFrame:
     """Return the states that a batch pass over the history gives, with the snapshot's parameters."""
     name = f"snapshot {manifest.snapshot_id}"
-    own = manifest.model_spec(spec.folder)
+    own = manifest.model_spec(model.spec.folder)
     table, position = measurements(manifest.model), manifest.position
     topic = position["source"] == KAFKA
     version = position.get("measurements") if topic else position["version"]
     if version is None:
         raise CannotVerify(f"{name}: which version of {table} it was made from is not recorded")
-    rows = replayed_late_rows.without(warehouse, warehouse.read(table, int(version)))
+    rows = replayed_late_rows.without(model.warehouse, model.warehouse.read(table, int(version)))
     if topic:
         before = F.col("_partition").isNull()
         for number, offset in offsets_of(position).items():
             before = before | (F.col("_partition") == number) & (F.col("_offset") < offset)
         rows = rows.filter(before)
     runtime = ModelRuntime(own, manifest.parameters, rows.schema)
-    runtime.ship(warehouse.spark)
+    runtime.ship(model.warehouse.spark)
     frame = rows.select(*own.columns).filter(sample.has(text_of(runtime.kind)))
     at = F.col(f"`{own.time}`")
     if manifest.cut is not None:
@@ -178,7 +164,7 @@ def _pretrained(
     if own.inputs is not None:
         if manifest.inputs is None:
             raise CannotVerify(f"{name}: the version of its keys' inputs is not recorded")
-        joined = InputsTable(warehouse, own).joined(frame, runtime.kind, manifest.inputs["version"])
+        joined = InputsTable(model.with_spec(own)).joined(frame, runtime.kind, manifest.inputs["version"])
         frame = joined.dropna(subset=own.input_names)
     batch = batch_of(runtime)
     packed = bucket_rows(frame, batch.rows, frame.count())

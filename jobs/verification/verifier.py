@@ -21,6 +21,7 @@ from jobs.key_inputs.pins import version_of
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.compatibility import spec_to_run
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
@@ -32,9 +33,9 @@ from jobs.storage.tables import estimates
 from jobs.verification import gathering, runs, snapshot_check
 from jobs.verification.chain import STATE, Chain, Segment, chain_of
 from jobs.verification.ends import End, copy_state, end_of, forget
-from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
+from jobs.verification.findings import DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added, difference
 from jobs.verification.gathering import ALL, CannotVerify, Sample, Sources
-from jobs.verification.recomputing import FINDINGS, Kind, Recipe, check, on_partitions
+from jobs.verification.recomputing import Kind, Recipe, check, findings_in
 from kalman.filters.numerics import NUMERICS
 from kalman.filters.rounded import stored_as
 
@@ -87,12 +88,11 @@ class Verifier:
 
     def __init__(
         self,
-        warehouse: Warehouse,
-        spec: ModelSpec,
+        model: DeployedModel[Warehouse],
         options: Options,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.warehouse, self.spec, self.options, self.note = warehouse, spec, options, note
+        self.model, self.options, self.note = model, options, note
         self.reasons: list[str] = []
 
     def run(self, run_id: str | None = None) -> Result:
@@ -101,7 +101,7 @@ class Verifier:
         Raises:
             UserError: the run of this id has ended.
         """
-        warehouse, name = self.warehouse, self.spec.name
+        warehouse, name = self.model.warehouse, self.model.name
         if run_id is not None and runs.finished(warehouse, name, run_id):
             raise UserError(f"verify {name}: run {run_id} has ended; give another --run-id, or none")
         options = {key: value for key, value in json.loads(json.dumps(asdict(self.options))).items()}
@@ -128,24 +128,24 @@ class Verifier:
             )
         outcome = _outcome(found, self.reasons)
         runs.end(warehouse, run, outcome, self.reasons)
-        forget(warehouse, name, run.run_id)
+        forget(self.model, run.run_id)
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
 
     def _plan(self, run_id: str) -> dict[str, Any]:
         """Pin the chain, and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
-        chain: Chain = chain_of(self.warehouse, self.spec.name)
+        chain: Chain = chain_of(self.model)
         live = next((one for one in chain.segments if one.end == STATE), None)
         copied = None
         if live is not None:
-            copied = copy_state(self.warehouse, self.spec, live, self.options.sample, run_id)
+            copied = copy_state(self.model, live, self.options.sample, run_id)
         return {
             "segments": [asdict(one) for one in chain.segments],
             "snapshots": chain.snapshots,
             "not_verified": chain.not_verified,
             "overlaps": chain.overlaps,
             "end": copied,
-            "versions": gathering.versions_of(self.warehouse, self.spec.name),
+            "versions": gathering.versions_of(self.model),
             "begun_at": datetime.now(UTC).isoformat(),
         }
 
@@ -155,12 +155,12 @@ class Verifier:
             return
         self.note(part)
         try:
-            with labelled(self.warehouse.spark, f"verify {self.spec.name}", part):
+            with labelled(self.model.warehouse.spark, f"verify {self.model.name}", part):
                 found = work()
         except CannotVerify as reason:
             self._leave_out(str(reason))
             return
-        runs.record_part(self.warehouse, run, part, found)
+        runs.record_part(self.model.warehouse, run, part, found)
 
     def _leave_out(self, reason: str) -> None:
         if reason not in self.reasons:
@@ -181,11 +181,15 @@ class Verifier:
             )
 
     def _snapshot(self, snapshot: str, segments: list[Segment]) -> Findings:
-        manifest = manifests.record(self.warehouse, snapshot)
+        manifest = manifests.record(self.model.warehouse, snapshot)
         assert manifest is not None
         compared = {one.end for one in segments}
         return snapshot_check.verified(
-            self.warehouse, self.spec, manifest, self.options.sample, self.options.tolerance, compared
+            self.model,
+            manifest,
+            self.options.sample,
+            self.options.tolerance,
+            compared,
         )
 
     def _segment(self, run: runs.Run, segment: Segment) -> None:
@@ -229,7 +233,7 @@ class SegmentCheck:
         Raises:
             CannotVerify: its model uses something that cannot be recomputed.
         """
-        warehouse, deployed = verifier.warehouse, verifier.spec
+        warehouse, deployed = verifier.model.warehouse, verifier.model.spec
         generation = generations.named(warehouse, deployed.name, segment.generation)
         manifest = manifests.record(warehouse, segment.snapshot)
         if manifest is None or manifest.status == manifests.REMOVED:
@@ -268,16 +272,15 @@ class SegmentCheck:
         waiting = 0 if self.end is None else self.end.waiting
         waiting -= 0 if self.begin is None else self.begin.rows.count()
         gap = landed - accepted - quarantined - waiting
-        counts = dict.fromkeys(COUNTS, 0)
         if gap == 0 or gap > 0 and self.recipe.forgets:
-            return Findings({**counts, "landed": landed})
-        counts["uncounted"] = abs(gap)
+            return Findings.of(landed=landed)
         what = (
             f"{landed:,} rows were landed, and {accepted:,} estimates, {quarantined:,} rows in quarantine and "
             f"{waiting:,} that wait make {landed - gap:,}"
         )
-        first = {"key": None, "event_time": None, "batch": self.sources.segment.last_batch, "what": what}
-        return Findings({**counts, "landed": landed}, [self._of_generation(first)])
+        segment = self.sources.segment
+        first = {**difference(what, batch=segment.last_batch), "generation": segment.generation}
+        return Findings.of(first, landed=landed, uncounted=abs(gap))
 
     def chunk(self, rows: DataFrame, chunk: int, chunks: int, size: int) -> Findings:
         """Recompute and compare the sampled keys of one chunk."""
@@ -287,20 +290,14 @@ class SegmentCheck:
             sample = sample & (F.pmod(F.xxhash64(F.lit("chunk"), F.col("key")), F.lit(chunks)) == chunk)
         partitions = max(MIN_PARTITIONS, -(-size // ROWS_A_PARTITION))
         parts = both.filter(sample).repartition(partitions, "key")
-        found = parts.mapInArrow(on_partitions(partial(check, self.recipe)), FINDINGS).collect()
-        total = added(
-            Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in found
-        )
-        firsts = [self._of_generation(one) for one in total.firsts]
-        if total.counts["unrecorded"] and not self.recipe.forgets:
-            total.counts["missing"] += total.counts["unrecorded"]
-            total.counts["unrecorded"] = 0
-            what = "a late row is neither estimated nor in quarantine"
-            firsts.append(self._of_generation({"key": None, "event_time": None, "batch": None, "what": what}))
-        return Findings(total.counts, firsts)
-
-    def _of_generation(self, first: dict[str, Any]) -> dict[str, Any]:
-        return {**first, "generation": self.sources.segment.generation}
+        name = self.sources.segment.generation
+        found = findings_in(parts, partial(check, self.recipe), name)
+        if found.counts["unrecorded"] and not self.recipe.forgets:
+            found.counts["missing"] += found.counts["unrecorded"]
+            found.counts["unrecorded"] = 0
+            late = difference("a late row is neither estimated nor in quarantine")
+            found.firsts.append({**late, "generation": name})
+        return found
 
     def _gathered(self, rows: DataFrame) -> DataFrame:
         """Return everything about the segment's keys, with the checker's columns."""
@@ -344,16 +341,13 @@ class SegmentCheck:
                 f"{segment.generation}: the table of inputs has changed since its snapshot, and which micro-batch used "
                 f"which version is kept for the last ones only"
             )
-        table = InputsTable(sources.warehouse, spec)
+        table = InputsTable(DeployedModel(spec, sources.warehouse))
         return table.joined(rows, sources.runtime.kind, last["version"])
 
 
 def _hand_overs(overlaps: list[str]) -> Findings:
     """Return the findings of hand-overs after which two generations have estimated the same rows."""
-    counts = {**dict.fromkeys(COUNTS, 0), "uncounted": len(overlaps)}
-    return Findings(
-        counts, [{"key": None, "event_time": None, "batch": None, "what": one} for one in overlaps]
-    )
+    return Findings.of(*map(difference, overlaps), uncounted=len(overlaps))
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:

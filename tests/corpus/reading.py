@@ -17,6 +17,7 @@ from jobs.core.settings import Settings
 from jobs.history.source import rows_of
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
+from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
@@ -95,7 +96,7 @@ def landed_rows(settings: Settings, spec: ModelSpec, path: Path) -> ReadRows:
 
 def estimated_rows(warehouse: Warehouse, spec: ModelSpec, path: Path) -> ReadRows:
     """Return the rows that `estimate --input` reads of a file."""
-    frame = rows_of(warehouse, spec, str(path), None).frame
+    frame = rows_of(DeployedModel(spec, warehouse), str(path), None).frame
     at = F.unix_micros(F.col(f"`{spec.time}`")).alias(spec.time)
     columns = [F.col(REASON), at, *(F.col(f"`{name}`") for name in (*spec.key, *spec.measurement))]
     found = [row.asDict() for row in frame.select(*columns).collect()]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from jobs.landing.reading import file_schema
 from jobs.landing.target_table import prepare
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
+from jobs.lineage.model import DeployedModel
 from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows import held
 from jobs.rejected_rows.replay import replay as replay_rows
@@ -39,7 +39,7 @@ from jobs.streaming.exporting import export
 from jobs.training import new_keys
 from jobs.training.learning import Window
 from jobs.training.pretraining import snapshot_at
-from jobs.upgrades import blue_green, context
+from jobs.upgrades import blue_green, context, modes
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
 from tests.protocol import memory_columns as F
@@ -108,7 +108,9 @@ def stream(
 ) -> None:
     """Drive a generation until it has caught up, as `stream` does."""
     stop: Any = Event()
-    driver = Driver(SETTINGS, warehouse(), spec or spec_of(), seconds, stop, display=lambda model: quiet())
+    driver = Driver(
+        SETTINGS, DeployedModel(spec or spec_of(), warehouse()), seconds, stop, display=lambda model: quiet()
+    )
     driver.drive(adopt, name)
 
 
@@ -119,7 +121,7 @@ def former_stream(spec: ModelSpec) -> None:
     here.spark.conf.set(STATE_FORMAT, "1")
     former = FORMER.set(True)
     try:
-        Driver(SETTINGS, here, spec, None, stop, display=lambda model: quiet()).drive()
+        Driver(SETTINGS, DeployedModel(spec, here), None, stop, display=lambda model: quiet()).drive()
     finally:
         FORMER.reset(former)
 
@@ -128,7 +130,9 @@ def stopped_stream(spec: ModelSpec | None = None) -> None:
     """Drive the live generation, and stop before its first micro-batch: as `stop` right after the start."""
     stop: Any = Event()
     stop.set()
-    Driver(SETTINGS, warehouse(), spec or spec_of(), None, stop, display=lambda model: quiet()).drive()
+    Driver(
+        SETTINGS, DeployedModel(spec or spec_of(), warehouse()), None, stop, display=lambda model: quiet()
+    ).drive()
 
 
 def ingest(path: str, spec: ModelSpec | None = None) -> None:
@@ -149,14 +153,14 @@ def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
     here, chosen = warehouse(), spec or spec_of()
     table = measurements(MODEL)
     cut = Cut(here.latest_version(table) if version is None else version, None)
-    manifest = snapshot_at(here, chosen, table, cut, Window(None, None), quiet()).manifest
+    manifest = snapshot_at(DeployedModel(chosen, here), table, cut, Window(None, None), quiet()).manifest
     return manifest.snapshot_id
 
 
 def export_state() -> str:
     """Export the live generation's state, as `export` does."""
     here = warehouse()
-    return export(here, generations.named(here, MODEL), None)[0].snapshot_id
+    return export(DeployedModel(spec_of(), here), generations.named(here, MODEL))[0].snapshot_id
 
 
 def promote(name: str | None = None) -> None:
@@ -189,7 +193,7 @@ class _Maintenance(Maintenance):
 
 def maintain(spec: ModelSpec | None = None) -> None:
     """Remove what the retention plan allows, as `maintain --estimates` does."""
-    _Maintenance(warehouse(), spec or spec_of(), dry=False, with_estimates=True).run()
+    _Maintenance(DeployedModel(spec or spec_of(), warehouse()), dry=False, with_estimates=True).run()
 
 
 def replay(spec: ModelSpec | None = None) -> None:
@@ -213,7 +217,7 @@ def change_inputs() -> None:
 
 def offer(spec: ModelSpec) -> None:
     """Offer the states of new keys to running streams, as `pretrain --history` does."""
-    new_keys.only_history(warehouse(), spec, None, lambda text: None)
+    new_keys.only_history(DeployedModel(spec, warehouse()), None, lambda text: None)
 
 
 def land_history(path: str, spec: ModelSpec) -> None:
@@ -223,28 +227,28 @@ def land_history(path: str, spec: ModelSpec) -> None:
 
 def migrated(given: UpgradeContext) -> tuple[Manifest, dict[str, Any]]:
     """Stand in for `migrated`: really export and write a snapshot, with a state map that keeps every state."""
-    source, _ = export(given.warehouse, given.live, None)
-    identity = f"{source.snapshot_id}-to-v{given.spec.version}"
-    found = find_whole(given.warehouse, identity)
+    source, _ = export(given.model, given.live)
+    identity = f"{source.snapshot_id}-to-v{given.model.spec.version}"
+    found = find_whole(given.model.warehouse, identity)
     if found is not None:
         return found, {"parameters": []}
     made = replace(
         source,
         snapshot_id=identity,
-        model_version=given.spec.version,
-        fingerprint=given.spec.fingerprint(),
-        spec=given.spec.stored_text(),
+        model_version=given.model.spec.version,
+        fingerprint=given.model.spec.fingerprint(),
+        spec=given.model.spec.stored_text(),
         parent=source.snapshot_id,
         committed_at=None,
     )
-    return write(given.warehouse, made, verify(given.warehouse, source)), {"parameters": []}
+    return write(given.model.warehouse, made, verify(given.model.warehouse, source)), {"parameters": []}
 
 
-def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int = 2) -> None:
+def upgrade(mode: str, drain: bool = False, to: int = 2) -> None:
     """Upgrade to a version, as `upgrade` does; the comparison of a shadow always comes out well."""
     here = warehouse()
     live = generations.named(here, MODEL)
-    given = UpgradeContext(SETTINGS, here, spec_of(to), live, quiet(), drain=drain)
+    given = UpgradeContext(SETTINGS, DeployedModel(spec_of(to), here), live, quiet(), drain=drain)
     good = SimpleNamespace(good=True, reasons=[], numbers={}, answer="better", rows_needed=None)
     with contextlib.ExitStack() as stack:
         for module in (blue_green, replacing, context):
@@ -257,4 +261,4 @@ def upgrade(mode: Callable[[UpgradeContext], Any], drain: bool = False, to: int 
             ):
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, instead))
-        mode(given)
+        modes.upgrade(given, mode)

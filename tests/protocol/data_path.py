@@ -124,7 +124,7 @@ def operator(context: Any) -> Any:
 
 def _version_of_inputs(context: Any) -> int | None:
     """Return the version of the inputs that this micro-batch was told to use, by the name of its packet."""
-    path = context.warehouse.spark.sparkContext.getLocalProperty(PROPERTY)
+    path = context.model.warehouse.spark.sparkContext.getLocalProperty(PROPERTY)
     return None if path is None else int(path.removesuffix(".packet").rsplit("-", 2)[1])
 
 
@@ -202,7 +202,7 @@ class MemoryEstimates(NamedTuple):
 
 def _in_files(context: Any, packets: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Put estimates aside as a file of their table, and return a packet that names it in their place."""
-    told = context.warehouse.spark.sparkContext.getLocalProperty(FILES_PROPERTY)
+    told = context.model.warehouse.spark.sparkContext.getLocalProperty(FILES_PROPERTY)
     target, here = Target.decode(told), world.current()
     mine = [one for one in packets if one["kind"] == OutputPacket.ESTIMATES.value]
     rows = [
@@ -272,8 +272,9 @@ def state_frame(session: Any, states: States) -> Frame:
     return Frame(session, found, STATE_ROWS)
 
 
-def states_at(warehouse: Any, generation: Any, origin: Any, batch: int, folder: Any = None) -> Frame:
+def states_at(model: Any, generation: Any, origin: Any, batch: int) -> Frame:
     """Read the states after a micro-batch from a checkpoint."""
+    warehouse = model.warehouse
     found = state_frame(warehouse.spark, read_states(warehouse.path(generation.checkpoint), batch))
     found.frame = found  # type: ignore[attr-defined]  # as `StateRows.frame`
     return found

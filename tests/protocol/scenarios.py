@@ -12,9 +12,9 @@ from pathlib import Path
 
 from jobs.core.errors import UserError
 from jobs.lineage import generations, start_point
+from jobs.lineage.model import DeployedModel
 from jobs.specs.model_spec import ModelSpec
 from jobs.streaming.exporting import export
-from jobs.upgrades import blue_green, replace
 from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
 from tests.protocol.explorer import Scenario
@@ -106,7 +106,7 @@ def shadowed() -> World:
         actors.pretrain,
         _land("b"),
         actors.stream,
-        lambda: actors.upgrade(replace.stop_start),
+        lambda: actors.upgrade("stop-start"),
         lambda: actors.stream(spec_of(2)),
         _land("c"),
         lambda: actors.stream(spec_of(2)),
@@ -118,8 +118,9 @@ def _shadow() -> None:
     """Begin a shadow of the live generation, from an export of it, and let it catch up."""
     here = warehouse()
     live = generations.named(here, MODEL)
-    manifest, _ = export(here, live, None)
-    made = start_point.begin_exported(here, spec_of(2), manifest, live, generations.SHADOW)
+    model = DeployedModel(spec_of(2), here)
+    manifest, _ = export(model, live)
+    made = start_point.begin_exported(model, manifest, live, generations.SHADOW)
     actors.stream(spec_of(2), name=made.generation)
 
 
@@ -302,7 +303,7 @@ def aged() -> World:
         actors.pretrain,
         _land("b"),
         actors.stream,
-        lambda: actors.upgrade(replace.stop_start),
+        lambda: actors.upgrade("stop-start"),
         lambda: actors.stream(spec_of(2)),
         _pass(1),
         lambda: actors.stream(spec_of(2), adopt=actors.pretrain(spec_of(2))),
@@ -406,14 +407,14 @@ STOPPED_BETWEEN = Scenario(
 BLUE_GREEN = Scenario(
     "a blue-green upgrade beside the live driver",
     streaming,
-    _processes(upgrade=lambda: actors.upgrade(blue_green.blue_green), live=actors.stream),
-    _after(lambda: actors.upgrade(blue_green.blue_green), _stream_all(2)),
+    _processes(upgrade=lambda: actors.upgrade("blue-green"), live=actors.stream),
+    _after(lambda: actors.upgrade("blue-green"), _stream_all(2)),
 )
 STOP_START = Scenario(
     "a stop-start upgrade with --drain beside the live driver",
     streaming,
-    _processes(upgrade=lambda: actors.upgrade(replace.stop_start, drain=True), live=actors.stream),
-    _after(lambda: actors.upgrade(replace.stop_start), _stream_all(2)),
+    _processes(upgrade=lambda: actors.upgrade("stop-start", drain=True), live=actors.stream),
+    _after(lambda: actors.upgrade("stop-start"), _stream_all(2)),
 )
 SWITCHES = Scenario(
     "promote, roll back and retire at once",
@@ -483,8 +484,8 @@ DAMAGED = Scenario(
 RETRAIN = Scenario(
     "a retraining upgrade with --drain beside the live driver",
     streaming,
-    _processes(upgrade=lambda: actors.upgrade(replace.retrain, drain=True), live=actors.stream),
-    _after(lambda: actors.upgrade(replace.retrain), _stream_all(2)),
+    _processes(upgrade=lambda: actors.upgrade("retrain", drain=True), live=actors.stream),
+    _after(lambda: actors.upgrade("retrain"), _stream_all(2)),
 )
 OFFER = Scenario(
     "states of new keys are offered twice at once, beside a driver",
@@ -519,7 +520,7 @@ ADOPT_INSIDE = Scenario(
 RETRAIN_INSIDE = Scenario(
     "a stream that stopped within a version is retrained",
     stopped_within_a_version,
-    _processes(upgrade=lambda: actors.upgrade(replace.retrain)),
+    _processes(upgrade=lambda: actors.upgrade("retrain")),
     _stream_all(2),
     depth=0,
 )

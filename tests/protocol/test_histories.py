@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from jobs.lineage import generations
-from jobs.upgrades import blue_green, replace
 from tests.protocol import actors, world
 from tests.protocol.actors import MODEL, spec_of, warehouse
 from tests.protocol.explorer import EXPECTED, RECOVERY_SECONDS, printed
@@ -109,19 +108,12 @@ class Operation(RuleBasedStateMachine):
     @rule(mode=st.sampled_from(["stop-start", "blue-green", "retrain", "stateless"]), killed_at=KILLED_AT)
     def upgrade(self, mode: str, killed_at: int | None) -> None:
         """Upgrade to the version after the live one."""
-        modes: dict[str, Any] = {
-            "stop-start": replace.stop_start,
-            "blue-green": blue_green.blue_green,
-            "retrain": replace.retrain,
-            "stateless": replace.start_stateless,
-        }
-
         self.forgot = self.forgot or mode == "stateless"
 
         def run() -> None:
             live = generations.live(warehouse(), MODEL)
             if live is not None:
-                actors.upgrade(modes[mode], to=live.model_version + 1)
+                actors.upgrade(mode, to=live.model_version + 1)
 
         self._run(f"upgrade-{mode}", run, killed_at)
 

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import monitor, skill
 from jobs.downstream.views import Part, Seen, View, following, settled, switched
-from jobs.lineage.chain import LineageSegment
+from jobs.lineage.generations import LineageSegment
 from tests.jobs.downstream.test_forecast_skill import FORECAST, readings
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 

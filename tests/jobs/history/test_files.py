@@ -180,7 +180,7 @@ def test_a_run_replaces_what_another_has_written_meanwhile_and_one_that_fails_le
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before
     monkeypatch.setattr(ReplacingTable, "_commit", replace)
-    monkeypatch.setattr("jobs.history.files.estimator", _failing)
+    monkeypatch.setattr("jobs.history.table.estimator", _failing)
     with pytest.raises(PySparkException, match="as it should"):
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before and len(rows(pipeline)) == 120

@@ -19,6 +19,7 @@ from jobs.core.progress import Progress
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
+from jobs.lineage.model import DeployedModel
 from jobs.rejected_rows import replay
 from jobs.snapshots import manifests
 from jobs.sources import one_topic
@@ -67,9 +68,11 @@ def test_a_message_that_several_readers_refused_lands_once_in_its_place(
     ingest.run(pipeline.settings, "poison")
     pipeline.pretrain()
     (manifest,) = manifests.all_of(pipeline.warehouse, "poison")
-    live = start_point.begin(pipeline.warehouse, pipeline.spec, manifest, None, None)
+    live = start_point.begin(DeployedModel(pipeline.spec, pipeline.warehouse), manifest, None, None)
     parent = live.generation, -1
-    shadow = start_point.begin(pipeline.warehouse, pipeline.spec, manifest, parent, live, SHADOW)
+    shadow = start_point.begin(
+        DeployedModel(pipeline.spec, pipeline.warehouse), manifest, parent, live, SHADOW
+    )
     feed.send("poison", [poison(days[0])])
     assert pipeline.stream().data["rejected"] == 1
     assert pipeline.stream(generation=shadow.generation).data["rejected"] == 1
@@ -140,11 +143,11 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     (manifest,) = manifests.all_of(warehouse, "anew")
     assert manifest.position["topic_id"] == first
     # A generation of an earlier release does not know the id: its next driver adopts the present one.
-    made = start_point.begin(warehouse, pipeline.spec, manifest, None, None)
+    made = start_point.begin(DeployedModel(pipeline.spec, warehouse), manifest, None, None)
     unknown = {name: value for name, value in manifest.position.items() if name != "topic_id"}
     generations.update(warehouse, {"model": "anew"}, {"start_position": json.dumps(unknown)})
     feed.send("anew", later)
-    stream = Driver(pipeline.settings, warehouse, pipeline.spec, None, threading.Event())
+    stream = Driver(pipeline.settings, DeployedModel(pipeline.spec, warehouse), None, threading.Event())
     stream.display = lambda _: Hooked(make_anew)
     with pytest.raises(UserError, match=f"topic anew was deleted and made anew .* and was {first}"):
         stream.drive()

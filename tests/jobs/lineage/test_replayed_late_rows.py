@@ -12,6 +12,7 @@ import pytest
 
 from jobs import quarantine
 from jobs.lineage import generations
+from jobs.lineage.model import DeployedModel
 from jobs.rejected_rows import replay
 from jobs.storage.quarantine import Choice
 from jobs.streaming.driver import Driver
@@ -45,7 +46,7 @@ def test_the_first_copies_do_not_reach_a_stream_that_has_the_originals(
     assert pipeline.stream(adopt=again).data["rows"] == 0
     pipeline.land(days[2])
     stop = threading.Event()
-    running = Driver(pipeline.settings, pipeline.warehouse, pipeline.spec, 0.1, stop)
+    running = Driver(pipeline.settings, DeployedModel(pipeline.spec, pipeline.warehouse), 0.1, stop)
     reports: list[Any] = []
     thread = threading.Thread(target=lambda: reports.append(running.drive()), daemon=True)
     thread.start()

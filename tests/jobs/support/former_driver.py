@@ -13,7 +13,7 @@ import pytest
 from jobs import export, verify
 from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED
 from jobs.lineage import generations
-from jobs.lineage.chain import lineage_of
+from jobs.lineage.generations import lineage_of
 from jobs.lineage.live import live_estimates
 from jobs.storage.tables import estimates
 from tests.conftest import ROOT

@@ -12,6 +12,7 @@ import pytest
 import kalman
 from jobs import verify
 from jobs.core.errors import UserError
+from jobs.lineage.model import DeployedModel
 from jobs.observability.metrics import write_verification
 from jobs.operations.alarms import alarms
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
@@ -57,7 +58,7 @@ def test_findings_add_up() -> None:
 
 def test_what_other_numerics_explain_is_told_of_each_generation_and_snapshot() -> None:
     none: Any = None  # neither a warehouse nor a spec is asked
-    verifier = Verifier(none, none, Options())
+    verifier = Verifier(DeployedModel(none, none), Options())
     few = Findings({**dict.fromkeys(COUNTS, 0), "numerics": 1_200, "states_numerics": 3})
     state = Findings({**dict.fromkeys(COUNTS, 0), "states_numerics": 7})
     parts = {f"rows of m-g0001 to micro-batch 5, {chunk} of 2": few for chunk in (1, 2)}

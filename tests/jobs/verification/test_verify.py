@@ -17,6 +17,7 @@ from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import live
+from jobs.lineage.model import DeployedModel
 from jobs.operations.alarms import alarms
 from jobs.operations.model_status import model_status
 from jobs.specs.loading import load_spec
@@ -221,17 +222,17 @@ def test_a_killed_run_is_continued_at_its_position_while_the_stream_runs_on(
             raise Killed
 
     with pytest.raises(Killed):
-        Verifier(warehouse, spec, options, kill_at_the_seventh).run()
+        Verifier(DeployedModel(spec, warehouse), options, kill_at_the_seventh).run()
     pipeline.land(DAYS[5])
     pipeline.stream()
     again: list[str] = []
-    result = Verifier(warehouse, spec, options, again.append).run()
+    result = Verifier(DeployedModel(spec, warehouse), options, again.append).run()
     assert result.continued
     assert result.outcome == "equal", result
     assert again[0] == done[6]
     assert not set(done[1:6]) & set(again)
     assert result.findings.counts["equal"] == len(chain.estimates())
-    fresh = Verifier(warehouse, spec, options).run()
+    fresh = Verifier(DeployedModel(spec, warehouse), options).run()
     assert not fresh.continued
     assert fresh.findings.counts["equal"] == len(pipeline.estimates())
 
