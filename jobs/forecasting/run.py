@@ -19,7 +19,6 @@ from jobs.forecasting.inputs import FutureRows, future_rows, with_inputs
 from jobs.forecasting.origin import Origin, origin
 from jobs.forecasting.rows import Plan, forecast_rows
 from jobs.forecasting.table import RUN, Written, replace_run
-from jobs.key_inputs.table import home_of
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
@@ -27,6 +26,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import to_datetime
 from jobs.storage.tables import forecasts
+from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

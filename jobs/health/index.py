@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from jobs.core.html_page import heading, linked_table, page, paragraph, section
 from jobs.core.report import plural
-from jobs.health import reading
 from jobs.lineage.catalog import Catalog
+from jobs.observability.progress_log import all_records
 from jobs.storage.files import files_of
 from jobs.storage.warehouse import Tables
 
@@ -45,7 +45,7 @@ def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
 
 def _entry(catalog: Catalog, model: str) -> Entry:
     root, live = catalog.warehouse.root, catalog.live(model)
-    records = reading.progress(root, model)
+    records = all_records(catalog.warehouse, model)
     pages = [name for name in files_of(f"{root}/{FOLDER}/{model}").names("") if name.endswith(".html")]
     return Entry(
         model,

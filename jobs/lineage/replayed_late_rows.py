@@ -15,16 +15,14 @@ from jobs.lineage import generations
 from jobs.lineage.chain import LineageSegment
 from jobs.snapshots import manifests
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.tables import LATE_COPIES
+from jobs.storage.tables import LATE_COPIES, LATE_COPIES_TABLE, LATE_COPY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.lineage.generations import Generation
 
-TABLE = "late_copies"
-"""One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
-PREFIX = "late:"
+TABLE, PREFIX = LATE_COPIES_TABLE, LATE_COPY
 
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:

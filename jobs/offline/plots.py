@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammaln
 
@@ -75,7 +76,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 def inlined(figure: Figure) -> str:
     """Return a figure as the data URI of a PNG, and close it."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
+    FigureCanvasAgg(figure).print_png(out)  # `savefig` draws everything twice
     plt.close(figure)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
