@@ -8,7 +8,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
+
+NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
+
+
+def can_draw() -> bool:
+    """Tell if matplotlib, which is optional, is installed."""
+    return find_spec("matplotlib") is not None
 
 
 class Card(NamedTuple):

@@ -23,16 +23,27 @@ from jobs.health.reading import Estimates, Reason
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation
 from jobs.observability.progress_log import all_records
-from jobs.offline.quantity import measured_direction
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.queries import among, open_queries, quoted
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.examples import (
+    EstimateLine,
+    Example,
+    direction_of,
+    estimate_line,
+    join_reasons,
+    make_example,
+    measured_rows,
+    newest_rows,
+    rows_of,
+    shown_quantity,
+)
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
 BINS = 40
 PROBABILITY = 0.95
-ROWS_SHOWN = 400
 WORST = 10
 GATED = "gated"
 
@@ -76,24 +87,6 @@ class Keys(NamedTuple):
         """Return how far each key's NIS is from what is expected, in standard deviations (K,); 0 without any."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.nan_to_num((self.nis - self.degrees) / np.sqrt(2 * self.degrees))
-
-
-class Example(NamedTuple):
-    """The newest rows of a key: times (N,) in microseconds, means and standard deviations; what was measured (M,).
-
-    nis, components (N,): of each row; no components where nobody knows how many it has measured.
-    """
-
-    key: str
-    why: str
-    quantity: str
-    time: NDArray[np.int64]
-    mean: Floats
-    deviation: Floats
-    measured_at: NDArray[np.int64]
-    measured: Floats
-    nis: Floats
-    components: Floats
 
 
 class Health(NamedTuple):
@@ -328,10 +321,7 @@ def choose(keys: Keys) -> list[tuple[str, str]]:
         (int(np.argmax(keys.rows)), "the most rows"),
         (int(np.argsort(surprise, kind="stable")[len(surprise) // 2]), "typical"),
     ]
-    found: dict[int, str] = {}
-    for at, why in wanted:
-        found[at] = f"{found[at]}, {why}" if at in found else why
-    return [(keys.key[at], why) for at, why in found.items()]
+    return [(keys.key[at], why) for at, why in join_reasons(wanted)]
 
 
 def _examples(
@@ -342,46 +332,20 @@ def _examples(
     chosen: Sequence[tuple[str, str]],
     sums: _Sums,
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
+    """Return the newest rows of chosen keys: of the first measured column where the model measures it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    parts = list(reading.batches(root, estimates, columns, ("key", keys)))
-    rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
-    names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
-    landed = reading.measured_rows(root, spec, keys)
-    measures = measured_direction(spec) is not None
-    quantity = spec.measurement[0] if measures else spec.states[0]
-    found = []
-    for key, why in chosen:
-        mine = rows.take(pa.array(np.flatnonzero(names == key)[-ROWS_SHOWN:]))
-        time = reading.micros(mine["event_time"])
-        moments = [
-            _moments(row, specs.get(row["generation"], spec), quantity, measures) for row in mine.to_pylist()
-        ]
-        at, measured = landed.get(key, (np.empty(0, np.int64), np.empty(0)))
-        later = at >= time[0]
-        if not measures:
-            later = np.zeros(len(at), bool)
-        mean, deviation = np.array(moments, float).T
-        nis = mine["nis"].to_numpy()
-        components = sums.degrees(mine.combine_chunks(), len(nis))
-        found.append(
-            Example(key, why, quantity, time, mean, deviation, at[later], measured[later], nis, components)
+    name, is_measured = shown_quantity(spec)
+    with open_queries(root) as queries:
+        rows = newest_rows(queries, reading.counted(queries, estimates, columns, among(quoted("key"), keys)))
+        measured = measured_rows(queries, spec, name, keys) if is_measured else None
+
+    def line(key: str) -> EstimateLine:
+        mine = rows_of(rows, key)
+        return estimate_line(
+            mine,
+            sums.degrees(mine, mine.num_rows),
+            lambda generation: direction_of(specs.get(generation, spec), name, is_measured),
         )
-    return found
 
-
-def _moments(row: dict[str, Any], spec: ModelSpec, quantity: str, measures: bool) -> tuple[float, float]:
-    """Return mean and standard deviation of what is shown, at a row; NaN where its version does not have it."""
-    mean, covariance = np.asarray(row["mean"], float), np.asarray(row["covariance"], float)
-    n = len(mean)
-    weights = measured_direction(spec) if measures else np.array([float(s == quantity) for s in spec.states])
-    if weights is None or len(weights) != n or not weights.any():
-        return np.nan, np.nan
-    if len(covariance) == n * n:
-        variance = weights @ covariance.reshape(n, n) @ weights
-    elif np.count_nonzero(weights) == 1:
-        variance = weights**2 @ covariance
-    else:
-        variance = np.nan  # of variances alone a sum's is not known
-    return float(weights @ mean), float(np.sqrt(variance)) if variance >= 0 else np.nan
+    return [make_example(key, why, name, measured, [line(key)]) for key, why in chosen]

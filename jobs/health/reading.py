@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from jobs.encoding.arrow import to_numpy
 from jobs.lineage.chain import LineageSegment
 from jobs.lineage.live_rows import counted_rows
-from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import HELD
 from jobs.storage.quarantine import TABLE as QUARANTINE
-from jobs.storage.queries import among, literal, open_queries, quoted
+from jobs.storage.queries import Queries, literal, open_queries
 from jobs.storage.table_rows import UTC_MICROSECONDS, column_types, read_table
 from jobs.storage.warehouse import Tables
 
@@ -33,6 +32,8 @@ class Estimates(NamedTuple):
     has_corrections: bool = False
 
 
+ESTIMATES = "estimates"
+"""Name in queries."""
 _NO_END = np.iinfo(np.int64).max
 
 
@@ -54,32 +55,27 @@ def estimates_of(root: str, model: str, lineage: Sequence[LineageSegment]) -> Es
 def _corrected(root: str, table: str) -> bool:
     """Tell if some estimates are corrections."""
     with open_queries(root) as queries:
-        queries.add("estimates", table)
-        return bool(queries.run("SELECT bool_or(correction) AS found FROM estimates")["found"][0].as_py())
+        queries.add(ESTIMATES, table)
+        return bool(queries.run(f"SELECT bool_or(correction) AS found FROM {ESTIMATES}")["found"][0].as_py())
 
 
-def batches(
-    root: str,
-    estimates: Estimates,
-    columns: Sequence[str],
-    wanted: tuple[str, Sequence[str]] | None = None,
-) -> Iterator[pa.Table]:
-    """Yield the rows that count, some thousands at a time, with the columns that the table has, and `generation`.
-
-    wanted: a column and the texts of which a row must have one; None: all rows.
-    """
+def counted(queries: Queries, estimates: Estimates, columns: Sequence[str], condition: str = "true") -> str:
+    """Return the query of the rows that count, with the columns that the table has, and `generation`."""
     segments = [
         f"(generation = {literal(name)} AND batch_id <= {last})"
         for name, last in estimates.last_batch.items()
     ]
-    where = f"({' OR '.join(segments) or 'true'})"
-    if wanted is not None:
-        where += f" AND {among(quoted(wanted[0]), wanted[1])}"
+    schema = queries.add(ESTIMATES, estimates.table)
+    have = [] if schema is None else schema.names
+    names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
+    where = f"({' OR '.join(segments) or 'true'}) AND {condition}"
+    return counted_rows(ESTIMATES, names, where, estimates.has_corrections)
+
+
+def batches(root: str, estimates: Estimates, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows that count (`counted`), some thousands at a time."""
     with open_queries(root) as queries:
-        schema = queries.add("estimates", estimates.table)
-        have = [] if schema is None else schema.names
-        names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
-        for batch in queries.batches(counted_rows("estimates", names, where, estimates.has_corrections)):
+        for batch in queries.batches(counted(queries, estimates, columns)):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])
 
@@ -124,17 +120,3 @@ def learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
         for name in ("parameters", "standard_errors"):
             row[name] = dict(row[name] or ())
     return rows
-
-
-def measured_rows(root: str, spec: ModelSpec, keys: Sequence[str]) -> dict[str, tuple[NDArray, NDArray]]:
-    """Return times (N,) and first measured values (N,) of some keys as landed; none of a key of several columns."""
-    if len(spec.key) != 1:
-        return {}
-    names = [spec.key[0], spec.time, spec.measurement[0]]
-    found = read_table(root, f"measurements/{spec.name}", names, among=(spec.key[0], list(keys)))
-    if found is None or not set(names) <= set(found.column_names):
-        return {}
-    key = np.asarray(found[names[0]].cast(pa.string()).to_pylist(), object)
-    time = micros(found[names[1]])
-    value = to_numpy(found[names[2]].cast(pa.float64()).combine_chunks(), np.nan)
-    return {one: (time[key == one], value[key == one]) for one in keys}
