@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jobs.core.report import number
 from jobs.encoding.keys import readable
 from jobs.offline.picture_parts import (
     LEGEND,
@@ -135,7 +136,9 @@ def draw_bias(ax: Axes, content: Content, side: str) -> None:
 
 def _name_keys(ax: Axes, content: Content, side: str, outside: float | None) -> None:
     """Write what the dots of one version's keys are."""
-    ax.set_title(f"{_name(content, side)}\n{_share(outside)} of the keys outside (red; 5 % expected)")
+    ax.set_title(
+        f"{_name(content, side)}\n{number(outside, '.1%', '?')} of the keys outside (red; 5 % expected)"
+    )
 
 
 @for_page
@@ -168,7 +171,3 @@ def _mean_innovation(sums: Sums) -> tuple[Any, Any]:
 def _name(content: Content, side: str) -> str:
     generation = content.old if side == "old" else content.new
     return f"version {generation['version']} ({side})"
-
-
-def _share(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1%}"

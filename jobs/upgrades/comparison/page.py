@@ -16,9 +16,10 @@ from jobs.core.html_page import (
     table,
 )
 from jobs.core.html_page import page as whole
-from jobs.core.report import plural
+from jobs.core.report import number, plural
+from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.content import Content
-from jobs.upgrades.comparison.decision import Answer, answer_text, gain_line
+from jobs.upgrades.comparison.decision import answer_text, gain_line
 
 
 def page(content: Content) -> str:
@@ -81,7 +82,7 @@ def _cards(content: Content) -> str:
         ),
         Card(number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
-            f"{numbers['keys_better'] / keys:.0%}" if keys else "–",
+            number(numbers["keys_better"] / keys if keys else None, ".0%"),
             "of the keys predicted better",
             f"{numbers['keys_worse']:,} worse",
         ),
@@ -248,8 +249,3 @@ def _generations(content: Content) -> str:
         "The new generation starts after a micro-batch of the old one; rows before that are not compared.",
         table(("", "generation", "version", "status", "started from"), rows),
     )
-
-
-def number(value: float | None, form: str) -> str:
-    """Return a number as text, or a dash where there is none."""
-    return "–" if value is None else format(value, form)
