@@ -12,8 +12,8 @@ from jobs.lineage.catalog import Catalog
 from jobs.observability.progress_log import all_records
 from jobs.storage.files import files_of
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.report_files import FOLDER
 
-FOLDER = "reports"
 HEALTH, INDEX = "health.html", "index.html"
 
 
