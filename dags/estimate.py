@@ -11,60 +11,47 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import cut, dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that estimates one model's history."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "estimate",
+        __doc__,
+        f"Estimate every row of {spec.name} in batch",
+        timeout=timedelta(hours=12),
+        params={
+            "from": dag_defaults.instant(
+                "From",
+                "Rows from this event time on (empty: the beginning of the run's data interval).",
+            ),
+            "to": dag_defaults.instant(
+                "To", "Rows before this event time (empty: the end of the run's data interval)."
+            ),
+            "snapshot": dag_defaults.text(
+                "Snapshot",
+                "Take parameters from this snapshot; none: the spec's values (empty: the best one).",
+            ),
+            "smooth": dag_defaults.flag(
+                "Smooth", "Also give each row's state given all rows of its key before the end."
+            ),
+        },
         schedule=dag_defaults.intervals(spec.airflow.estimate.schedule),
-        user_defined_macros={"first": cut.first, "last": cut.last},
-        **dag_defaults.arguments(
-            "estimate",
-            spec,
-            __doc__,
-            f"Estimate every row of {spec.name} in batch",
-            timeout=timedelta(hours=12),
-            params={
-                "from": dag_defaults.instant(
-                    "From",
-                    "Rows from this event time on (empty: the beginning of the run's data interval).",
-                ),
-                "to": dag_defaults.instant(
-                    "To", "Rows before this event time (empty: the end of the run's data interval)."
-                ),
-                "snapshot": Param(
-                    None,
-                    type=["null", "string"],
-                    title="Snapshot",
-                    description="Take parameters from this snapshot; none: the spec's values (empty: the best one).",
-                ),
-                "smooth": Param(
-                    False,
-                    type="boolean",
-                    title="Smooth",
-                    description="Also give each row's state given all rows of its key before the end.",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="estimate",
-            verb="estimate",
-            options={
-                "--model": spec.name,
-                "--from": "{{ first(params, dag_run) }}",
-                "--to": "{{ last(params, dag_run) }}",
-                "--snapshot": "{{ params.snapshot or '' }}",
-            },
-            flags=["{{ '--smooth' if params.smooth else '' }}"],
-            outlets=[dag_defaults.history(spec.name)],
-        )
-    return dag
+        macros={"first": cut.first, "last": cut.last},
+        options={
+            "--from": "{{ first(params, dag_run) }}",
+            "--to": "{{ last(params, dag_run) }}",
+            "--snapshot": "{{ params.snapshot or '' }}",
+        },
+        flags=["{{ '--smooth' if params.smooth else '' }}"],
+        outlets=[dag_defaults.history(spec.name)],
+    )
 
 
 for one in specs.load_specs():

@@ -8,50 +8,36 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that exports one model's state."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "export",
+        __doc__,
+        f"Take a snapshot of the live state of {spec.name}",
+        timeout=timedelta(hours=2),
+        params={
+            "batch": dag_defaults.whole_number(
+                "Batch", "A committed micro-batch whose state is still kept (empty: the last).", least=0
+            ),
+            "monitor": dag_defaults.flag(
+                "Rules of the monitor",
+                "Export the states of the monitor's rules, not the stream's; the log names the export.",
+            ),
+        },
         schedule=dag_defaults.at_times(spec.airflow.export.schedule),
-        **dag_defaults.arguments(
-            "export",
-            spec,
-            __doc__,
-            f"Take a snapshot of the live state of {spec.name}",
-            timeout=timedelta(hours=2),
-            params={
-                "batch": Param(
-                    None,
-                    type=["null", "integer"],
-                    minimum=0,
-                    title="Batch",
-                    description="A committed micro-batch whose state is still kept (empty: the last).",
-                ),
-                "monitor": Param(
-                    False,
-                    type="boolean",
-                    title="Rules of the monitor",
-                    description="Export the states of the monitor's rules, not the stream's; the log names the export.",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="export",
-            verb="export",
-            options={
-                "--model": spec.name,
-                "--batch": "{{ params.batch if params.batch is not none else '' }}",
-            },
-            flags=["--needed", "{{ '--monitor' if params.monitor else '' }}"],
-        )
-    return dag
+        options={
+            "--batch": "{{ params.batch if params.batch is not none else '' }}",
+        },
+        flags=["--needed", "{{ '--monitor' if params.monitor else '' }}"],
+    )
 
 
 for one in specs.load_specs():

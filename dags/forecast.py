@@ -11,64 +11,49 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
-
-
-def text(title: str, description: str) -> Param:
-    """Return a form's field for a text; it may stay empty."""
-    return Param(None, type=["null", "string"], title=title, description=description)
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that forecasts one model's keys."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "forecast",
+        __doc__,
+        f"Forecast the keys of {spec.name} from their live state",
+        timeout=timedelta(hours=6),
+        params={
+            "steps": dag_defaults.whole_number(
+                "Steps",
+                "How many steps ahead of each key's newest row (empty: the spec's horizons).",
+                least=1,
+            ),
+            "to": dag_defaults.text("To", "Up to this time (ISO 8601), in place of a number of steps."),
+            "every": dag_defaults.text("Every", "A step, such as 1h."),
+            "key": dag_defaults.text("Key", "This key alone, as the estimates have it."),
+            "snapshot": dag_defaults.text(
+                "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
+            ),
+            "output": dag_defaults.text(
+                "Output", "Another table than the model's own: below the warehouse, or a path."
+            ),
+        },
         schedule=dag_defaults.at_times(spec.airflow.forecast.schedule),
-        **dag_defaults.arguments(
-            "forecast",
-            spec,
-            __doc__,
-            f"Forecast the keys of {spec.name} from their live state",
-            timeout=timedelta(hours=6),
-            params={
-                "steps": Param(
-                    None,
-                    type=["null", "integer"],
-                    minimum=1,
-                    title="Steps",
-                    description="How many steps ahead of each key's newest row (empty: the spec's horizons).",
-                ),
-                "to": text("To", "Up to this time (ISO 8601), in place of a number of steps."),
-                "every": text("Every", "A step, such as 1h."),
-                "key": text("Key", "This key alone, as the estimates have it."),
-                "snapshot": text(
-                    "Snapshot", "Forecast from this snapshot, or newest (empty: from the live stream)."
-                ),
-                "output": text(
-                    "Output", "Another table than the model's own: below the warehouse, or a path."
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="forecast",
-            verb="forecast",
-            options={
-                "--model": spec.name,
-                "--steps": "{{ '' if params.steps is none else params.steps }}",
-                "--to": "{{ params.to or '' }}",
-                "--every": "{{ params.every or '' }}",
-                "--key": "{{ params.key or '' }}",
-                "--snapshot": "{{ params.snapshot or '' }}",
-                "--output": "{{ params.output or '' }}",
-                "--future": spec.airflow.forecast.future,
-                "--run": "{{ run_id }}",
-            },
-        )
-    return dag
+        options={
+            "--steps": "{{ '' if params.steps is none else params.steps }}",
+            "--to": "{{ params.to or '' }}",
+            "--every": "{{ params.every or '' }}",
+            "--key": "{{ params.key or '' }}",
+            "--snapshot": "{{ params.snapshot or '' }}",
+            "--output": "{{ params.output or '' }}",
+            "--future": spec.airflow.forecast.future,
+            "--run": "{{ run_id }}",
+        },
+    )
 
 
 for one in specs.load_specs():

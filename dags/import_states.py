@@ -14,53 +14,43 @@ from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that imports a table of one model's states."""
-    with DAG(
-        schedule=None,
-        **dag_defaults.arguments(
-            "import",
-            spec,
-            __doc__,
-            f"Make a snapshot of {spec.name} from a table of states",
-            timeout=timedelta(hours=2),
-            params={
-                "input": Param(
-                    "",
-                    type="string",
-                    title="Table",
-                    description="A .csv or .parquet file, or a Delta table by its path or its name below the "
-                    "warehouse: a row a key, with the key columns, event_time, mean and covariance.",
-                ),
-                "to_version": Param(
-                    0,
-                    type="integer",
-                    minimum=0,
-                    title="Version",
-                    description="The version of the measurements that the states reflect; 0: none of the landed rows.",
-                ),
-                "dry_run": Param(
-                    True, type="boolean", title="Dry run", description="Check every key; write nothing."
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="import",
-            verb="import_states",
-            options={
-                "--model": spec.name,
-                "--input": "{{ params.input }}",
-                "--to-version": "{{ params.to_version }}",
-            },
-            flags=["{{ '--dry-run' if params.dry_run else '' }}"],
-            needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
-            outlets=[dag_defaults.snapshots(spec.name)],
-        )
-    return dag
+    return verb_dag(
+        spec,
+        "import",
+        __doc__,
+        f"Make a snapshot of {spec.name} from a table of states",
+        timeout=timedelta(hours=2),
+        params={
+            "input": Param(
+                "",
+                type="string",
+                title="Table",
+                description="A .csv or .parquet file, or a Delta table by its path or its name below the "
+                "warehouse: a row a key, with the key columns, event_time, mean and covariance.",
+            ),
+            "to_version": Param(
+                0,
+                type="integer",
+                minimum=0,
+                title="Version",
+                description="The version of the measurements that the states reflect; 0: none of the landed rows.",
+            ),
+            "dry_run": dag_defaults.flag("Dry run", "Check every key; write nothing.", default=True),
+        },
+        verb="import_states",
+        options={
+            "--input": "{{ params.input }}",
+            "--to-version": "{{ params.to_version }}",
+        },
+        flags=["{{ '--dry-run' if params.dry_run else '' }}"],
+        needs=("{{ params.input }}", "name the table of states in the form's field *Table*"),
+        outlets=[dag_defaults.snapshots(spec.name)],
+    )
 
 
 for one in specs.load_specs():

@@ -15,7 +15,7 @@ from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def input_field(spec: ModelSpec) -> Param:
@@ -34,54 +34,44 @@ def input_field(spec: ModelSpec) -> Param:
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that lands one model's files."""
     path = spec.airflow.ingest.path
-    with DAG(
-        schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
-        **dag_defaults.arguments(
-            "ingest",
-            spec,
-            __doc__,
-            f"Land files for {spec.name}",
-            timeout=timedelta(hours=2),
-            params={
-                "input": input_field(spec),
-                "history": Param(
-                    False,
-                    type="boolean",
-                    title="History",
-                    description="Treat the files as history of new keys: pretrain offers their states to the stream.",
-                ),
-                "changed": Param(
-                    "refuse",
-                    type="string",
-                    enum=["refuse", "append", "new"],
-                    title="Changed",
-                    description="What a file is that has landed with another content: an error (refuse), the same file "
-                    "with rows added at its end, which are landed (append), or another file of the same name (new).",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="ingest",
-            verb="ingest",
-            kafka=spec.speaks_to_kafka,
-            options={
-                "--model": spec.name,
-                "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
-                "--changed": "{{ params.changed if params.changed != 'refuse' else '' }}",
-            },
-            flags=["{{ '--history' if params.history else '' }}"],
-            needs=(
-                "{{ params.input or '' }}" + (path or ("source" if spec.source else "")),
-                f"there is nothing to land: fill in the form's field Input, or write airflow.ingest.path into the "
-                f"spec of {spec.name}",
+    return verb_dag(
+        spec,
+        "ingest",
+        __doc__,
+        f"Land files for {spec.name}",
+        timeout=timedelta(hours=2),
+        params={
+            "input": input_field(spec),
+            "history": dag_defaults.flag(
+                "History",
+                "Treat the files as history of new keys: pretrain offers their states to the stream.",
             ),
-            outlets=[
-                dag_defaults.measurements(spec.name),
-                *([dag_defaults.measurements_by_interval(spec.name)] if spec.airflow.ingest.schedule else []),
-            ],
-        )
-    return dag
+            "changed": Param(
+                "refuse",
+                type="string",
+                enum=["refuse", "append", "new"],
+                title="Changed",
+                description="What a file is that has landed with another content: an error (refuse), the same file "
+                "with rows added at its end, which are landed (append), or another file of the same name (new).",
+            ),
+        },
+        schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),
+        kafka=spec.speaks_to_kafka,
+        options={
+            "--input": "{% if params.input %}{{ params.input }}{% else %}" + (path or "") + "{% endif %}",
+            "--changed": "{{ params.changed if params.changed != 'refuse' else '' }}",
+        },
+        flags=["{{ '--history' if params.history else '' }}"],
+        needs=(
+            "{{ params.input or '' }}" + (path or ("source" if spec.source else "")),
+            f"there is nothing to land: fill in the form's field Input, or write airflow.ingest.path into the "
+            f"spec of {spec.name}",
+        ),
+        outlets=[
+            dag_defaults.measurements(spec.name),
+            *([dag_defaults.measurements_by_interval(spec.name)] if spec.airflow.ingest.schedule else []),
+        ],
+    )
 
 
 for one in specs.load_specs():

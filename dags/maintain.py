@@ -10,49 +10,36 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that deletes one model's old data."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "maintain",
+        __doc__,
+        f"Delete what nothing of {spec.name} needs any more",
+        timeout=timedelta(hours=6),
+        params={
+            "dry_run": dag_defaults.flag(
+                "Dry run", "Only list what would be deleted, and why the rest stays.", default=True
+            ),
+            "estimates": dag_defaults.flag(
+                "Estimates",
+                "Also remove estimates of removed generations that are not part of the live ones.",
+            ),
+        },
         schedule=dag_defaults.at_times(spec.airflow.maintain.schedule),
-        **dag_defaults.arguments(
-            "maintain",
-            spec,
-            __doc__,
-            f"Delete what nothing of {spec.name} needs any more",
-            timeout=timedelta(hours=6),
-            params={
-                "dry_run": Param(
-                    True,
-                    type="boolean",
-                    title="Dry run",
-                    description="Only list what would be deleted, and why the rest stays.",
-                ),
-                "estimates": Param(
-                    False,
-                    type="boolean",
-                    title="Estimates",
-                    description="Also remove estimates of removed generations that are not part of the live ones.",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="maintain",
-            verb="maintain",
-            options={"--model": spec.name},
-            flags=[
-                "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}",
-                "{{ '--estimates' if params.estimates else '' }}",
-            ],
-        )
-    return dag
+        flags=[
+            "{{ '' if (dag_run.run_type | string).endswith('scheduled') or not params.dry_run else '--dry-run' }}",
+            "{{ '--estimates' if params.estimates else '' }}",
+        ],
+    )
 
 
 for one in specs.load_specs():

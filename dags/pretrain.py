@@ -12,70 +12,60 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.airflow import ON_LANDING
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import cut, dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that pretrains one model."""
     window = spec.learn and spec.learn.window_us
     before = f"{spec.learn.window} before the cut" if spec.learn and window else "the beginning"
-    with DAG(
+    return verb_dag(
+        spec,
+        "pretrain",
+        __doc__,
+        f"Learn {spec.name} and filter its history into a snapshot",
+        timeout=timedelta(hours=12),
+        params={
+            "as_of": dag_defaults.instant(
+                "As of",
+                "Take only history before this instant (empty: the end of the run's data interval).",
+            ),
+            "to_version": dag_defaults.whole_number(
+                "To version",
+                "Take history up to this version of measurements, instead of a cut in time.",
+                least=0,
+            ),
+            "learn_from": dag_defaults.instant(
+                "Learn from",
+                f"Learn from rows at or after this instant (empty: {before}).",
+            ),
+            "learn_to": dag_defaults.instant(
+                "Learn to", "Learn from rows before this instant (empty: the cut)."
+            ),
+        },
         schedule=(
             [dag_defaults.measurements(spec.name)]
             if spec.airflow.pretrain.schedule == ON_LANDING
             else dag_defaults.intervals(spec.airflow.pretrain.schedule)
         ),
-        user_defined_macros={
+        macros={
             "as_of": cut.as_of,
             "learn_from": cut.learn_from,
             "to_version": cut.to_version,
         },
-        **dag_defaults.arguments(
-            "pretrain",
-            spec,
-            __doc__,
-            f"Learn {spec.name} and filter its history into a snapshot",
-            timeout=timedelta(hours=12),
-            params={
-                "as_of": dag_defaults.instant(
-                    "As of",
-                    "Take only history before this instant (empty: the end of the run's data interval).",
-                ),
-                "to_version": Param(
-                    None,
-                    type=["null", "integer"],
-                    minimum=0,
-                    title="To version",
-                    description="Take history up to this version of measurements, instead of a cut in time.",
-                ),
-                "learn_from": dag_defaults.instant(
-                    "Learn from",
-                    f"Learn from rows at or after this instant (empty: {before}).",
-                ),
-                "learn_to": dag_defaults.instant(
-                    "Learn to", "Learn from rows before this instant (empty: the cut)."
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="pretrain",
-            verb="pretrain",
-            options={
-                "--model": spec.name,
-                "--to-version": "{{ to_version(params, triggering_asset_events) }}",
-                "--as-of": "{{ as_of(params, dag_run, triggering_asset_events) }}",
-                "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
-                "--learn-to": "{{ params.learn_to or '' }}",
-            },
-            outlets=[dag_defaults.snapshots(spec.name)],
-        )
-    return dag
+        options={
+            "--to-version": "{{ to_version(params, triggering_asset_events) }}",
+            "--as-of": "{{ as_of(params, dag_run, triggering_asset_events) }}",
+            "--learn-from": f"{{{{ learn_from(params, dag_run, {window}, triggering_asset_events) }}}}",
+            "--learn-to": "{{ params.learn_to or '' }}",
+        },
+        outlets=[dag_defaults.snapshots(spec.name)],
+    )
 
 
 for one in specs.load_specs():

@@ -13,48 +13,34 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow.sdk import DAG, Param
+from airflow.sdk import DAG
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that rolls one model's stream back."""
-    with DAG(
-        schedule=None,
-        **dag_defaults.arguments(
-            "rollback",
-            spec,
-            __doc__,
-            f"Make the previous generation of {spec.name} live again",
-            timeout=timedelta(hours=1),
-            params={
-                "to": Param(
-                    None,
-                    type=["null", "string"],
-                    title="To",
-                    description="A retired generation to return to (empty: the parent of the live one).",
-                ),
-                "last_state": Param(
-                    False,
-                    type="boolean",
-                    title="Last state",
-                    description="Continue from the live generation's state, mapped back, not from the older "
-                    "checkpoint.",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="rollback",
-            verb="rollback",
-            options={"--model": spec.name, "--to": "{{ params.to or '' }}"},
-            flags=["{{ '--last-state' if params.last_state else '' }}"],
-            outlets=[dag_defaults.estimates(spec.name)],
-        )
-    return dag
+    return verb_dag(
+        spec,
+        "rollback",
+        __doc__,
+        f"Make the previous generation of {spec.name} live again",
+        timeout=timedelta(hours=1),
+        params={
+            "to": dag_defaults.text(
+                "To", "A retired generation to return to (empty: the parent of the live one)."
+            ),
+            "last_state": dag_defaults.flag(
+                "Last state",
+                "Continue from the live generation's state, mapped back, not from the older checkpoint.",
+            ),
+        },
+        options={"--to": "{{ params.to or '' }}"},
+        flags=["{{ '--last-state' if params.last_state else '' }}"],
+        outlets=[dag_defaults.estimates(spec.name)],
+    )
 
 
 for one in specs.load_specs():

@@ -17,11 +17,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable, Param
+from airflow.sdk import DAG, AssetOrTimeSchedule, CronTriggerTimetable
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
 
@@ -38,52 +38,39 @@ def schedule(spec: ModelSpec) -> Any:
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that drives one model's stream."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "stream",
+        __doc__,
+        f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
+        timeout=timedelta(days=1),
+        params={
+            "trigger": dag_defaults.trigger(
+                "process", " (the execution timeout), then again by retry or schedule"
+            ),
+            "adopt": dag_defaults.text(
+                "Adopt",
+                "Snapshot from which to begin a new generation; the live one retires (empty: resume).",
+            ),
+            "allow_missing_estimates": dag_defaults.flag(
+                "Allow missing estimates",
+                "With Adopt: also where rows would have no live estimate; the failed task says how many.",
+            ),
+        },
         schedule=schedule(spec),
-        **dag_defaults.arguments(
-            "stream",
-            spec,
-            __doc__,
-            f"Continue the estimates of {spec.name} from its snapshot or checkpoint",
-            timeout=timedelta(days=1),
-            retries=5,
-            params={
-                "trigger": dag_defaults.trigger(
-                    "process", " (the execution timeout), then again by retry or schedule"
-                ),
-                "adopt": Param(
-                    None,
-                    type=["null", "string"],
-                    title="Adopt",
-                    description="Snapshot from which to begin a new generation; the live one retires (empty: resume).",
-                ),
-                "allow_missing_estimates": Param(
-                    False,
-                    type="boolean",
-                    title="Allow missing estimates",
-                    description="With Adopt: also where rows would have no live estimate; the failed task says "
-                    "how many.",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="stream",
-            verb="stream",
-            kafka=spec.speaks_to_kafka,
-            options={
-                "--model": spec.name,
-                "--trigger": "{{ params.trigger }}",
-                "--adopt": "{{ params.adopt or '' }}",
-            },
-            flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
-            finish_on_kill=True,
-            # The first landing wakes pretrain too, whose snapshot wakes the stream again.
-            too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
-            pool=dag_defaults.pool("stream", spec.name),
-            outlets=[dag_defaults.estimates(spec.name)],
-        )
-    return dag
+        kafka=spec.speaks_to_kafka,
+        options={
+            "--trigger": "{{ params.trigger }}",
+            "--adopt": "{{ params.adopt or '' }}",
+        },
+        flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
+        finish_on_kill=True,
+        # The first landing wakes pretrain too, whose snapshot wakes the stream again.
+        too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
+        pool=dag_defaults.pool("stream", spec.name),
+        outlets=[dag_defaults.estimates(spec.name)],
+        retries=5,
+    )
 
 
 for one in specs.load_specs():

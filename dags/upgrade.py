@@ -89,11 +89,8 @@ def forced(ti: Any, params: Mapping[str, Any]) -> str:
 
 def force_field() -> Param:
     """Return the form's field that promotes a version whatever its comparison says."""
-    return Param(
-        False,
-        type="boolean",
-        title="Force",
-        description="Of mode blue-green: promote it whatever the comparison says, or without a row to compare.",
+    return dag_defaults.flag(
+        "Force", "Of mode blue-green: promote it whatever the comparison says, or without a row to compare."
     )
 
 
@@ -194,11 +191,8 @@ def build(spec: ModelSpec) -> DAG:
             f"Bring the stream of {spec.name} to version {spec.version}",
             timeout=timedelta(hours=12),
             params={
-                "dry_run": Param(
-                    True,
-                    type="boolean",
-                    title="Dry run",
-                    description="Only show what would become of the states.",
+                "dry_run": dag_defaults.flag(
+                    "Dry run", "Only show what would become of the states.", default=True
                 ),
                 "mode": Param(
                     BLUE_GREEN,
@@ -209,12 +203,10 @@ def build(spec: ModelSpec) -> DAG:
                     "history. repartition: the same version in another layout.",
                 ),
                 "force": force_field(),
-                "partitions": Param(
-                    None,
-                    type=["null", "integer"],
-                    minimum=1,
-                    title="Partitions",
-                    description="Of mode repartition: how many state partitions (empty: as the spec says).",
+                "partitions": dag_defaults.whole_number(
+                    "Partitions",
+                    "Of mode repartition: how many state partitions (empty: as the spec says).",
+                    least=1,
                 ),
             },
         ),

@@ -13,53 +13,37 @@ from airflow.sdk import DAG, Param
 
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def build(spec: ModelSpec) -> DAG:
     """Make the DAG that verifies one model's live estimates."""
-    with DAG(
+    return verb_dag(
+        spec,
+        "verify",
+        __doc__,
+        f"Recompute live estimates of {spec.name} and compare",
+        timeout=timedelta(hours=12),
+        params={
+            "share": Param(
+                spec.airflow.verify.share,
+                type="string",
+                pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
+                title="Share",
+                description="Share of the keys; 100% takes all.",
+            ),
+            "key": dag_defaults.text("Key", "This key alone, as the estimates have it."),
+            "since": dag_defaults.text(
+                "Since", "Compare estimates from this event time on (ISO 8601; empty: all)."
+            ),
+        },
         schedule=dag_defaults.at_times(spec.airflow.verify.schedule),
-        **dag_defaults.arguments(
-            "verify",
-            spec,
-            __doc__,
-            f"Recompute live estimates of {spec.name} and compare",
-            timeout=timedelta(hours=12),
-            params={
-                "share": Param(
-                    spec.airflow.verify.share,
-                    type="string",
-                    pattern=dag_defaults.whole(r"[0-9]+([.][0-9]+)?%"),
-                    title="Share",
-                    description="Share of the keys; 100% takes all.",
-                ),
-                "key": Param(
-                    None,
-                    type=["null", "string"],
-                    title="Key",
-                    description="This key alone, as the estimates have it.",
-                ),
-                "since": Param(
-                    None,
-                    type=["null", "string"],
-                    title="Since",
-                    description="Compare estimates from this event time on (ISO 8601; empty: all).",
-                ),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id="verify",
-            verb="verify",
-            options={
-                "--model": spec.name,
-                "--share": "{{ params.share }}",
-                "--key": "{{ params.key or '' }}",
-                "--since": "{{ params.since or '' }}",
-            },
-        )
-    return dag
+        options={
+            "--share": "{{ params.share }}",
+            "--key": "{{ params.key or '' }}",
+            "--since": "{{ params.since or '' }}",
+        },
+    )
 
 
 for one in specs.load_specs():

@@ -37,12 +37,11 @@ def run(
     import numpy as np
     import pyarrow as pa
 
-    from jobs.key_inputs.table import home_of
     from jobs.landing.values.keys import typed_key
     from jobs.offline.key_inputs import read_inputs
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.row_changes import replace_table
-    from jobs.storage.warehouse import Tables
+    from jobs.storage.warehouse import Tables, home_of
 
     started = time.monotonic()
     spec = load_checked_spec(model, settings.models)

@@ -90,13 +90,9 @@ def run(
 
 def _index(settings: Settings) -> Report:
     from jobs.health.index import write_index
-    from jobs.specs.loading import spec_files
+    from jobs.specs.loading import model_names
 
-    try:
-        names = [path.stem for path in spec_files(settings.models)]
-    except UserError:
-        names = []  # a warehouse has reports without its specs too
-    path, entries = write_index(settings.warehouse, names)
+    path, entries = write_index(settings.warehouse, model_names(settings.models))
     return Report(
         [
             f"{plural(len(entries), 'model')}: {', '.join(one.model for one in entries) or 'none'}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -10,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from jobs.core.command import answer
+from jobs.core.command import answer, duration_of
 from jobs.core.errors import UserError
 from jobs.core.report import Report, rate, show_again
 from jobs.core.settings import Settings
-from jobs.core.times import duration_us
 
 if TYPE_CHECKING:
     from jobs.lineage.catalog import Catalog
@@ -46,7 +46,11 @@ def run(
     """
     from jobs.storage.warehouse import Tables
 
-    after = None if alarm_after is None else _duration(alarm_after)
+    after = (
+        None
+        if alarm_after is None
+        else duration_of("--alarm-after", re.sub("m$", "min", alarm_after)).total_seconds()
+    )
     tables = Tables(settings.warehouse)
 
     def look() -> Report:
@@ -55,21 +59,14 @@ def run(
     return show_again(look, every, settings.json) if watch else look()
 
 
-def _duration(text: str) -> float:
-    try:
-        return duration_us(text.replace("m", "min") if text.endswith("m") else text) / 1e6
-    except ValueError:
-        raise UserError(f"--alarm-after {text}: give a duration such as 10m, 90s or 2h") from None
-
-
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
     from jobs.lineage.catalog import Catalog
     from jobs.operations.alarms import alarms
     from jobs.operations.model_status import model_status
-    from jobs.specs.loading import load_spec
+    from jobs.specs.loading import load_spec, model_names
     from jobs.verification.runs import last_outcomes
 
-    names = [load_spec(model, settings.models).name] if model else _spec_names(settings)
+    names = [load_spec(model, settings.models).name] if model else model_names(settings.models)
     catalog = Catalog(warehouse)
     if model is None:
         names = sorted({*names, *catalog.models})
@@ -99,15 +96,6 @@ def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]
             spec = None  # a warehouse has a status without its specs too
         found += advise(measured(catalog, name, spec, cores), datetime.now(UTC))
     return found
-
-
-def _spec_names(settings: Settings) -> list[str]:
-    from jobs.specs.loading import spec_files
-
-    try:
-        return [path.stem for path in spec_files(settings.models)]
-    except UserError:
-        return []  # a warehouse has a status without its specs too
 
 
 def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:

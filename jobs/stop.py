@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import getpass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from jobs.core.command import Model, Monitor, Skill, answer, target_of
+from jobs.core.command import Model, Monitor, Skill, answer, duration_of, target_of
 from jobs.core.errors import ALREADY_RUNNING, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.core.times import duration_us
 
 if TYPE_CHECKING:
     from jobs.supervision.driver_log import DriverLog
@@ -46,10 +45,10 @@ def run(
 
     what = target_of(monitor, skill)
     name = load_spec(model, settings.models).name
-    longest = _duration("--wait", wait)
+    longest = duration_of("--wait", wait)
     log = DriverLog.at(settings.warehouse, log_name(what, name))
     if not restart:
-        until = None if hold is None else datetime.now(UTC) + _duration("--hold", hold)
+        until = None if hold is None else datetime.now(UTC) + duration_of("--hold", hold)
         log.put_hold(Hold(f"stopped by {getpass.getuser()} on {machine()}", datetime.now(UTC), until))
     if needed and not is_there(driver_status(log)):
         raise UserError(f"the {what} of {name} has no driver", ALREADY_RUNNING)
@@ -79,13 +78,6 @@ def _report(name: str, what: str, was: DriverStatus, log: DriverLog) -> Report:
             "held": held is not None,
         },
     )
-
-
-def _duration(option: str, text: str) -> timedelta:
-    try:
-        return timedelta(microseconds=duration_us(text))
-    except ValueError as error:
-        raise UserError(f"{option} {text}: {error}; write a duration such as 30min or 2h") from error
 
 
 if __name__ == "__main__":

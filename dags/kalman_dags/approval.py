@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.core.report import number
+from jobs.upgrades.comparison.answers import ANSWERS, Answer
 from kalman_dags.places import model_page, report_page
 
-UNKNOWN = "not enough to tell"
 BLUE_GREEN = "blue-green"
 
 
@@ -44,26 +45,26 @@ def _verdict(data: Mapping[str, Any], root: str) -> list[str]:
     numbers = data["comparison"]
     gain = numbers.get("gain") or {}
     good = "good" if data.get("good") else "not good"
-    found = [f"**Verdict: {good}.** Answer: {_answer(data.get('answer'))}."]
+    found = [f"**Verdict: {good}.** Answer: {ANSWERS.get(str(data.get('answer')), data.get('answer'))}."]
     if data.get("reasons"):
         found.append("\n".join(f"- {reason}" for reason in data["reasons"]))
     page = report_page(str(data.get("report") or ""))
     if page:
         found.append(f"**[Open the report]({root}{page})** (`{data['report']}`)")
     rows = [
-        ("rows compared", _count(numbers.get("rows")), ""),
-        ("keys compared", _count(numbers.get("keys")), ""),
-        ("gain in log-likelihood per row", _signed(gain.get("mean")), _interval(gain)),
+        ("rows compared", number(numbers.get("rows"), ",", "-"), ""),
+        ("keys compared", number(numbers.get("keys"), ",", "-"), ""),
+        ("gain in log-likelihood per row", number(gain.get("mean"), "+.4g", "-"), _interval(gain)),
         (
             "keys predicted better / worse",
-            f"{_count(numbers.get('keys_better'))} / {_count(numbers.get('keys_worse'))}",
+            f"{number(numbers.get('keys_better'), ',', '-')} / {number(numbers.get('keys_worse'), ',', '-')}",
             "",
         ),
     ]
     found.append(_table(("what", "value", "95 % interval"), rows))
     sides = [
-        (title, show(numbers[name].get("old")), show(numbers[name].get("new")))
-        for title, name, show in SIDES
+        (title, *(number(numbers[name].get(side), form, "-") for side in ("old", "new")))
+        for title, name, form in SIDES
         if isinstance(numbers.get(name), Mapping)
     ]
     if sides:
@@ -92,7 +93,7 @@ def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
             "rows that it has not estimated are not compared."
         )
     needed, rows = data.get("rows_needed"), (data.get("comparison") or {}).get("rows")
-    if data.get("answer") == UNKNOWN and needed is not None and rows is not None and needed > rows:
+    if data.get("answer") == Answer.UNKNOWN and needed is not None and rows is not None and needed > rows:
         found.append(f"About {needed - rows:,} rows more would tell.")
     return found
 
@@ -146,15 +147,6 @@ def _decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list
     ]
 
 
-def _answer(answer: Any) -> str:
-    return {
-        "better": "the new version predicts better",
-        "not worse": "the new version predicts no worse than is allowed",
-        "worse": "the new version predicts worse",
-        UNKNOWN: "not enough to tell whether the new version predicts better or worse",
-    }.get(str(answer), str(answer))
-
-
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(
@@ -167,33 +159,17 @@ def _interval(gain: Mapping[str, Any]) -> str:
     return "none" if low is None or high is None else f"{low:+.4g} to {high:+.4g}"
 
 
-def _count(value: Any) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.6g}"
-
-
-def _signed(value: Any) -> str:
-    return "-" if value is None else f"{value:+.4g}"
-
-
-def _share(value: Any) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
 def _value(value: Any) -> str:
     text = "-" if value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 SIDES = (
-    ("log-likelihood per row", "log_likelihood_a_row", _number),
-    ("NIS per component (1 is expected)", "nis_a_component", _number),
-    ("keys whose NIS is outside its bounds", "nis_outside", _share),
-    ("mean innovation (0 is expected)", "bias", _signed),
-    ("keys whose mean innovation is outside its bounds", "bias_outside", _share),
-    ("rows flagged", "flagged", _count),
+    ("log-likelihood per row", "log_likelihood_a_row", ".6g"),
+    ("NIS per component (1 is expected)", "nis_a_component", ".6g"),
+    ("keys whose NIS is outside its bounds", "nis_outside", ".1%"),
+    ("mean innovation (0 is expected)", "bias", "+.4g"),
+    ("keys whose mean innovation is outside its bounds", "bias_outside", ".1%"),
+    ("rows flagged", "flagged", ","),
 )
 """What is compared side by side: its title, its name in the report's numbers, and how it is shown."""

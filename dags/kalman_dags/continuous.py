@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from airflow.sdk import DAG, Asset, Param
+from airflow.sdk import DAG, Asset
 
 from jobs.specs.airflow import CONTINUOUS
 from jobs.specs.model_spec import ModelSpec
 from kalman_dags import dag_defaults, specs
-from kalman_dags.operator import KalmanOperator
 from kalman_dags.supervision.operator import StreamForeverOperator
+from kalman_dags.verb_dag import verb_dag
 
 
 def following(spec: ModelSpec, verb: str, module_doc: str | None, description: str, does: str) -> DAG:
@@ -26,40 +26,27 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
     """
     cron = specs.section(spec, verb).schedule
     adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)
-    adopt = Param(
-        None,
-        type=["null", "string"],
-        title="Adopt",
-        description="Rules that have changed begin with this export of the former ones' states (empty: as they were).",
+    adopt = dag_defaults.text(
+        "Adopt",
+        "Rules that have changed begin with this export of the former ones' states (empty: as they were).",
     )
-    with DAG(
+    return verb_dag(
+        spec,
+        verb,
+        module_doc,
+        description,
+        timeout=timedelta(days=1),
         schedule=dag_defaults.at_times(cron) if cron else [dag_defaults.estimates(spec.name)],
-        **dag_defaults.arguments(
-            verb,
-            spec,
-            module_doc,
-            description,
-            timeout=timedelta(days=1),
-            retries=5,
-            params={
-                "trigger": dag_defaults.trigger(does),
-                **({"adopt": adopt} if adopts else {}),
-            },
-        ),
-    ) as dag:
-        KalmanOperator(
-            task_id=verb,
-            verb=verb,
-            kafka=spec.speaks_to_kafka,
-            options={
-                "--model": spec.name,
-                "--trigger": "{{ params.trigger }}",
-                **({"--adopt": "{{ params.adopt or '' }}"} if adopts else {}),
-            },
-            finish_on_kill=True,
-            pool=dag_defaults.pool(verb, spec.name),
-        )
-    return dag
+        params={"trigger": dag_defaults.trigger(does), **({"adopt": adopt} if adopts else {})},
+        kafka=spec.speaks_to_kafka,
+        options={
+            "--trigger": "{{ params.trigger }}",
+            **({"--adopt": "{{ params.adopt or '' }}"} if adopts else {}),
+        },
+        finish_on_kill=True,
+        pool=dag_defaults.pool(verb, spec.name),
+        retries=5,
+    )
 
 
 def for_ever(

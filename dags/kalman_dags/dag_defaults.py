@@ -101,6 +101,21 @@ TEXT = whole(r"(?!--)[^\x00-\x1f\x7f]*")
 """What a form's text may be: one line that is not an option."""
 
 
+def text(title: str, description: str) -> Param:
+    """Return the form's field for a text; it may stay empty."""
+    return Param(None, type=["null", "string"], title=title, description=description)
+
+
+def flag(title: str, description: str, default: bool = False) -> Param:
+    """Return the form's field for a choice of yes or no."""
+    return Param(default, type="boolean", title=title, description=description)
+
+
+def whole_number(title: str, description: str, least: int) -> Param:
+    """Return the form's field for a whole number of at least so much; it may stay empty."""
+    return Param(None, type=["null", "integer"], minimum=least, title=title, description=description)
+
+
 def instant(title: str, description: str) -> Param:
     """Return a form's field for an instant; it may stay empty."""
     return Param(

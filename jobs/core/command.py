@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Generic, ParamSpec, get_type_hints
 
@@ -21,6 +22,7 @@ from jobs.core.errors import INPUT_ERROR, Terminated, UserError, printable, show
 from jobs.core.report import Report
 from jobs.core.settings import DEFAULT_MASTER, Settings
 from jobs.core.signals import sigterm_raises
+from jobs.core.times import duration_us
 
 P = ParamSpec("P")
 PROGRAM = "kalman-pipeline"
@@ -162,6 +164,18 @@ def target_of(monitor: bool, skill: bool) -> str:
     if monitor and skill:
         raise UserError("--monitor and --skill name two queries: give one of them")
     return "monitor" if monitor else "skill" if skill else "stream"
+
+
+def duration_of(option: str, text: str) -> timedelta:
+    """Return the duration that an option gives.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        return timedelta(microseconds=duration_us(text))
+    except ValueError as error:
+        raise UserError(f"{option} {text}: {error}; write a duration such as 30min or 2h") from error
 
 
 def application() -> typer.Typer:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
+
+NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
+
+
+def can_draw() -> bool:
+    """Tell if matplotlib, which is optional, is installed."""
+    return find_spec("matplotlib") is not None
 
 
 class Card(NamedTuple):
@@ -55,41 +63,36 @@ def cards(some: Iterable[Card]) -> str:
     return f'<div class="cards">{"".join(parts)}</div>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table, which a phone shows row below row, cell below cell, if it has many columns."""
-    return _table(head, ([_cell(cell) for cell in row] for row in rows))
+class Html(str):
+    """HTML in the place of a text: it is not escaped."""
 
 
-def _cell(text: str) -> str:
-    """Return a cell's text, whose long words may break after an underscore: a phone is no wider than some names."""
-    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:
+    """Return a table, which a phone shows row below row, cell below cell, if it has many columns.
 
-
-def linked_table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], Sequence[tuple[str, str]]]]) -> str:
-    """Return a table whose last column has links (target, text) below each other."""
-    linked = (
-        [*map(html.escape, cells), "<br>".join(link(target, text) for target, text in links)]
-        for cells, links in rows
-    )
-    return _table(head, linked)
-
-
-MANY = 5
-"""Columns that a phone shows beside each other; the cells of more stand below each other, each with its name."""
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of cells that are HTML."""
+    Cells are texts or `Html`. of_texts: the columns are aligned as texts, not as numbers.
+    """
     names = [html.escape(name) for name in head]
     top = "".join(f"<th>{name}</th>" for name in names)
     body = "".join(
         "<tr>"
-        + "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, row, strict=True))
+        + "".join(f'<td data-name="{name}">{_cell(cell)}</td>' for name, cell in zip(names, row, strict=True))
         + "</tr>"
         for row in rows
     )
-    kind = ' class="many"' if len(names) > MANY else ""
-    return f'<div class="wide"><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = " ".join([*(["many"] if len(names) > MANY else []), *(["texts"] if of_texts else [])])
+    return f'<div class="wide"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    """Return a cell's text, whose long words may break after an underscore: a phone is no wider than some names."""
+    if isinstance(text, Html):
+        return text
+    return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
+
+
+MANY = 5
+"""Columns that a phone shows beside each other; the cells of more stand below each other, each with its name."""
 
 
 def bars(rows: Iterable[tuple[str, float, str]]) -> str:
@@ -113,41 +116,52 @@ def pictures(some: Iterable[tuple[str, str]]) -> str:
     return f'<div class="two">{"".join(parts)}</div>'
 
 
-def link(target: str, text: str) -> str:
-    """Return a link."""
-    return f'<a href="{html.escape(target)}">{html.escape(text)}</a>'
+def link(target: str, text: str) -> Html:
+    """Return a link; Airflow shows its pages in a frame of its own, which links leave."""
+    return Html(f'<a href="{html.escape(target)}" target="_top">{html.escape(text)}</a>')
+
+
+def links(some: Iterable[tuple[str, str]]) -> Html:
+    """Return links (target, text) below each other."""
+    return Html("<br>".join(link(target, text) for target, text in some))
+
+
+def code(text: str) -> Html:
+    """Return a text as code."""
+    return Html(f"<code>{html.escape(text)}</code>")
 
 
 STYLE = """
-:root { color-scheme: light; --ink: #1f2733; --soft: #5b6675; --line: #e1e6ec; } * { box-sizing: border-box; } body {
-margin: 0; background: #f5f7fa; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans", sans-serif;
-overflow-wrap: anywhere; } main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; } h1 { font-size:
-1.9rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; } h2 { font-size: 1.2rem; margin: 0 0 .4rem; } p
-{ margin: 0 0 1rem; color: var(--soft); max-width: 78ch; } a { color: #2563a8; } .verdict { padding: .7rem 1rem;
-border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good { background: #e4f3ea; color: #14532d; }
-.verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral { background: #e9edf2; color: #3d4856; } .cards
-{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(155px, 100%), 1fr)); gap: .8rem; margin: 1.25rem 0
-1.5rem; } .card { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: .9rem 1rem; display:
-flex; flex-direction: column; } .card b { font-size: 1.55rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
-.card span { font-weight: 600; font-size: .92rem; } .card small { color: var(--soft); } section { background: #fff;
-border: 1px solid var(--line); border-radius: 10px; padding: 1.25rem; margin-bottom: 1.25rem; } img { width: 100%;
-height: auto; display: block; } .wide { overflow-x: auto; } .two { display: grid; gap: 1.5rem; grid-template-columns:
-repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * { min-width: 0; } table { border-collapse: collapse;
-width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums; } th, td { padding: .45rem .6rem; border-bottom:
-1px solid var(--line); text-align: right; white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
-td:last-child, .many td { white-space: normal; overflow-wrap: normal; } td:last-child { min-width: 6rem; } th { color:
-var(--soft); font-weight: 600; white-space: normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td
-{ border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem;
+:root { color-scheme: light; --ink: #1f2733; --soft: #5b6675; --line: #e1e6ec; } * { box-sizing: border-box; } body
+{ margin: 0; background: #f5f7fa; color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", "DejaVu Sans",
+sans-serif; overflow-wrap: anywhere; } main { max-width: 1080px; margin: 0 auto; padding: 2.5rem 1.25rem 4rem; } h1
+{ font-size: 1.9rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; } h2 { font-size: 1.2rem; margin:
+0 0 .4rem; } p { margin: 0 0 1rem; color: var(--soft); max-width: 78ch; } a { color: #2563a8; } .verdict { padding:
+.7rem 1rem; border-radius: 8px; max-width: none; font-weight: 600; } .verdict.good { background: #e4f3ea; color:
+#14532d; } .verdict.bad { background: #fbe5e8; color: #8f1230; } .verdict.neutral { background: #e9edf2; color:
+#3d4856; } .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(155px, 100%), 1fr)); gap:
+.8rem; margin: 1.25rem 0 1.5rem; } .card { background: #fff; border: 1px solid var(--line); border-radius: 10px;
+padding: .9rem 1rem; display: flex; flex-direction: column; } .card b { font-size: 1.55rem; line-height: 1.2;
+font-variant-numeric: tabular-nums; } .card span { font-weight: 600; font-size: .92rem; } .card small { color:
+var(--soft); } section { background: #fff; border: 1px solid var(--line); border-radius: 10px; padding: 1.25rem;
+margin-bottom: 1.25rem; } img { width: 100%; height: auto; display: block; } .wide { overflow-x: auto; } .two {
+display: grid; gap: 1.5rem; grid-template-columns: repeat(auto-fill, minmax(min(420px, 100%), 1fr)); } .two > * {
+min-width: 0; } table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric:
+tabular-nums; } th, td { padding: .45rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+white-space: nowrap; } th:first-child, td:first-child, .texts :is(th, td) { text-align: left; } td:last-child, .many
+td { white-space: normal; overflow-wrap: normal; } td:last-child { min-width: 6rem; } th { color: var(--soft);
+font-weight: 600; white-space: normal; overflow-wrap: normal; vertical-align: bottom; } tr:last-child td {
+border-bottom: 0; } .bar { display: grid; grid-template-columns: minmax(0, 14rem) 1fr auto; gap: .2rem .8rem;
 align-items: center; padding: .25rem 0; font-size: .92rem; } .bar i { display: block; height: .8rem; background:
-#2563a8; border-radius: 3px; min-width: 2px; } .bar b { font-variant-numeric: tabular-nums; font-weight: 600; } @media
-(max-width: 640px) { main { padding: 1.25rem .75rem 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem .8rem; }
-.cards { grid-template-columns: 1fr 1fr; } .card { padding: .7rem .75rem; } .card b { font-size: 1.25rem; } table {
-font-size: .8rem; } th, td { padding: .4rem .25rem; white-space: normal; overflow-wrap: normal; } th:first-child,
-td:first-child { padding-left: 0; } td:first-child { min-width: 4rem; overflow-wrap: anywhere; } td:last-child {
-min-width: 3rem; overflow-wrap: anywhere; } .many thead { display: none; } .many tr { display: block; padding: .5rem
-0; border-bottom: 1px solid var(--line); } .many tr:last-child { border-bottom: 0; } .many td, .many td:first-child {
-display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0; text-align: right; } .many
-td::before { content: attr(data-name); color: var(--soft); text-align: left; white-space: nowrap; } .wide > img {
-width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i { grid-row: 2; grid-column: 1 / 3; }
-}
+#2563a8; border-radius: 3px; min-width: 2px; } .bar b { font-variant-numeric: tabular-nums; font-weight: 600; }
+@media (max-width: 640px) { main { padding: 1.25rem .75rem 3rem; } h1 { font-size: 1.5rem; } section { padding: 1rem
+.8rem; } .cards { grid-template-columns: 1fr 1fr; } .card { padding: .7rem .75rem; } .card b { font-size: 1.25rem; }
+table { font-size: .8rem; } th, td { padding: .4rem .25rem; white-space: normal; overflow-wrap: normal; }
+th:first-child, td:first-child { padding-left: 0; } td:first-child { min-width: 4rem; overflow-wrap: anywhere; }
+td:last-child { min-width: 3rem; overflow-wrap: anywhere; } .many thead { display: none; } .many tr { display:
+block; padding: .5rem 0; border-bottom: 1px solid var(--line); } .many tr:last-child { border-bottom: 0; } .many td,
+.many td:first-child { display: flex; justify-content: space-between; gap: 1rem; border: 0; padding: .1rem 0;
+text-align: right; } .many td::before { content: attr(data-name); color: var(--soft); text-align: left; white-space:
+nowrap; } .wide > img { width: 720px; max-width: none; } .bar { grid-template-columns: 1fr auto; } .bar i {
+grid-row: 2; grid-column: 1 / 3; } }
 """

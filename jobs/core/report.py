@@ -30,6 +30,11 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else ending)
 
 
+def number(value: float | None, form: str, otherwise: str = "–") -> str:
+    """Return a number as text, or what stands in its place where there is none."""
+    return otherwise if value is None else format(value, form)
+
+
 def some(names: Sequence[str], most: int = 3) -> str:
     """Return names as a list, of many the first ones: `a, b, c and 6 others`."""
     if len(names) <= most + 1:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import Files
@@ -22,6 +21,9 @@ from jobs.storage.tables import alerts, forecast_skill, rule_states, windows, wi
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
 from jobs.supervision.driver_status import log_name
+
+if TYPE_CHECKING:
+    from jobs.spark.warehouse import Warehouse
 
 MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)

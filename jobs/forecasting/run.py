@@ -25,7 +25,6 @@ from jobs.encoding.keys import columns_of
 from jobs.forecasting.inputs import FutureRows, future_rows, with_inputs
 from jobs.forecasting.origin import Origin, origin
 from jobs.forecasting.rows import Plan, forecast_rows
-from jobs.key_inputs.table import home_of
 from jobs.lineage.model import DeployedModel
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime
@@ -34,6 +33,7 @@ from jobs.spark.warehouse import Warehouse, ddl_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import to_datetime
 from jobs.storage.tables import forecasts
+from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

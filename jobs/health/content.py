@@ -17,21 +17,33 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.arrow import to_numpy
+from jobs.encoding.arrow import distinct_values, to_numpy
 from jobs.health import reading
 from jobs.health.reading import Estimates, Reason
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation
-from jobs.offline.quantity import measured_direction
+from jobs.observability.progress_log import all_records
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.queries import among, open_queries, quoted
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.examples import (
+    EstimateLine,
+    Example,
+    direction_of,
+    estimate_line,
+    join_reasons,
+    make_example,
+    measured_rows,
+    newest_rows,
+    rows_of,
+    shown_quantity,
+)
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
 BINS = 40
 PROBABILITY = 0.95
-ROWS_SHOWN = 400
 WORST = 10
 GATED = "gated"
 
@@ -75,24 +87,6 @@ class Keys(NamedTuple):
         """Return how far each key's NIS is from what is expected, in standard deviations (K,); 0 without any."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.nan_to_num((self.nis - self.degrees) / np.sqrt(2 * self.degrees))
-
-
-class Example(NamedTuple):
-    """The newest rows of a key: times (N,) in microseconds, means and standard deviations; what was measured (M,).
-
-    nis, components (N,): of each row; no components where nobody knows how many it has measured.
-    """
-
-    key: str
-    why: str
-    quantity: str
-    time: NDArray[np.int64]
-    mean: Floats
-    deviation: Floats
-    measured_at: NDArray[np.int64]
-    measured: Floats
-    nis: Floats
-    components: Floats
 
 
 class Health(NamedTuple):
@@ -146,7 +140,8 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     Raises:
         UserError: it has no estimates, or none of a wanted key.
     """
-    catalog = Catalog(Tables(root))
+    tables = Tables(root)
+    catalog = Catalog(tables)
     known = list(catalog.generations(model))
     specs = _specs(known, catalog.manifests(model))
     estimates = reading.estimates_of(root, model, catalog.lineage(model))
@@ -179,8 +174,8 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         sums.over_time(),
         keys,
         _examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
-        reading.quarantined(root, model),
-        reading.progress(root, model),
+        reading.quarantined(tables, model),
+        all_records(tables, model),
         told,
         snapshot,
         "" if sums.judges else _WITHOUT,
@@ -216,14 +211,10 @@ def _learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, l
 def _span(root: str, estimates: Estimates) -> tuple[int, int] | None:
     """Return the first and the last event time of the rows that count, in microseconds."""
     ends = [
-        (_micros(part["event_time"]).min(), _micros(part["event_time"]).max())
+        (reading.micros(part["event_time"]).min(), reading.micros(part["event_time"]).max())
         for part in reading.batches(root, estimates, ["event_time"])
     ]
     return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
-
-
-def _micros(column: Any) -> NDArray[np.int64]:
-    return column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
 
 
 _PARTS = 64
@@ -236,7 +227,7 @@ class _Sums:
     def __init__(self, root: str, estimates: Estimates, spec: ModelSpec, first: int, last: int) -> None:
         self._first, self._width = first, max(1, -(-(last - first + 1) // BINS))
         self._time: dict[str, Floats] = {}
-        self._by_key: list[pa.Table] = []
+        self._by_key: list[tuple[pa.Array, Floats]] = []
         self.first_rows: dict[str, int] = {}
         self._components = len(spec.measurement)
         self.judges = self._components == 1
@@ -245,34 +236,38 @@ class _Sums:
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
-        at = _micros(part["event_time"])
+        at = reading.micros(part["event_time"])
         place = (at - self._first) // self._width
-        nis = part["nis"].to_numpy(zero_copy_only=False)
-        flags = part["flags"].cast(pa.string())
-        good = flags.is_null().to_numpy(zero_copy_only=False)
+        nis = to_numpy(part["nis"].combine_chunks(), np.nan)
+        flags, flag_of = distinct_values(part["flags"].combine_chunks().cast(pa.string()))
+        good = flag_of == len(flags)
+        gated = flag_of == (flags.index(GATED) if GATED in flags else -1)
         degrees = self.degrees(part, len(at))
         seen = np.isfinite(nis) & (degrees > 0)
-        judged, scored = seen & good, seen & (good | (pc.equal(flags, GATED).fill_null(False).to_numpy()))  # type: ignore[attr-defined]
-        within = scored & inside(nis, degrees, PROBABILITY)
+        judged, scored = seen & good, seen & (good | gated)
 
-        def add(name: str, values: Any, which: NDArray[np.bool_] | None = None) -> None:
-            some = slice(None) if which is None else which
-            weights = None if values is None else np.asarray(values, float)[some]
-            found = np.bincount(place[some], weights, minlength=BINS).astype(float)
+        def add(name: str, values: Any, which: NDArray[np.bool_] | slice = slice(None)) -> None:
+            weights = None if values is None else np.asarray(values, float)[which]
+            found = np.bincount(place[which], weights, minlength=BINS).astype(float)
             self._time[name] = self._time.get(name, 0.0) + found
 
         add("rows", None)
         for name, values in (("judged", None), ("nis", nis), ("nis2", nis * nis), ("degrees", degrees)):
             add(name, values, judged)
         add("scored", None, scored)
-        add("inside", None, within)
-        for flag in flags.drop_null().unique().to_pylist():
-            add(f"flag {flag}", None, pc.equal(flags, flag).fill_null(False).to_numpy())  # type: ignore[attr-defined]
-        self._keep_keys(part, np.where(judged, nis, 0.0), np.where(judged, degrees, 0.0), ~good)
-        names = part["generation"].cast(pa.string())
-        for one in names.unique().to_pylist():
-            mine = pc.equal(names, one).to_numpy()  # type: ignore[attr-defined]
-            self.first_rows[one] = min(int(at[mine].min()), self.first_rows.get(one, int(at[mine].min())))
+        add("inside", None, scored & inside(nis, degrees, PROBABILITY))
+        for number, flag in enumerate(flags):
+            add(f"flag {flag}", None, flag_of == number)
+        of_rows = np.array(
+            [np.ones(len(at)), np.where(judged, nis, 0.0), np.where(judged, degrees, 0.0), ~good]
+        )
+        self._by_key.append(_sum_by_key(part["key"].combine_chunks().cast(pa.string()), of_rows))
+        if len(self._by_key) > _PARTS:
+            self._by_key = [self._sum_of_parts()]
+        names, generation_of = distinct_values(part["generation"].combine_chunks().cast(pa.string()))
+        for number, name in enumerate(names):
+            first = int(at[generation_of == number].min())
+            self.first_rows[name] = min(first, self.first_rows.get(name, first))
 
     def degrees(self, part: pa.Table, rows: int) -> Floats:
         """Return how many components each row measured (N,); 0 where nobody knows."""
@@ -287,23 +282,17 @@ class _Sums:
                 return np.bincount(np.repeat(np.arange(rows), lengths), finite, rows).astype(float)
         return np.zeros(rows)
 
-    def _keep_keys(self, part: pa.Table, nis: Floats, degrees: Floats, flagged: NDArray[np.bool_]) -> None:
-        columns = {
-            "key": part["key"].cast(pa.string()),
-            "rows": pa.array(np.ones(len(nis))),
-            "nis": pa.array(nis),
-            "degrees": pa.array(degrees),
-            "flagged": pa.array(flagged.astype(float)),
-        }
-        self._by_key.append(_sum_by_key(pa.table(columns)))
-        if len(self._by_key) > _PARTS:
-            self._by_key = [_sum_by_key(pa.concat_tables(self._by_key))]
+    def _sum_of_parts(self) -> tuple[pa.Array, Floats]:
+        return _sum_by_key(
+            pa.concat_arrays([keys for keys, _ in self._by_key]),
+            np.concatenate([sums for _, sums in self._by_key], axis=1),
+        )
 
     def keys(self) -> Keys:
         """Return the sums by key, in the order of their texts."""
-        whole = _sum_by_key(pa.concat_tables(self._by_key)).sort_by("key")
-        numbers = (whole[name].to_numpy() for name in ("rows", "nis", "degrees", "flagged"))
-        return Keys(whole["key"].to_pylist(), *numbers)
+        keys, sums = self._sum_of_parts()
+        order = np.argsort(np.array(keys.to_pylist(), object), kind="stable")
+        return Keys([keys[at].as_py() for at in order.tolist()], *sums[:, order])
 
     def over_time(self) -> OverTime:
         """Return the sums over time."""
@@ -317,10 +306,11 @@ class _Sums:
         return OverTime(time=time, flags=flags, **{name: self._time[name] for name in names})
 
 
-def _sum_by_key(rows: pa.Table) -> pa.Table:
-    names = rows.column_names[1:]
-    summed = rows.group_by("key").aggregate([(name, "sum") for name in names])
-    return summed.select(["key", *(f"{name}_sum" for name in names)]).rename_columns(["key", *names])
+def _sum_by_key(keys: pa.Array, sums: Floats) -> tuple[pa.Array, Floats]:
+    """Return the distinct keys of N rows, and the sums (4, K) of each one's columns (4, N)."""
+    encoded = keys.dictionary_encode()
+    place, count = to_numpy(encoded.indices), len(encoded.dictionary)
+    return encoded.dictionary, np.array([np.bincount(place, one, count) for one in sums], float)
 
 
 def choose(keys: Keys) -> list[tuple[str, str]]:
@@ -331,10 +321,7 @@ def choose(keys: Keys) -> list[tuple[str, str]]:
         (int(np.argmax(keys.rows)), "the most rows"),
         (int(np.argsort(surprise, kind="stable")[len(surprise) // 2]), "typical"),
     ]
-    found: dict[int, str] = {}
-    for at, why in wanted:
-        found[at] = f"{found[at]}, {why}" if at in found else why
-    return [(keys.key[at], why) for at, why in found.items()]
+    return [(keys.key[at], why) for at, why in join_reasons(wanted)]
 
 
 def _examples(
@@ -345,46 +332,20 @@ def _examples(
     chosen: Sequence[tuple[str, str]],
     sums: _Sums,
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
+    """Return the newest rows of chosen keys: of the first measured column where the model measures it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    parts = list(reading.batches(root, estimates, columns, ("key", keys)))
-    rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
-    names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
-    landed = reading.measured_rows(root, spec, keys)
-    measures = measured_direction(spec) is not None
-    quantity = spec.measurement[0] if measures else spec.states[0]
-    found = []
-    for key, why in chosen:
-        mine = rows.take(pa.array(np.flatnonzero(names == key)[-ROWS_SHOWN:]))
-        time = _micros(mine["event_time"])
-        moments = [
-            _moments(row, specs.get(row["generation"], spec), quantity, measures) for row in mine.to_pylist()
-        ]
-        at, measured = landed.get(key, (np.empty(0, np.int64), np.empty(0)))
-        later = at >= time[0]
-        if not measures:
-            later = np.zeros(len(at), bool)
-        mean, deviation = np.array(moments, float).T
-        nis = mine["nis"].to_numpy()
-        components = sums.degrees(mine.combine_chunks(), len(nis))
-        found.append(
-            Example(key, why, quantity, time, mean, deviation, at[later], measured[later], nis, components)
+    name, is_measured = shown_quantity(spec)
+    with open_queries(root) as queries:
+        rows = newest_rows(queries, reading.counted(queries, estimates, columns, among(quoted("key"), keys)))
+        measured = measured_rows(queries, spec, name, keys) if is_measured else None
+
+    def line(key: str) -> EstimateLine:
+        mine = rows_of(rows, key)
+        return estimate_line(
+            mine,
+            sums.degrees(mine, mine.num_rows),
+            lambda generation: direction_of(specs.get(generation, spec), name, is_measured),
         )
-    return found
 
-
-def _moments(row: dict[str, Any], spec: ModelSpec, quantity: str, measures: bool) -> tuple[float, float]:
-    """Return mean and standard deviation of what is shown, at a row; NaN where its version does not have it."""
-    mean, covariance = np.asarray(row["mean"], float), np.asarray(row["covariance"], float)
-    n = len(mean)
-    weights = measured_direction(spec) if measures else np.array([float(s == quantity) for s in spec.states])
-    if weights is None or len(weights) != n or not weights.any():
-        return np.nan, np.nan
-    if len(covariance) == n * n:
-        variance = weights @ covariance.reshape(n, n) @ weights
-    elif np.count_nonzero(weights) == 1:
-        variance = weights**2 @ covariance
-    else:
-        variance = np.nan  # of variances alone a sum's is not known
-    return float(weights @ mean), float(np.sqrt(variance)) if variance >= 0 else np.nan
+    return [make_example(key, why, name, measured, [line(key)]) for key, why in chosen]

@@ -4,49 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.keys import readable
-from jobs.health.content import PROBABILITY, Example, Health
+from jobs.health.content import PROBABILITY, Health
 from jobs.offline.picture_parts import (
-    SIZE,
+    LEGEND,
     axis_end,
     date_axis,
     dates,
     draw_expected,
-    draw_funnel,
-    draw_nis_band,
+    draw_nis_of_keys,
+    finish_nis,
     for_page,
+    shortened,
 )
-from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED, coverage_text
-from kalman.evaluation.diagnostics import mean_bounds
+from jobs.offline.plots import BAND, BOUND, ESTIMATE, INK, MEASURED, SMOOTHED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
+LINES = [("estimate, 95 % band", ESTIMATE, "-")]
+"""Name, colour and style of the estimates of a key."""
 COLOURS = (BOUND, SMOOTHED, "#7a4fa3", "#2e8540", MEASURED, INK)
 
 
 @for_page
-def draw_nis(health: Health) -> Figure:
+def draw_nis(ax: Axes, health: Health) -> None:
     """Draw NIS per component over time with error bars, and the band of a correct model."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
     seen = one.degrees > 0
     time, degrees = dates(one.time[seen]), one.degrees[seen]
     ratio = one.nis[seen] / degrees
-    draw_nis_band(ax, time, degrees)
     error = _nis_error(health)[seen]
     ax.errorbar(time, ratio, yerr=error, fmt=".", color=ESTIMATE, elinewidth=0.8, markersize=4)
-    draw_expected(ax, 1.0)
     _hand_overs(ax, health)
     ax.set_ylim(0, 1.12 * axis_end(ratio + error, least=2.0))  # room for the legend above the error bars
-    ax.set_title("NIS per component (1 is expected)")
-    _finish(ax, legend=True)
-    return figure
+    finish_nis(ax, time, degrees)
 
 
 def _nis_error(health: Health) -> NDArray[np.float64]:
@@ -59,9 +53,8 @@ def _nis_error(health: Health) -> NDArray[np.float64]:
 
 
 @for_page
-def draw_coverage(health: Health) -> Figure:
+def draw_coverage(ax: Axes, health: Health) -> None:
     """Draw the share of rows inside their predicted 95 % interval over time, with Wilson's intervals."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
     seen = one.scored > 0
     share = one.inside[seen] / one.scored[seen]
@@ -79,8 +72,7 @@ def draw_coverage(health: Health) -> Figure:
     _hand_overs(ax, health)
     ax.set_ylim(min(80.0, 100 * float(low.min()) - 2), 101)
     ax.set_title("coverage: % of rows inside the 95 % interval")
-    _finish(ax)
-    return figure
+    date_axis(ax)
 
 
 def wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any, Any]:
@@ -92,23 +84,16 @@ def wilson(inside: NDArray[np.float64], rows: NDArray[np.float64]) -> tuple[Any,
 
 
 @for_page
-def draw_keys(health: Health) -> Figure:
+def draw_keys(ax: Axes, health: Health) -> None:
     """Draw each key's NIS per component over its measured components, with the bounds that narrow with them."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     known = health.keys.degrees > 0
-    count, ratio = health.keys.degrees[known], health.keys.ratio[known]
-    draw_funnel(ax, count, ratio, lambda components: mean_bounds(1, components), ESTIMATE)
-    draw_expected(ax, 1.0)
-    ax.set_ylim(0, axis_end(ratio, least=2.0))
+    draw_nis_of_keys(ax, health.keys.degrees[known], health.keys.ratio[known], ESTIMATE)
     ax.set_title("NIS of each key (red: outside its 95 % bounds)")
-    ax.set_xlabel("measured components of the key")
-    return figure
 
 
 @for_page
-def draw_rows(health: Health) -> Figure:
+def draw_rows(ax: Axes, health: Health) -> None:
     """Draw rows with an estimate over time, and those with a flag."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     one = health.over_time
     time = dates(one.time)
     ax.step(time, one.rows, where="mid", color=MEASURED, linewidth=1.2, label="rows")
@@ -118,14 +103,13 @@ def draw_rows(health: Health) -> Figure:
     ax.set_yscale("symlog", linthresh=1.0)
     ax.set_ylim(bottom=0)
     ax.set_title("rows and flags by event time")
-    _finish(ax, legend=True)
-    return figure
+    ax.legend(loc="best", fontsize=LEGEND)
+    date_axis(ax)
 
 
 @for_page
-def draw_lag(health: Health) -> Figure:
+def draw_lag(ax: Axes, health: Health) -> None:
     """Draw what the stream lagged behind at the end of each micro-batch."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     some = [one for one in health.progress if one.get("lag_rows") is not None][-2000:]
     names = list(dict.fromkeys(one["generation"] for one in some))
     for name, colour in zip(names[-4:], (ESTIMATE, SMOOTHED, "#2e8540", BOUND), strict=False):
@@ -139,38 +123,13 @@ def draw_lag(health: Health) -> Figure:
         minutes = np.timedelta64(5, "m")
         ax.set_xlim(at - minutes, at + minutes)
     ax.set_title("rows that waited after each micro-batch")
-    _finish(ax, legend=True)
-    return figure
+    ax.legend(loc="best", fontsize=LEGEND)
+    date_axis(ax)
 
 
 @for_page
-def draw_example(one: Example) -> Figure:
-    """Draw the newest estimates of a key with their 95 % band, over what was measured."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
-    if len(one.measured):
-        ax.plot(
-            dates(one.measured_at),
-            one.measured,
-            ".",
-            color=MEASURED,
-            markersize=3,
-            alpha=0.7,
-            label="measured",
-        )
-    time, half = dates(one.time), BAND * one.deviation
-    ax.fill_between(time, one.mean - half, one.mean + half, color=ESTIMATE, alpha=0.2, linewidth=0)
-    ax.plot(time, one.mean, color=ESTIMATE, linewidth=1.1, label="estimate, 95 % band")
-    text = coverage_text(one.nis, one.components)
-    ax.set_title("\n".join([f"{_short(readable(one.key))} · {one.why}", *([text] if text else [])]))
-    ax.set_ylabel(one.quantity)
-    _finish(ax, legend=True)
-    return figure
-
-
-@for_page
-def draw_parameter(name: str, values: NDArray[np.float64], of_all: float | None) -> Figure:
+def draw_parameter(ax: Axes, name: str, values: NDArray[np.float64], of_all: float | None) -> None:
     """Draw how a parameter is distributed over the keys, and the value that keys lean on."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     bins: Any = 30
     if values.min() > 0 and values.max() > 30 * values.min():
         bins = np.geomspace(values.min(), values.max(), 31)
@@ -178,29 +137,19 @@ def draw_parameter(name: str, values: NDArray[np.float64], of_all: float | None)
     ax.hist(values, bins=bins, color=MEASURED, alpha=0.8)
     if of_all is not None:
         ax.axvline(of_all, color=ESTIMATE, linewidth=1.2, label=f"population {of_all:.4g}")
-        ax.legend(loc="best", fontsize=8)
+        ax.legend(loc="best", fontsize=LEGEND)
     ax.set_title(f"{name} of {len(values):,} key{'s'[: len(values) != 1]}")
     ax.set_ylabel("keys")
-    return figure
 
 
 @for_page
-def draw_shared(name: str, labels: list[str], values: list[float], errors: list[float]) -> Figure:
+def draw_shared(ax: Axes, name: str, labels: list[str], values: list[float], errors: list[float]) -> None:
     """Draw a parameter of all keys, or of each group, with error bars of 95 %."""
-    figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
     half = BAND * np.nan_to_num(np.array(errors, float))
     ax.errorbar(values, range(len(values)), xerr=half, fmt="o", color=ESTIMATE, capsize=4, markersize=5)
-    ax.set_yticks(range(len(values)), [_short(label) for label in labels])
+    ax.set_yticks(range(len(values)), [shortened(label) for label in labels])
     ax.set_ylim(-0.6, len(values) - 0.4)
     ax.set_title(f"{name}, 95 %")
-    return figure
-
-
-def _finish(ax: Axes, legend: bool = False) -> None:
-    """Give a picture over time its dates, and perhaps a legend."""
-    if legend:
-        ax.legend(loc="best", fontsize=8)
-    date_axis(ax, 3, 6)
 
 
 def _hand_overs(ax: Axes, health: Health) -> None:
@@ -212,7 +161,3 @@ def _hand_overs(ax: Axes, health: Health) -> None:
             name.rpartition("-")[2], (dates(np.array([first]))[0], 1.0), xycoords=("data", "axes fraction"),
             fontsize=7.5, color=SMOOTHED, ha="left", va="top", rotation=90,
         )  # fmt: skip
-
-
-def _short(text: str, most: int = 28) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs.core.html_page import heading, linked_table, page, paragraph, section
+from jobs.core.html_page import heading, links, page, paragraph, section, table
 from jobs.core.report import plural
-from jobs.health import reading
 from jobs.lineage.catalog import Catalog
+from jobs.observability.progress_log import all_records
 from jobs.storage.files import files_of
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.report_files import FOLDER
 
-FOLDER = "reports"
 HEALTH, INDEX = "health.html", "index.html"
 
 
@@ -45,7 +45,7 @@ def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
 
 def _entry(catalog: Catalog, model: str) -> Entry:
     root, live = catalog.warehouse.root, catalog.live(model)
-    records = reading.progress(root, model)
+    records = all_records(catalog.warehouse, model)
     pages = [name for name in files_of(f"{root}/{FOLDER}/{model}").names("") if name.endswith(".html")]
     return Entry(
         model,
@@ -63,16 +63,17 @@ def index_page(entries: Sequence[Entry]) -> str:
     for one in entries:
         last = one.last or {}
         waiting = last.get("lag_rows")
-        cells = [
-            one.model,
-            one.live,
-            "–" if one.version is None else str(one.version),
-            "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
-            "–" if waiting is None else f"{waiting:,}",
-            f"{one.held:,}",
-        ]
-        links = [(f"{one.model}/{name}", _title(name)) for name in one.pages]
-        rows.append((cells, links))
+        rows.append(
+            [
+                one.model,
+                one.live,
+                "–" if one.version is None else str(one.version),
+                "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
+                "–" if waiting is None else f"{waiting:,}",
+                f"{one.held:,}",
+                links((f"{one.model}/{name}", _title(name)) for name in one.pages),
+            ]
+        )
     head = (
         "model",
         "live",
@@ -84,7 +85,7 @@ def index_page(entries: Sequence[Entry]) -> str:
     )
     text = f"{plural(len(entries), 'model')}, as of {datetime.now(UTC):%Y-%m-%d %H:%M} UTC."
     none = "There is no model yet: `kalman-pipeline init --input FILE` writes a first spec."
-    body = linked_table(head, rows) if rows else paragraph(none)
+    body = table(head, rows) if rows else paragraph(none)
     more = "`kalman-pipeline report --model M` writes a model's health, and `--compare` a comparison of two versions."
     return page("Reports", heading("Reports") + paragraph(text) + section("Models", more, body))
 

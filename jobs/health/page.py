@@ -7,18 +7,29 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from jobs.core.html_page import Card, bars, cards, heading, page, paragraph, pictures, section, table
+from jobs.core.html_page import (
+    NO_PICTURES,
+    Card,
+    bars,
+    can_draw,
+    cards,
+    heading,
+    page,
+    paragraph,
+    pictures,
+    section,
+    table,
+)
 from jobs.core.report import plural, span
 from jobs.encoding.keys import readable
 from jobs.health.content import WORST, Health
 from jobs.health.reading import Reason
 from kalman.evaluation.diagnostics import mean_bounds
 
-try:
+if can_draw():
     from jobs.health import figures
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "matplotlib":  # which is optional
-        raise
+    from jobs.upgrades.comparison.figures import draw_example
+else:
     figures = None
 
 POPULATION, KEY = "population", "key"
@@ -113,7 +124,7 @@ def _fit(health: Health) -> str:
         "interval that was predicted for them. Error bars hold 95 % if rows are independent. Dashed lines: hand-overs."
     )
     if figures is None:
-        return section("Fit over time", _NO_PICTURES, "")
+        return section("Fit over time", NO_PICTURES, "")
     drawn = [
         (figures.draw_nis(health), "NIS per component over time"),
         (figures.draw_coverage(health), "Coverage over time"),
@@ -121,13 +132,10 @@ def _fit(health: Health) -> str:
     return section("Fit over time", text, pictures(drawn))
 
 
-_NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
-
-
 def _examples(health: Health) -> str:
     if figures is None:
         return ""
-    drawn = [(figures.draw_example(one), f"Estimates of {one.key}") for one in health.examples]
+    drawn = [(draw_example(one, figures.LINES), f"Estimates of {one.key}") for one in health.examples]
     text = (
         "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others. Beside "
         "each stands how many of these rows lay inside the 95 % interval that was predicted for them."

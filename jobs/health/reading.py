@@ -1,24 +1,23 @@
-"""Read what the health of a model is judged by, from its tables and progress files, without Spark."""
+"""Read what the health of a model is judged by, from its tables, without Spark."""
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from jobs.encoding.arrow import to_numpy
 from jobs.lineage.generations import LineageSegment
 from jobs.lineage.live_rows import counted_rows
-from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
-from jobs.specs.model_spec import ModelSpec
-from jobs.storage.files import files_of
-from jobs.storage.queries import among, literal, open_queries, quoted
-from jobs.storage.table_rows import column_types, parts_of, read_table
+from jobs.storage.quarantine import HELD
+from jobs.storage.quarantine import TABLE as QUARANTINE
+from jobs.storage.queries import Queries, literal, open_queries
+from jobs.storage.table_rows import UTC_MICROSECONDS, column_types, read_table
+from jobs.storage.warehouse import Tables
 
 
 class Estimates(NamedTuple):
@@ -33,12 +32,9 @@ class Estimates(NamedTuple):
     has_corrections: bool = False
 
 
+ESTIMATES = "estimates"
+"""Name in queries."""
 _NO_END = np.iinfo(np.int64).max
-
-
-def _utc(at: Any) -> datetime | None:
-    """Return a time of a table with its zone: some writers store it without, in UTC."""
-    return None if at is None else at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def estimates_of(root: str, model: str, lineage: Sequence[LineageSegment]) -> Estimates | None:
@@ -59,34 +55,34 @@ def estimates_of(root: str, model: str, lineage: Sequence[LineageSegment]) -> Es
 def _corrected(root: str, table: str) -> bool:
     """Tell if some estimates are corrections."""
     with open_queries(root) as queries:
-        queries.add("estimates", table)
-        return bool(queries.run("SELECT bool_or(correction) AS found FROM estimates")["found"][0].as_py())
+        queries.add(ESTIMATES, table)
+        return bool(queries.run(f"SELECT bool_or(correction) AS found FROM {ESTIMATES}")["found"][0].as_py())
 
 
-def batches(
-    root: str,
-    estimates: Estimates,
-    columns: Sequence[str],
-    wanted: tuple[str, Sequence[str]] | None = None,
-) -> Iterator[pa.Table]:
-    """Yield the rows that count, some thousands at a time, with the columns that the table has, and `generation`.
-
-    wanted: a column and the texts of which a row must have one; None: all rows.
-    """
+def counted(queries: Queries, estimates: Estimates, columns: Sequence[str], condition: str = "true") -> str:
+    """Return the query of the rows that count, with the columns that the table has, and `generation`."""
     segments = [
         f"(generation = {literal(name)} AND batch_id <= {last})"
         for name, last in estimates.last_batch.items()
     ]
-    where = f"({' OR '.join(segments) or 'true'})"
-    if wanted is not None:
-        where += f" AND {among(quoted(wanted[0]), wanted[1])}"
+    schema = queries.add(ESTIMATES, estimates.table)
+    have = [] if schema is None else schema.names
+    names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
+    where = f"({' OR '.join(segments) or 'true'}) AND {condition}"
+    return counted_rows(ESTIMATES, names, where, estimates.has_corrections)
+
+
+def batches(root: str, estimates: Estimates, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield the rows that count (`counted`), some thousands at a time."""
     with open_queries(root) as queries:
-        schema = queries.add("estimates", estimates.table)
-        have = [] if schema is None else schema.names
-        names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
-        for batch in queries.batches(counted_rows("estimates", names, where, estimates.has_corrections)):
+        for batch in queries.batches(counted(queries, estimates, columns)):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch])
+
+
+def micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return times (N,) in microseconds since 1970."""
+    return to_numpy(times.cast(UTC_MICROSECONDS).cast(pa.int64()).combine_chunks())
 
 
 class Reason(NamedTuple):
@@ -97,15 +93,14 @@ class Reason(NamedTuple):
     rows: int
 
 
-def quarantined(root: str, model: str) -> list[Reason]:
+def quarantined(tables: Tables, model: str) -> list[Reason]:
     """Return the quarantined rows of a model by reason, without the values in it, and status; the most first."""
-    counts: dict[tuple[str, str], int] = {}
-    for part in parts_of(root, "quarantine", ["model", "reason", "status"]):
-        mine = part.filter(pc.equal(part["model"], model))  # type: ignore[attr-defined]
-        names = [name for name in ("reason", "status") if name in mine.column_names]
-        for row in mine.group_by(names).aggregate([([], "count_all")]).to_pylist():
-            place = _kind(row["reason"]), row.get("status") or "held"
-            counts[place] = counts.get(place, 0) + row["count_all"]
+    if not tables.exists(QUARANTINE):
+        return []
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in tables.group_counts(QUARANTINE, ("model", "reason", "status")):
+        if one["model"] == model:
+            counts[_kind(one["reason"]), one["status"] or HELD] += one["count"]
     found = [Reason(reason, status, rows) for (reason, status), rows in counts.items()]
     return sorted(found, key=lambda one: (-one.rows, one.reason, one.status))
 
@@ -114,33 +109,6 @@ def _kind(reason: str | None) -> str:
     """Return a reason without the value that it quotes."""
     text = reason or "unknown"
     return text.split(" '", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
-
-
-def progress(root: str, model: str) -> list[dict[str, Any]]:
-    """Return the records of the micro-batches of a model, of the table and of the files, oldest first."""
-    table = read_table(root, f"progress/{model}", list(PROGRESS_COLUMNS))
-    found = [] if table is None else table.to_pylist()
-    for text in _progress_files(root, model):
-        for line in text.split("\n"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue  # the last line of a driver that was killed, or the end of the file
-    for one in found:
-        at = one["started_at"]
-        one["started_at"] = _utc(
-            datetime.fromisoformat(at.replace("Z", "+00:00")) if isinstance(at, str) else at
-        )
-    return sorted(found, key=lambda one: one["started_at"])
-
-
-def _progress_files(root: str, model: str) -> Iterator[str]:
-    """Yield the content of the files with records of micro-batches."""
-    files = files_of(f"{root}/_progress/{model}")
-    for name in files.names(""):
-        content = files.read(name) if name.endswith(".jsonl") else None
-        if content is not None:
-            yield content.decode("utf-8", "replace")
 
 
 def learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
@@ -152,17 +120,3 @@ def learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
         for name in ("parameters", "standard_errors"):
             row[name] = dict(row[name] or ())
     return rows
-
-
-def measured_rows(root: str, spec: ModelSpec, keys: Sequence[str]) -> dict[str, tuple[NDArray, NDArray]]:
-    """Return times (N,) and first measured values (N,) of some keys as landed; none of a key of several columns."""
-    if len(spec.key) != 1:
-        return {}
-    names = [spec.key[0], spec.time, spec.measurement[0]]
-    found = read_table(root, f"measurements/{spec.name}", names, among=(spec.key[0], list(keys)))
-    if found is None or not set(names) <= set(found.column_names):
-        return {}
-    key = np.asarray(found[names[0]].cast(pa.string()).to_pylist(), object)
-    time = found[names[1]].cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
-    value = found[names[2]].cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return {one: (time[key == one], value[key == one]) for one in keys}

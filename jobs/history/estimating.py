@@ -24,8 +24,8 @@ from jobs.history.counting import Counts, Wanted, count_by_log
 from jobs.history.smoothing import smoothed_widths
 from jobs.history.source import Interval, Rows, rows_of
 from jobs.history.start import Asked, Start, start_of
-from jobs.history.table import HistoryTable, Part, Run, Slices, run_name, write_estimates
-from jobs.key_inputs.table import InputsTable, home_of
+from jobs.history.table import HistoryTable, Part, Run, Slices, write_estimates
+from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.runtime import ModelRuntime
@@ -37,7 +37,8 @@ from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
 from jobs.storage.quarantine import PAYLOAD, REASON
-from jobs.storage.tables import estimates_history
+from jobs.storage.tables import estimates_history, run_name
+from jobs.storage.warehouse import home_of
 from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
 from kalman.filters.own_parameters import own_parameters
 from kalman.filters.rounded import stored_as

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
-from jobs.key_inputs.table import home_of
 from jobs.landing.reading import endings_of, file_schema
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import replayed_late_rows
@@ -26,6 +25,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
 from jobs.storage.tables import need_columns, need_measurements
+from jobs.storage.warehouse import home_of
 from jobs.training.table_source import Source
 
 if TYPE_CHECKING:

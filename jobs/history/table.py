@@ -33,17 +33,6 @@ STATISTICS = "generation,batch_id,event_time,key"
 STATISTICS_SETTING = "delta.dataSkippingStatsColumns"
 _SETTINGS = {STATISTICS_SETTING: STATISTICS}
 _NO_CHANGE = ("OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "CREATE TABLE", "ADD COLUMNS")
-_MARK = "-history-"
-
-
-def run_name(model: str, version: int, digest: str) -> str:
-    """Return the id of a run over the history of a version of a model."""
-    return f"{model}-v{version}{_MARK}{digest}"
-
-
-def is_run(generation: str) -> bool:
-    """Tell if estimates are of a run over history; the names of a stream's generations have a number alone."""
-    return _MARK in generation
 
 
 class Slices(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +18,10 @@ from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
 from jobs.lineage.model import DeployedModel
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.warehouse import Tables
+from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-
-_AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
 class Version(NamedTuple):
@@ -172,15 +168,6 @@ def _refuse(bad: NDArray[np.bool_], problem: str, texts: pa.Array | None) -> Non
     raise UserError(
         f"{problem}{where}{more}; a key has one row, and every input is a number: correct the table"
     )
-
-
-def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
-    """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
-    if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
-        return warehouse, name
-    local = local_path(name)  # Spark would take the characters of an encoded URI as they are
-    folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
-    return warehouse.at(folder), table
 
 
 def _keys(by: KeyKind) -> list[Column]:

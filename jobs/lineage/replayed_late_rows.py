@@ -14,16 +14,14 @@ from pyspark.sql import functions as F
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, SHADOW, LineageSegment
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.tables import LATE_COPIES
+from jobs.storage.tables import LATE_COPIES, LATE_COPIES_TABLE, LATE_COPY
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.lineage.generations import Generation
 
-TABLE = "late_copies"
-"""One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
-PREFIX = "late:"
+TABLE, PREFIX = LATE_COPIES_TABLE, LATE_COPY
 
 
 def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:

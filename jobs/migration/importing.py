@@ -19,7 +19,6 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.input_files import find_files, names_several, open_input, path_of
 from jobs.core.report import plural
 from jobs.encoding.keys import text_of
-from jobs.key_inputs.table import home_of
 from jobs.migration.migrating import MOST_LEFT_OUT, keep_left_out
 from jobs.migration.state_tables import CHECKED, COUNT, EVENT_TIME, SCORE, Table, checker, table_of
 from jobs.snapshots.manifests import IMPORTED, Manifest
@@ -29,6 +28,7 @@ from jobs.snapshots.state_rows import StateRows, typed_states
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.spark.read_files import path_for_spark
+from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
     from typing import Any

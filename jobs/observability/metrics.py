@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +67,12 @@ class Metrics:
             "kalman_last_batch_timestamp_seconds", "When the last micro-batch ended", LABELS, registry=self.registry
         )  # fmt: skip
         self._server: Any = None
-        try:
-            if self._file is not None:
+        if self._file is not None:
+            with _refused(f"--metrics-file {self._file}"):
                 self.write()
-            if port is not None:
+        if port is not None:
+            with _refused(f"--metrics-port {port} (--metrics-host {host})"):
                 self._server, _ = start_http_server(port, host, registry=self.registry)
-        except OSError as error:
-            where = f"--metrics-file {self._file}"
-            if port is not None:
-                where = f"--metrics-port {port} (--metrics-host {host})"
-            raise UserError(
-                f"{where}: {error.strerror or error}; give another, or omit the option"
-            ) from error
 
     def take(self, records: list[dict[str, Any]]) -> None:
         """Update the metrics with records, oldest first."""
@@ -122,7 +118,14 @@ def write_verification(file: str, model: str, outcome: str, counts: dict[str, in
     gauge("kalman_verify_rows", "Landed rows that it recomputed", counts["rows"])
     gauge("kalman_verify_outcome", "1, with the outcome as its label", 1, outcome=outcome)
     gauge("kalman_verify_timestamp_seconds", "When it ended", time.time())
-    try:
+    with _refused(f"--metrics-file {file}"):
         write_to_textfile(file, registry)
+
+
+@contextmanager
+def _refused(option: str) -> Iterator[None]:
+    """Report what an option's file or port does not allow as an error of the user."""
+    try:
+        yield
     except OSError as error:
-        raise UserError(f"--metrics-file {file}: {error.strerror or error}; give another") from error
+        raise UserError(f"{option}: {error.strerror or error}; give another, or omit the option") from error

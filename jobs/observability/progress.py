@@ -72,10 +72,14 @@ def record(
     }
 
 
+def started_at(one: dict[str, Any]) -> datetime:
+    """Return when the micro-batch of a record as JSON began."""
+    return datetime.fromisoformat(one["started_at"]).astimezone(UTC)
+
+
 def ended_at(one: dict[str, Any]) -> datetime:
     """Return when the micro-batch of a record ended."""
-    started = datetime.fromisoformat(one["started_at"].replace("Z", "+00:00")).astimezone(UTC)
-    return started + timedelta(seconds=one["seconds"])
+    return started_at(one) + timedelta(seconds=one["seconds"])
 
 
 def executed(progress: dict[str, Any]) -> bool:

@@ -16,15 +16,18 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from jobs.observability.progress import COLUMNS, SCHEMA
-from jobs.spark.warehouse import Warehouse
+from jobs.observability.progress import COLUMNS, SCHEMA, started_at
 from jobs.storage.files import Files, LocalFiles
+from jobs.storage.table_rows import read_table, to_rows
 from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from jobs.spark.warehouse import Warehouse
 
 PART_BYTES = 4 << 20
 """A driver starts a new file when its file is longer than this."""
@@ -50,14 +53,6 @@ class ProgressLog:
     def names(self) -> list[str]:
         """Return the names of the files and of unfinished folds, sorted."""
         return [name for name in self.files.names("") if not name.startswith("_")]
-
-    def read(self, name: str) -> list[dict[str, Any]]:
-        """Return the records of a file, without a last line that was cut short."""
-        return _records(self.files, name)
-
-    def newest(self, generation: str) -> dict[str, Any] | None:
-        """Return the newest record of a generation, None if there is none."""
-        return newest_record(self.warehouse, self.model, generation)
 
     def closed(self) -> list[str]:
         """Return the files that no driver writes to: all but the last of each generation."""
@@ -95,9 +90,24 @@ def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, A
     return None
 
 
+def all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
+    """Return the records of a model's micro-batches, of the table and of the files, by the time of their beginning."""
+    table = read_table(warehouse.root, table_of(model), list(COLUMNS))
+    found = [] if table is None else to_rows(table)
+    files = warehouse.files(f"_progress/{model}")
+    for name in files.names(""):
+        if name.endswith(".jsonl"):
+            found += [{**one, "started_at": started_at(one)} for one in _records(files, name)]
+    return sorted(found, key=lambda one: one["started_at"])
+
+
 def _records(files: Files, name: str) -> list[dict[str, Any]]:
-    text = (files.read(name) or b"").decode(errors="replace")
-    return [json.loads(line) for line in text.split("\n")[:-1] if line]
+    """Return the records of a file, without a line that a driver cut short when it was killed."""
+    found = []
+    for line in (files.read(name) or b"").decode(errors="replace").split("\n"):
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 class Writer:

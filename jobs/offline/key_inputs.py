@@ -129,7 +129,8 @@ def inputs_of(
 
 def key_texts(column: pa.Array) -> pa.Array:
     """Return the values of a key column as texts."""
-    return column.cast(pa.string()).fill_null("")
+    texts = column.cast(pa.string())
+    return arrow.compute().coalesce(texts, arrow.repeated("", len(texts)))  # `fill_null` imports pandas
 
 
 def key_codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:

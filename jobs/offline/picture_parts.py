@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -18,21 +18,23 @@ from kalman.evaluation.diagnostics import mean_bounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 P = ParamSpec("P")
+LEGEND = 8.5
 SIZE = (5.0, 3.0)
 """Inches of a picture of a report: at the width of a phone the letters of the axes are still about ten pixels high."""
 
 
-def for_page(draw: Callable[P, Figure]) -> Callable[P, str]:
-    """Let a function that draws a figure return it as the data URI of a PNG, in the project's style."""
+def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
+    """Let a function that draws into axes return the picture as the data URI of a PNG, in the project's style."""
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> str:
         matplotlib.use("Agg")  # into memory: neither a command nor a driver has a display
         with plt.rc_context(STYLE):
-            return inlined(draw(*args, **kwargs))
+            figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
+            draw(ax, *args, **kwargs)
+            return inlined(figure)
 
     return inner
 
@@ -42,7 +44,7 @@ def dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
     return time.astype("datetime64[us]")
 
 
-def date_axis(ax: Axes, least: int, most: int) -> None:
+def date_axis(ax: Axes, least: int = 3, most: int = 6) -> None:
     """Give the axis of times from `least` to `most` marks, each as short as can be understood."""
     locator = AutoDateLocator(minticks=least, maxticks=most)
     ax.xaxis.set_major_locator(locator)
@@ -54,22 +56,34 @@ def draw_expected(ax: Axes, value: float) -> None:
     ax.axhline(value, color=INK, linewidth=0.8, linestyle=":")
 
 
-def draw_nis_band(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
-    """Draw the band that holds 95 % of the mean NIS per component of a correct model.
+def finish_nis(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
+    """Complete a picture of NIS per component over time by the band that holds 95 % of a correct model.
 
     time, degrees: (B,), of each bin; degrees are its measured components.
     """
     low, high = mean_bounds(1, np.maximum(degrees, 1.0))
     ax.fill_between(time, low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a correct model")
+    draw_expected(ax, 1.0)
+    ax.set_title("NIS per component over time (1 is expected)")
+    ax.legend(loc="best", fontsize=LEGEND)
+    date_axis(ax)
 
 
 def draw_funnel(
-    ax: Axes, count: Floats, value: Floats, bounds: Callable[[Floats], tuple[Any, Any]], colour: str
+    ax: Axes,
+    count: Floats,
+    value: Floats,
+    bounds: Callable[[Floats], tuple[Any, Any]],
+    expected: float,
+    colour: str,
 ) -> None:
     """Draw each key's value over its measured components (K,), and the bounds, which narrow with their number.
 
     bounds: returns the lower and the upper bound for numbers of components. A key outside them is drawn red.
+    expected: the value that a correct model has.
     """
+    draw_expected(ax, expected)
+    ax.set_xlabel("measured components of the key")
     ax.set_xscale("log")
     for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         set_formatter(
@@ -84,6 +98,22 @@ def draw_funnel(
     outside = (value < low) | (value > high)
     ax.plot(count[~outside], value[~outside], ".", color=colour, markersize=3.5, alpha=0.55)
     ax.plot(count[outside], value[outside], ".", color=BOUND, markersize=4.5, alpha=0.8)
+
+
+def draw_nis_of_keys(
+    ax: Axes, degrees: Floats, ratio: Floats, colour: str, others: Sequence[Floats] = ()
+) -> None:
+    """Draw each key's NIS per component over its measured components (K,).
+
+    others: such ratios that are drawn beside it, on axes of the same length.
+    """
+    draw_funnel(ax, degrees, ratio, lambda count: mean_bounds(1, count), 1.0, colour)
+    ax.set_ylim(0.0, axis_end(ratio, *others, least=2.0))
+
+
+def shortened(text: str, most: int = 28) -> str:
+    """Return a name of a key or a group as short as a picture has room for it."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def axis_end(*values: Floats, least: float) -> float:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from numpy.typing import NDArray
 from scipy.special import chdtri, gammaln
 
@@ -75,7 +76,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 def inlined(figure: Figure) -> str:
     """Return a figure as the data URI of a PNG, and close it."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=STYLE["figure.dpi"], facecolor="white")
+    FigureCanvasAgg(figure).print_png(out)  # `savefig` draws everything twice
     plt.close(figure)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
@@ -94,14 +95,26 @@ def coverage_text(nis: Floats, components: int | NDArray[Any] = 1) -> str:
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
     """Draw estimates with their 95 % bands over the measurements (N,), NaN where missing.
 
-    An estimate with an infinite deviation has no band. time: (N,) numbers or datetime64.
+    time: (N,) numbers or datetime64.
     """
-    ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
-    for mean, deviation, label, colour in lines:
-        half = np.where(np.isfinite(deviation), BAND * deviation, np.nan)
-        ax.fill_between(time, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0, zorder=2)
-        ax.plot(time, mean, color=colour, linewidth=1.1, zorder=3, label=label)
+    draw_measured(ax, time, measured)
+    for line in lines:
+        draw_line(ax, time, line)
     ax.legend(loc="best", fontsize=8.5)
+
+
+def draw_measured(ax: Axes, time: NDArray[Any], measured: Floats) -> None:
+    """Draw measurements (N,) as dots."""
+    ax.plot(time, measured, ".", color=MEASURED, markersize=3, alpha=0.6, zorder=1, label="measured")
+
+
+def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> None:
+    """Draw an estimate with its 95 % band; one with an infinite deviation has no band. time: (N,)."""
+    half = np.where(np.isfinite(line.deviation), BAND * line.deviation, np.nan)
+    ax.fill_between(
+        time, line.mean - half, line.mean + half, color=line.colour, alpha=0.2, linewidth=0, zorder=2
+    )
+    ax.plot(time, line.mean, style, color=line.colour, linewidth=1.1, zorder=3, label=line.label)
 
 
 def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core import clock
 from jobs.core.report import plural, span
 from jobs.core.roots import local_path
-from jobs.health.reading import progress
+from jobs.observability.progress_log import all_records
 from jobs.operations.retention_plan import plan
 from jobs.specs.retention import span_of
 from jobs.storage.quarantine import TABLE as QUARANTINE
@@ -73,7 +73,7 @@ def measured(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | 
         found = found._replace(due_generations=planned.generations, due_snapshots=planned.snapshots)
     if local_path(root) is None:
         return found
-    records = progress(root, model)
+    records = all_records(catalog.warehouse, model)
     mine = [one for one in records if live is not None and one["generation"] == live.generation]
     tables = (estimates(model), estimates_history(model), windows(model), alerts(model), QUARANTINE)
     return found._replace(

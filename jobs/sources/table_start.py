@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
-from jobs.key_inputs.table import home_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import commit_id
 from jobs.storage.tables import measurements
+from jobs.storage.warehouse import home_of
 
 NOTHING = -1
 """In place of a version: nothing has landed yet, and the table's present rows come first."""

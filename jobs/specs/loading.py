@@ -78,6 +78,14 @@ def spec_files(models_dir: str | Path) -> list[Path]:
     )
 
 
+def model_names(models_dir: str | Path) -> list[str]:
+    """Return the names of a folder's specs; none where there is no folder: a warehouse has models without specs too."""
+    try:
+        return [path.stem for path in spec_files(models_dir)]
+    except SpecError:
+        return []
+
+
 def load_all(models_dir: str | Path) -> list[ModelSpec]:
     """Load every spec of a folder, sorted by the names of the files.
 

@@ -13,11 +13,13 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path, refuse_misread
@@ -338,6 +340,23 @@ def to_rows(found: pa.Table) -> list[dict[str, Any]]:
     # Arrow imports pandas for its times, which takes longer than all else here.
     lists = [_values(column) for column in found.columns]
     return [dict(zip(found.column_names, values, strict=True)) for values in zip(*lists, strict=True)]
+
+
+def groups(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
+    """Return the distinct combinations of the values of N rows, and the place of each row's among them (N,)."""
+    # `Table.group_by` imports Arrow's datasets and, with them, pandas.
+    combinations: list[tuple[Any, ...]] = [()]
+    group_of = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        encoded = column.combine_chunks().dictionary_encode("encode")
+        values = encoded.dictionary.to_pylist()
+        codes, group_of = np.unique(
+            group_of * max(len(values), 1) + np.from_dlpack(encoded.indices), return_inverse=True
+        )
+        combinations = [
+            (*combinations[code // len(values)], values[code % len(values)]) for code in codes.tolist()
+        ]
+    return combinations, group_of
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -15,6 +15,10 @@ QUARANTINE = """
 LATE_COPIES = """
     replay string, model string, rows bigint, replayed_at timestamp
 """
+LATE_COPIES_TABLE = "late_copies"
+"""One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
+LATE_COPY = "late:"
+"""Beginning of the origin of a measurement that is such a copy."""
 SNAPSHOTS = """
     snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,
     mean array<double>, covariance array<double>, log_likelihood double, extras map<string, array<double>>
@@ -49,6 +53,8 @@ LIVE_ESTIMATES = """
     model string, place int, generation string, last_batch bigint, model_version int, states array<string>,
     key_columns array<string>
 """
+_RUN = "-history-"
+"""What the id of a run over history has between the model's version and the digest."""
 SOURCE_RANGE = "source_range"
 """Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
 VERIFICATIONS = """
@@ -131,6 +137,16 @@ def history_tables(model: str) -> tuple[str, ...]:
     """Return the names of the tables of a model's history, existing or not."""
     names = (estimates_history, windows_history, alerts_history, forecast_skill_history)
     return tuple(name(model) for name in names)
+
+
+def run_name(model: str, version: int, digest: str) -> str:
+    """Return the id of a run over the history of a version of a model."""
+    return f"{model}-v{version}{_RUN}{digest}"
+
+
+def is_run(generation: str) -> bool:
+    """Tell if estimates are of a run over history; the names of a stream's generations have a number alone."""
+    return _RUN in generation
 
 
 def need_measurements(warehouse: Tables, model: str) -> str:

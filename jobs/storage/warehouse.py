@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from deltalake import Field, Schema
 from deltalake.exceptions import DeltaError
@@ -27,7 +28,16 @@ from jobs.storage.columns import schema_of
 from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
-from jobs.storage.table_rows import has_rows, open_log, place_of, read_small, reading, to_arrow, to_rows
+from jobs.storage.table_rows import (
+    groups,
+    has_rows,
+    open_log,
+    place_of,
+    read_small,
+    reading,
+    to_arrow,
+    to_rows,
+)
 
 
 class LogEntry(NamedTuple):
@@ -172,9 +182,12 @@ class Tables:
 
     def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
         """Return how many rows (`count`) have each combination of values of some columns; null without a column."""
-        found = self.columns(table, by)
-        counts = found.group_by(list(by)).aggregate([([], "count_all")])
-        return [{**{name: one[name] for name in by}, "count": one["count_all"]} for one in counts.to_pylist()]
+        values, group_of = groups(self.columns(table, by))
+        counts = np.bincount(group_of, minlength=len(values)).tolist()
+        return [
+            {**dict(zip(by, group, strict=True)), "count": count}
+            for group, count in zip(values, counts, strict=True)
+        ]
 
     def columns(self, table: str, names: Sequence[str] | None = None, version: int | None = None) -> pa.Table:
         """Return columns of a table, by default all; one that the table lacks is null, times are in UTC."""
@@ -246,3 +259,15 @@ def _detail(text: str | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+_AnyTables = TypeVar("_AnyTables", bound=Tables)
+
+
+def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
+    """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
+    if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
+        return warehouse, name
+    local = local_path(name)  # Spark would take the characters of an encoded URI as they are
+    folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
+    return warehouse.at(folder), table

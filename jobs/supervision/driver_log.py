@@ -196,9 +196,7 @@ class DriverLog:
 
     def history(self, generation: str) -> list[DriverRecord]:
         """Return a generation's drivers, oldest first."""
-        names = [name for name in self.files.names(generation) if name.endswith(".json")]
-        found = (DriverRecord.parse(self.files.read(f"{generation}/{name}")) for name in names)
-        return [one for one in found if one is not None]
+        return self._all(DriverRecord, generation)
 
     def last(self, generation: str) -> DriverRecord | None:
         """Return a generation's last driver, or None."""
@@ -206,9 +204,13 @@ class DriverLog:
 
     def launches(self) -> list[LaunchRecord]:
         """Return the launches that the log still has, oldest first."""
-        names = (name for name in self.files.names(LAUNCHES) if name.endswith(".json"))
-        found = (LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{name}")) for name in names)
-        return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
+        return sorted(self._all(LaunchRecord, LAUNCHES), key=lambda one: one.began_at)
+
+    def _all(self, kind: type[R], folder: str) -> list[R]:
+        """Return the records of a folder, in the order of their names."""
+        names = (name for name in self.files.names(folder) if name.endswith(".json"))
+        found = (kind.parse(self.files.read(f"{folder}/{name}")) for name in names)
+        return [one for one in found if one is not None]
 
     def launch(self, token: str) -> LaunchRecord | None:
         """Return a launch by its token."""

@@ -18,8 +18,8 @@ from jobs.lineage.leases import stream_lock
 from jobs.migration.apply import left_out_lines
 from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
+from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
-from jobs.upgrades.comparison.paired import Answer
 from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,

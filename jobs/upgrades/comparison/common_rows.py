@@ -10,12 +10,17 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jobs.history.table import is_run
-from jobs.lineage import replayed_late_rows
 from jobs.lineage.live_rows import counted_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import Queries, among, literal, quoted
-from jobs.storage.tables import estimates, estimates_history, measurements
+from jobs.storage.tables import (
+    LATE_COPIES_TABLE,
+    LATE_COPY,
+    estimates,
+    estimates_history,
+    is_run,
+    measurements,
+)
 from jobs.storage.warehouse import Tables
 
 SIDES = {"a": "old", "b": "new"}
@@ -171,8 +176,8 @@ def _degrees(letter: str, is_single: bool, has_landed: bool) -> list[str]:
 def _landed(warehouse: Tables, spec: ModelSpec) -> str:
     """Return the query of the measurements by key and time, with the number of components that each has (`seen`)."""
     seen = " + ".join(f"CASE WHEN {quoted(name)} IS NOT NULL THEN 1 ELSE 0 END" for name in spec.measurement)
-    is_copy = f"coalesce(starts_with(_origin, {literal(replayed_late_rows.PREFIX)}), false)"
-    originals = f"NOT {is_copy}" if warehouse.exists(replayed_late_rows.TABLE) else "true"
+    is_copy = f"coalesce(starts_with(_origin, {literal(LATE_COPY)}), false)"
+    originals = f"NOT {is_copy}" if warehouse.exists(LATE_COPIES_TABLE) else "true"
     return (
         f"SELECT * FROM (SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS micros, {seen} AS seen "
         f"FROM {LANDED} WHERE {originals}) WHERE seen > 0"

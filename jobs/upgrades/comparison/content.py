@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.arrow import to_numpy
 from jobs.lineage.generations import origin
-from jobs.offline.quantity import measured_direction
-from jobs.storage.queries import among, open_queries, quoted
+from jobs.storage.queries import among, open_queries
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.common_rows import (
-    LANDED,
     SIDES,
     CommonRows,
     common_rows,
     count_unequal_rows,
     keep_paired_sums,
-    key_text,
-    micros,
 )
 from jobs.upgrades.comparison.decision import Comparison, decide
+from jobs.upgrades.comparison.examples import (
+    EstimateLine,
+    Example,
+    direction_of,
+    estimate_line,
+    join_reasons,
+    make_example,
+    measured_rows,
+    newest_rows,
+    rows_of,
+    shown_quantity,
+)
 from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
 from jobs.upgrades.comparison.statistics import judge_all_keys, same_model
@@ -35,24 +43,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 SAMPLE = 5_000
 """At most so many keys are drawn; the statistics count all."""
-ROWS_SHOWN = 400
-
-
-class Example(NamedTuple):
-    """The newest rows of one key: measurements, and both sides' estimates as times, means and standard deviations.
-
-    why: the reason for this key; quantity: the name of what is estimated; time, measured: (N,), in microseconds.
-    nis: of each side's rows, where one component is measured; else empty.
-    """
-
-    key: str
-    why: str
-    quantity: str
-    time: NDArray[np.int64]
-    measured: Floats
-    old: tuple[NDArray[np.int64], Floats, Floats]
-    new: tuple[NDArray[np.int64], Floats, Floats]
-    nis: tuple[Floats, Floats] = (np.empty(0), np.empty(0))
 
 
 class Content(NamedTuple):
@@ -119,7 +109,7 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
 
     Of large tables the queries use two to three times `queries.MEMORY`, and temporary files: about 100 bytes for each
     key and event time. Besides, the memory has the corrected keys and times, the sums of `SAMPLE` keys, and
-    `ROWS_SHOWN` rows of each example.
+    `examples.ROWS_SHOWN` rows of each example.
 
     Args:
         warehouse: with both generations' estimates.
@@ -137,8 +127,7 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
             numbers["unequal_rows"] = count_unequal_rows(rows)
         by_key, gain = {side: sums_of(keys.sums, letter) for letter, side in SIDES.items()}, keys.sums["gain"]
         chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-        quantity = _shown_quantity(origin(warehouse, old).model_spec(), spec) if chosen else None
-        examples = _examples(spec, rows, chosen, *quantity) if quantity else []
+        examples = _examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
     return Content(
         spec.name,
         spec.description,
@@ -175,10 +164,7 @@ def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
             (int(np.nanargmax(enough)), "gains most"),
             (int(np.nanargmin(enough)), "gains least" if np.nanmin(enough) >= 0 else "loses most"),
         ]
-    reasons: dict[int, str] = {}
-    for at, why in wanted:
-        reasons[at] = f"{reasons[at]}, {why}" if at in reasons else why
-    return list(reasons.items())
+    return join_reasons(wanted)
 
 
 def _generation_data(one: Generation) -> dict[str, Any]:
@@ -193,102 +179,24 @@ def _generation_data(one: Generation) -> dict[str, Any]:
 
 
 def _examples(
-    spec: ModelSpec,
-    rows: CommonRows,
-    chosen: list[tuple[str, str]],
-    name: str,
-    directions: tuple[Floats, Floats],
+    spec: ModelSpec, old: ModelSpec, rows: CommonRows, chosen: Sequence[tuple[str, str]]
 ) -> list[Example]:
-    """Return the newest rows of chosen keys: measurements, and the estimates of both generations.
+    """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
+    keys = [key for key, _ in chosen]
+    columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
+    sides = [newest_rows(rows.queries, rows.of(letter, columns, among("key", keys))) for letter in SIDES]
+    name, is_measured = shown_quantity(old, spec)
+    measured = measured_rows(rows.queries, spec, name, keys) if is_measured else None
+    versions = {rows.old: old, rows.new: spec}
 
-    name, directions: of the quantity to show (`_shown_quantity`).
-    """
-    wanted = among("key", [key for key, _ in chosen])
-    old, new = (_newest_rows(rows, letter, wanted) for letter in SIDES)
-    measured = (
-        _measured_rows(spec, rows, name, wanted) if name in spec.measurement and rows.has_landed else None
-    )
-    is_single = len(spec.measurement) == 1
-    return [_example(key, why, name, (old, new), measured, directions, is_single) for key, why in chosen]
+    def direction(generation: str) -> Floats | None:
+        return direction_of(versions[generation], name, is_measured)
 
+    def line(side: pa.Table, key: str) -> EstimateLine:
+        mine = rows_of(side, key)
+        components = np.full(mine.num_rows, float(len(spec.measurement) == 1))
+        return estimate_line(mine, components, direction)
 
-def _newest_rows(rows: CommonRows, letter: str, wanted: str) -> pa.Table:
-    """Return the newest estimates of one side's keys, ordered by key and time."""
-    counted = rows.of(letter, ["key", "event_time", "mean", "covariance", "nis"], wanted)
-    numbered = (
-        f"SELECT key, {micros('event_time')} AS time, mean, covariance, nis, "
-        f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
-    )
-    return rows.queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
-
-
-def _measured_rows(spec: ModelSpec, rows: CommonRows, name: str, wanted: str) -> pa.Table:
-    """Return the measurements of keys in one column, ordered by key and time."""
-    landed = (
-        f"SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS time, CAST({quoted(name)} AS DOUBLE) AS value "
-        f"FROM {LANDED}"
-    )
-    return rows.queries.run(f"SELECT * FROM ({landed}) WHERE {wanted} ORDER BY key, time")
-
-
-def _example(
-    key: str,
-    why: str,
-    name: str,
-    sides: tuple[pa.Table, pa.Table],
-    measured: pa.Table | None,
-    directions: tuple[Floats, Floats],
-    is_single: bool,
-) -> Example:
-    own = [_rows_of(side, key) for side in sides]
-    old, new = (_estimate_line(rows, direction) for rows, direction in zip(own, directions, strict=True))
-    time, values = np.empty(0, np.int64), np.empty(0)
-    first = min((line[0][0] for line in (old, new) if len(line[0])), default=None)
-    if measured is not None and first is not None:
-        landed = _rows_of(measured, key)
-        time, values = _numbers(landed, "time"), _numbers(landed, "value")
-        time, values = time[time >= first], values[time >= first]
-    nis = [_numbers(rows, "nis") if is_single else np.empty(0) for rows in own]
-    return Example(key, why, name, time, values, old, new, (nis[0], nis[1]))
-
-
-def _rows_of(rows: pa.Table, key: str) -> pa.Table:
-    """Return the rows of a key, of rows that are ordered by key."""
-    keys = rows["key"].to_pylist()
-    return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
-
-
-def _numbers(rows: pa.Table, name: str) -> NDArray[Any]:
-    return to_numpy(rows[name].combine_chunks(), np.nan)
-
-
-def _shown_quantity(old: ModelSpec, new: ModelSpec) -> tuple[str, tuple[Floats, Floats]]:
-    """Return the name of the quantity to show, and its row of weights over the states of both versions.
-
-    It is the first measured component if both versions measure it linearly, else a state that both have.
-    """
-    before, after = measured_direction(old), measured_direction(new)
-    if before is not None and after is not None and old.measurement[0] == new.measurement[0]:
-        return new.measurement[0], (before, after)
-    common = [state for state in old.states if state in new.states]
-    first, second = (common[0], common[0]) if common else (old.states[0], new.states[0])
-    return second, (
-        np.array([1.0 * (state == first) for state in old.states]),
-        np.array([1.0 * (state == second) for state in new.states]),
-    )
-
-
-def _estimate_line(rows: pa.Table, direction: Floats) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return times, and mean and standard deviation of a weighted sum of states; NaN where covariances are missing."""
-    n = len(direction)
-    time = _numbers(rows, "time")
-    if not len(time):
-        return time, np.empty(0), np.empty(0)
-    mean = np.array(rows["mean"].to_pylist(), float).reshape(len(time), n) @ direction
-    P = np.array(rows["covariance"].to_pylist(), float)
-    if P.shape[1] == n * n:
-        variance = np.einsum("i,kij,j->k", direction, P.reshape(len(time), n, n), direction)
-    else:
-        single = np.count_nonzero(direction) == 1  # one state's deviation needs no covariances
-        variance = P @ direction**2 if single else np.full(len(time), np.nan)
-    return time, mean, np.sqrt(np.maximum(variance, 0.0))
+    return [
+        make_example(key, why, name, measured, [line(side, key) for side in sides]) for key, why in chosen
+    ]

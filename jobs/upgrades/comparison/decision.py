@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jobs.core.report import plural
+from jobs.core.report import number, plural
 from jobs.specs.migration import Upgrade
-from jobs.upgrades.comparison.paired import Answer, Gain, answer_of, rows_needed
+from jobs.upgrades.comparison.answers import ANSWERS, Answer
+from jobs.upgrades.comparison.paired import Gain, answer_of, rows_needed
 
 
 class Comparison(NamedTuple):
@@ -133,15 +135,12 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         nis, outside = numbers["nis_a_component"], numbers["nis_outside"]
         if nis["old"] is not None and nis["new"] is not None:
             lines.append(
-                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; outside its 95 % "
-                f"bounds for {_share(outside['old'])} of the keys old, {_share(outside['new'])} new"
+                f"NIS per component (1 is expected): {nis['old']:.4g} old, {nis['new']:.4g} new; {_outside(outside)}"
             )
         bias, outside = numbers["bias"], numbers["bias_outside"]
         if bias["new"] is not None:
-            lines.append(
-                f"mean innovation (0 is expected): {_number(bias['old'])} old, {_number(bias['new'])} new; outside its "
-                f"95 % bounds for {_share(outside['old'])} of the keys old, {_share(outside['new'])} new"
-            )
+            both = (number(bias[side], "+.4f", "?") for side in ("old", "new"))
+            lines.append(f"mean innovation (0 is expected): {' old, '.join(both)} new; {_outside(outside)}")
     if "unequal_rows" in numbers:
         lines.append(f"the same model: {_that_differ(numbers['unequal_rows'])}")
     return [
@@ -150,6 +149,11 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         f"answer: {answer_text(comparison)}",
         "verdict: good" if comparison.good else f"verdict: not good: {'; '.join(comparison.reasons)}",
     ]
+
+
+def _outside(shares: Mapping[str, float | None]) -> str:
+    old, new = (number(shares[side], ".1%", "?") for side in ("old", "new"))
+    return f"outside its 95 % bounds for {old} of the keys old, {new} new"
 
 
 def gain_line(comparison: Comparison) -> str:
@@ -168,12 +172,7 @@ def gain_line(comparison: Comparison) -> str:
 
 def answer_text(comparison: Comparison) -> str:
     """Return the answer in plain words."""
-    text = {
-        Answer.BETTER: "the new version predicts better",
-        Answer.NOT_WORSE: "the new version predicts no worse than is allowed",
-        Answer.WORSE: "the new version predicts worse",
-        Answer.UNKNOWN: "not enough to tell whether the new version predicts better or worse",
-    }[comparison.answer]
+    text = ANSWERS[comparison.answer]
     if comparison.answer == Answer.UNKNOWN:
         text += _more(Gain(**comparison.numbers["gain"]), comparison.rows_needed)
     return text
@@ -201,11 +200,3 @@ def _remedies(name: str, model: str) -> str:
         f"`kalman-pipeline stream --model {model} --generation {name}` gives it the rows that have come since, "
         f"`kalman-pipeline promote --model {model} --force` promotes it nevertheless, and `retire` gives it up"
     )
-
-
-def _share(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1%}"
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:+.4f}"

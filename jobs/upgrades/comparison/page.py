@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.core.html_page import Card, cards, heading, paragraph, pictures, section, table
+from jobs.core.html_page import (
+    NO_PICTURES,
+    Card,
+    can_draw,
+    cards,
+    heading,
+    paragraph,
+    pictures,
+    section,
+    table,
+)
 from jobs.core.html_page import page as whole
-from jobs.core.report import plural
+from jobs.core.report import number, plural
+from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.content import Content
-from jobs.upgrades.comparison.decision import Answer, answer_text, gain_line
-
-try:
-    from jobs.upgrades.comparison import figures
-except ModuleNotFoundError as error:
-    if (error.name or "").partition(".")[0] != "matplotlib":  # which is optional
-        raise
-    figures = None
+from jobs.upgrades.comparison.decision import answer_text, gain_line
 
 
 def page(content: Content) -> str:
@@ -78,7 +82,7 @@ def _cards(content: Content) -> str:
         ),
         Card(number(gain["mean"], "+.4f"), "log-likelihood gained per row", interval),
         Card(
-            f"{numbers['keys_better'] / keys:.0%}" if keys else "–",
+            number(numbers["keys_better"] / keys if keys else None, ".0%"),
             "of the keys predicted better",
             f"{numbers['keys_worse']:,} worse",
         ),
@@ -165,9 +169,10 @@ def _pictures(content: Content) -> list[str]:
     """Return the sections with pictures, or one with the reason why there are none."""
     if not content.comparison.numbers["rows"]:
         return [section("Nothing to draw", "The two have no row in common yet.", "")]
-    if figures is None:
-        text = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', then run the report again."
-        return [section("Pictures", text, "")]
+    if not can_draw():
+        return [section("Pictures", NO_PICTURES, "")]
+    from jobs.upgrades.comparison import figures  # with matplotlib, which takes long to import
+
     sections = [
         section(
             "Which predicts better",
@@ -207,7 +212,8 @@ def _pictures(content: Content) -> list[str]:
         sections.append(section("Bias", text, ""))
     if content.examples:
         text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
-        drawn = [(figures.draw_example(content, one), f"Estimates of {one.key}") for one in content.examples]
+        lines = figures.sides(content)
+        drawn = [(figures.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
         sections.append(section("Estimates", text, pictures(drawn)))
     return sections
 
@@ -243,8 +249,3 @@ def _generations(content: Content) -> str:
         "The new generation starts after a micro-batch of the old one; rows before that are not compared.",
         table(("", "generation", "version", "status", "started from"), rows),
     )
-
-
-def number(value: float | None, form: str) -> str:
-    """Return a number as text, or a dash where there is none."""
-    return "–" if value is None else format(value, form)

@@ -18,12 +18,13 @@ that the rows are not enough to tell.
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
+
+from jobs.upgrades.comparison.answers import Answer
 
 Floats = NDArray[np.float64]
 
@@ -48,15 +49,6 @@ POWER = 0.95
 variance is estimated too, so that in the tests it is 80 to 95 %."""
 ROUNDING = 1e-9
 """A gain per row of so little comes from rounding."""
-
-
-class Answer(StrEnum):
-    """The answer of a comparison."""
-
-    BETTER = "better"
-    NOT_WORSE = "not worse"
-    WORSE = "worse"
-    UNKNOWN = "not enough to tell"
 
 
 class Squares(NamedTuple):

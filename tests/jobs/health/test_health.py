@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -19,7 +20,7 @@ from jobs import report
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.health.content import Health, gather
-from jobs.health.figures import draw_example, wilson
+from jobs.health.figures import LINES, wilson
 from jobs.health.page import health_page, verdict
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, Generation
@@ -29,6 +30,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS, MANIFESTS
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison.figures import draw_example
 
 SPEC: dict[str, Any] = {
     "name": "rooms",
@@ -204,15 +206,15 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
     assert [one.key for one in health.examples][0] == "room-3" and 2 <= len(health.examples) <= 4
     rows = live.query("key == 'room-3'").sort_values("event_time", kind="stable").tail(400)
     shown = health.examples[0]
-    assert sorted(shown.mean) == sorted(mean[0] for mean in rows["mean"])
-    assert (shown.deviation == 1.0).all() and shown.quantity == "temperature"
-    assert sorted(shown.nis) == sorted(rows["nis"]) and (shown.components == 1.0).all()
+    line = shown.lines[0]
+    assert sorted(line.mean) == sorted(mean[0] for mean in rows["mean"])
+    assert (line.deviation == 1.0).all() and shown.quantity == "temperature"
+    assert sorted(line.nis) == sorted(rows["nis"]) and (line.components == 1.0).all()
     share = (rows["nis"] < 3.841458820694124).mean()
-    titles: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.axes.Axes.set_title", lambda _, text, **__: titles.append(text))
-        draw_example(shown)
-    assert titles == [f"room-3 · asked for\n{share:.1%} of rows in their predicted 95 %"]
+    ax = plt.figure().subplots()
+    draw_example.__wrapped__(ax, shown, LINES)
+    assert ax.get_title(loc="center") == "room-3 · asked for"
+    assert f"{share:.1%} of rows in their predicted 95 %" in ax.get_legend_handles_labels()[1][-1]
     with pytest.raises(
         UserError, match="--key room-77: model rooms has no estimate of it, such as of room-0"
     ):

@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.core.roots import refuse_misread, warehouse_root
-from jobs.key_inputs.table import home_of
 from jobs.lineage import live_table
 from jobs.storage.part_files import write_parts
 from jobs.storage.row_changes import put_rows, replace_table
 from jobs.storage.table_log import FileTable
 from jobs.storage.table_rows import place_of
-from jobs.storage.warehouse import Tables
+from jobs.storage.warehouse import Tables, home_of
 
 TAKEN = [
     *("plain", "a b", " a", "a ", "ü", "e\u0301", "\u2028", "\u202e", "日本", "\U0001f40b", "x" * 200),

@@ -16,8 +16,10 @@ from jobs.offline.quantity import measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.common_rows import SUMS
-from jobs.upgrades.comparison.content import Content, Example, Sums, choose_examples
+from jobs.upgrades.comparison.content import Content, choose_examples
 from jobs.upgrades.comparison.decision import comparison_lines, decide
+from jobs.upgrades.comparison.examples import EstimateLine, Example
+from jobs.upgrades.comparison.over_time import Sums
 from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.paired import Answer, Gain
 from jobs.upgrades.comparison.statistics import judge_keys
@@ -70,8 +72,9 @@ def content(**changes: Any) -> Content:
     limits = Upgrade(nis_outside=0.1)
     time = 1_380_600_000_000_000 + np.arange(40) * DAY // 4
     level = 150 + np.cumsum(rng.normal(size=40))
-    line = (time, level, np.full(40, 2.0))
-    shown = Example("JFK <LAX>", "the most rows", "air_time", time, level + rng.normal(size=40), line, line)
+    line = EstimateLine(time, level, np.full(40, 2.0), np.full(40, np.nan), np.zeros(40))
+    measured = level + rng.normal(size=40)
+    shown = Example("JFK <LAX>", "the most rows", "air_time", time, measured, [line, line])
     about = {
         "status": "live",
         "snapshot": "s1",
@@ -260,7 +263,7 @@ def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
+    monkeypatch.setattr("jobs.upgrades.comparison.page.can_draw", lambda: False)
     written = page(content())
     assert "Pictures need matplotlib" in written and "<img" not in written
 

@@ -1,4 +1,4 @@
-"""What the health of a model is judged by, read from tables and files of a warehouse. No Spark."""
+"""The records of the micro-batches of a model, in its table and in files. No Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from jobs.health import reading
+from jobs.observability.progress_log import all_records
+from jobs.storage.warehouse import Tables
 
 BEGAN = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -34,7 +35,7 @@ def test_micro_batches_of_the_table_and_of_the_files_are_in_one_order(tmp_path: 
         for batch in (3, 2)
     ]
     (files / "walk-g0001.000001.000002.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    found = reading.progress(str(tmp_path), "walk")
+    found = all_records(Tables(str(tmp_path)), "walk")
     assert [one["batch_id"] for one in found] == [0, 1, 2, 3]
     assert [one["started_at"] for one in found] == times
     assert max(times) - found[0]["started_at"] == timedelta(seconds=15)

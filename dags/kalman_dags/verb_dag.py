@@ -1,0 +1,47 @@
+"""A DAG with one task, which runs a verb for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG, Param
+
+from jobs.specs.model_spec import ModelSpec
+from kalman_dags import dag_defaults
+from kalman_dags.operator import KalmanOperator
+
+
+def verb_dag(
+    spec: ModelSpec,
+    name: str,
+    module_doc: str | None,
+    description: str,
+    timeout: timedelta,
+    schedule: Any = None,
+    params: Mapping[str, Param] | None = None,
+    macros: Mapping[str, Callable[..., str]] | None = None,
+    **task: Any,
+) -> DAG:
+    """Make the DAG whose only task runs a verb for a model.
+
+    Args:
+        spec: of the model.
+        name: of the task and its DAG; the verb too, unless the task's arguments name another.
+        module_doc: docstring of the DAG's file.
+        description: of the DAG.
+        timeout: of the task.
+        schedule: None: by hand.
+        params: the fields of the form, by name.
+        macros: functions of templates.
+        task: arguments of the `KalmanOperator`; the option `--model` is among its options.
+    """
+    options = {"--model": spec.name, **task.pop("options", {})}
+    with DAG(
+        schedule=schedule,
+        user_defined_macros=dict(macros or {}),
+        **dag_defaults.arguments(name, spec, module_doc, description, timeout, params=params),
+    ) as dag:
+        KalmanOperator(task_id=name, **{"verb": name, **task, "options": options})
+    return dag

@@ -1,0 +1,154 @@
+"""Examples of keys on pages about models: the newest estimates of a key over what was measured of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.arrow import distinct_values, integers, to_numpy
+from jobs.offline.quantity import measured_direction
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.queries import Queries, among, quoted
+from jobs.storage.tables import measurements
+from jobs.upgrades.comparison.common_rows import key_text, micros
+
+Floats = NDArray[np.float64]
+ROWS_SHOWN = 400
+MEASURED = "measured_rows"
+"""Name in queries: the measurements of the model."""
+
+
+class EstimateLine(NamedTuple):
+    """Estimates of a key by one version: (N,) each, times in microseconds.
+
+    mean, deviation: NaN where the row's version does not have what is shown. components: how many components each row
+    has measured, 0 where nobody knows.
+    """
+
+    time: NDArray[np.int64]
+    mean: Floats
+    deviation: Floats
+    nis: Floats
+    components: Floats
+
+
+class Example(NamedTuple):
+    """The newest rows of a key: what was measured at which times in microseconds, (M,) each, and its estimates.
+
+    why: the reason for this key; quantity: the name of what is shown.
+    """
+
+    key: str
+    why: str
+    quantity: str
+    measured_at: NDArray[np.int64]
+    measured: Floats
+    lines: list[EstimateLine]
+
+
+def join_reasons(wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return the places of keys with the reasons for them, each place once."""
+    reasons: dict[int, str] = {}
+    for at, why in wanted:
+        reasons[at] = f"{reasons[at]}, {why}" if at in reasons else why
+    return list(reasons.items())
+
+
+def shown_quantity(*specs: ModelSpec) -> tuple[str, bool]:
+    """Return the name of the quantity to show of versions of a model, the newest last, and whether it is measured.
+
+    It is the first measured component if all versions measure it linearly, else a state that all have.
+    """
+    name = specs[-1].measurement[0]
+    if all(measured_direction(one) is not None and one.measurement[0] == name for one in specs):
+        return name, True
+    common = [state for state in specs[0].states if all(state in one.states for one in specs)]
+    return (common or specs[-1].states)[0], False
+
+
+def direction_of(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
+    """Return the weights of a quantity over the states of a version; None or zeros where the version lacks it."""
+    if is_measured:
+        return measured_direction(spec)
+    return np.array([float(state == quantity) for state in spec.states])
+
+
+def newest_rows(queries: Queries, counted: str) -> pa.Table:
+    """Return the newest estimates of each key, ordered by key and time (`time`, in microseconds).
+
+    counted: the query of the rows that count, with key and event_time.
+    """
+    numbered = (
+        f"SELECT *, {micros('event_time')} AS time, "
+        f"row_number() OVER (PARTITION BY key ORDER BY event_time DESC) AS place FROM ({counted})"
+    )
+    return queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
+
+
+def measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[str]) -> pa.Table | None:
+    """Return the measurements of keys in one column, ordered by key and time; None if the table lacks its columns."""
+    schema = queries.add(MEASURED, measurements(spec.name))
+    if schema is None or not {*spec.key, spec.time, name} <= set(schema.names):
+        return None
+    landed = (
+        f"SELECT {key_text(spec.key)} AS key, {micros(spec.time)} AS time, CAST({quoted(name)} AS DOUBLE) AS value "
+        f"FROM {MEASURED}"
+    )
+    return queries.run(f"SELECT * FROM ({landed}) WHERE {among('key', keys)} ORDER BY key, time")
+
+
+def make_example(
+    key: str, why: str, quantity: str, measured: pa.Table | None, lines: list[EstimateLine]
+) -> Example:
+    """Return an example of a key: of what was measured (`measured_rows`), that since the first estimate is shown."""
+    time, values = np.empty(0, np.int64), np.empty(0)
+    first = min((line.time[0] for line in lines if len(line.time)), default=None)
+    if measured is not None and first is not None:
+        landed = rows_of(measured, key)
+        time, values = numbers_of(landed, "time"), numbers_of(landed, "value")
+        time, values = time[time >= first], values[time >= first]
+    return Example(key, why, quantity, time, values, lines)
+
+
+def rows_of(rows: pa.Table, key: str) -> pa.Table:
+    """Return the rows of a key, of rows that are ordered by key."""
+    keys = rows["key"].to_pylist()
+    return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
+
+
+def numbers_of(rows: pa.Table, name: str) -> NDArray[Any]:
+    """Return a column of numbers (N,); NaN where it has nulls."""
+    return to_numpy(rows[name].combine_chunks(), np.nan)
+
+
+def estimate_line(
+    rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]
+) -> EstimateLine:
+    """Return the line of a key's estimates (`newest_rows`); direction: of what is shown, by the rows' generation."""
+    time = numbers_of(rows, "time")
+    mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
+    names, generation_of = distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
+    for number, name in enumerate(names):
+        mine = np.flatnonzero(generation_of == number)
+        weights = direction(name)
+        if weights is not None and weights.any():
+            mean[mine], deviation[mine] = _moments(rows.take(integers(mine)), weights)
+    return EstimateLine(time, mean, deviation, numbers_of(rows, "nis"), components)
+
+
+def _moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of a weighted sum of states; NaN where it cannot be known."""
+    n, nothing = len(direction), np.full(rows.num_rows, np.nan)
+    means, P = (np.array(rows[name].to_pylist(), float) for name in ("mean", "covariance"))
+    if means.shape[1] != n:
+        return nothing, nothing
+    if P.shape[1] == n * n:
+        variance = np.einsum("i,kij,j->k", direction, P.reshape(-1, n, n), direction)
+    else:
+        single = np.count_nonzero(direction) == 1  # one state's deviation needs no covariances
+        variance = P @ direction**2 if single else nothing
+    return means @ direction, np.sqrt(np.maximum(variance, 0.0))
