@@ -78,7 +78,7 @@ def run(
     if changed != "refuse" and not input:
         raise UserError("--changed is for files: give --input")
     if not input:
-        from jobs.sources.choice import land_source
+        from jobs.landing.sources.choice import land_source
 
         return land_source(settings, spec, seconds, accept_loss)
     if seconds is not None:

@@ -13,7 +13,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.rejected_rows.replay import Outcome
+    from jobs.landing.rejected.replay import Outcome
     from jobs.specs.model_spec import ModelSpec
     from jobs.storage.quarantine import Choice
 
@@ -39,8 +39,8 @@ def act(
     Raises:
         UserError: no such rows, or a file that cannot be read.
     """
-    from jobs.rejected_rows import held
-    from jobs.rejected_rows.rows import read_edited
+    from jobs.landing.rejected import held
+    from jobs.landing.rejected.rows import read_edited
     from jobs.specs.loading import load_spec
     from jobs.storage.quarantine import Choice
     from jobs.storage.warehouse import Tables
@@ -70,8 +70,8 @@ def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[
     """Land held rows that fit, on Spark."""
     from pyspark.sql import functions as F
 
-    from jobs.rejected_rows.replay import replay
-    from jobs.rejected_rows.rows import with_payloads
+    from jobs.landing.rejected.replay import replay
+    from jobs.landing.rejected.rows import with_payloads
     from jobs.spark.conf import short_command_conf
     from jobs.spark.quarantine import chosen
     from jobs.spark.session import spark_session

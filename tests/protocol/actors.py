@@ -20,12 +20,12 @@ from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.reading import file_schema
+from jobs.landing.rejected import held
+from jobs.landing.rejected.replay import replay as replay_rows
 from jobs.landing.target_table import prepare
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
-from jobs.rejected_rows import held
-from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.spark.conf import STATE_FORMAT, spark_conf

@@ -16,12 +16,12 @@ from pyspark.sql import functions as F
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
+from jobs.landing.rejected import replay
+from jobs.landing.sources import one_topic
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
-from jobs.rejected_rows import replay
 from jobs.snapshots import manifests
-from jobs.sources import one_topic
 from jobs.spark.kafka import topic_id
 from jobs.storage.positions import landed_position
 from jobs.streaming.driver import Driver

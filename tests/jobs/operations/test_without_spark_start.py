@@ -21,8 +21,8 @@ from jobs import migrate as jobs_migrate
 from jobs.core.errors import UserError
 from jobs.core.report import plain
 from jobs.core.settings import Settings
+from jobs.landing.rejected import held
 from jobs.migration.migrating import source_snapshot
-from jobs.rejected_rows import held
 from jobs.spark.quarantine import chosen
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.quarantine import TABLE, Choice

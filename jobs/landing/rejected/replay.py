@@ -32,10 +32,10 @@ from jobs.landing.message_places import (
     landed_among,
     rejected_place,
 )
+from jobs.landing.rejected.held import mark_replayed, mark_replaying
+from jobs.landing.rejected.rechecking import recheck
 from jobs.landing.values.times import now_us
 from jobs.lineage import replayed_late_rows
-from jobs.rejected_rows.held import mark_replayed, mark_replaying
-from jobs.rejected_rows.rechecking import recheck
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import OFFSET, KeyTypes

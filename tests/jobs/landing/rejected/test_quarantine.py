@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from jobs import ingest, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
+from jobs.landing.rejected import replay
 from jobs.lineage import generations
-from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, state_rows, store
 from jobs.storage.quarantine import Choice
 from jobs.storage.tables import estimates

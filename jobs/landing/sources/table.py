@@ -13,11 +13,9 @@ from pyspark.sql import functions as F
 
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.landing.target_table import prepare
-from jobs.landing.values.keys import key_types_of
-from jobs.sources.checked_frames import checked_table, table_schema
-from jobs.sources.landing import Reader, land
-from jobs.sources.table_start import (
+from jobs.landing.sources.checked_frames import checked_table, table_schema
+from jobs.landing.sources.landing import Reader, land
+from jobs.landing.sources.table_start import (
     NOTHING,
     TableStart,
     UserTable,
@@ -27,6 +25,8 @@ from jobs.sources.table_start import (
     start_of,
     way_out,
 )
+from jobs.landing.target_table import prepare
+from jobs.landing.values.keys import key_types_of
 from jobs.spark.quarantine import rejected_rows
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse

@@ -26,9 +26,9 @@ from jobs.core.signals import stop_signal
 from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.sources.landing import landed_line
 from jobs.landing.target_table import prepare
 from jobs.lineage.leases import stream_lock
-from jobs.sources.landing import landed_line
 from jobs.spark.conf import short_command_conf
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse

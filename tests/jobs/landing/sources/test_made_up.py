@@ -12,8 +12,8 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.sources import made_up as made_up_rows
-from jobs.sources.made_up import landed, made_up
+from jobs.landing.sources import made_up as made_up_rows
+from jobs.landing.sources.made_up import landed, made_up
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.tables import measurements

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.landing.messages import key_types
+from jobs.landing.sources.landing import Reader, SourceLanding, land, run
 from jobs.landing.target_table import prepare
 from jobs.landing.topic_start import (
     TopicStart,
@@ -21,7 +22,6 @@ from jobs.landing.topic_start import (
     way_out,
 )
 from jobs.landing.topics import messages_after
-from jobs.sources.landing import Reader, SourceLanding, land, run
 from jobs.spark.kafka import TopicWatch
 from jobs.spark.quarantine import topic_quarantine
 from jobs.spark.queries import cause_of

@@ -19,8 +19,8 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.landing.messages import checked_messages, key_types
+from jobs.landing.sources.landing import Reader, land
 from jobs.landing.target_table import prepare
-from jobs.sources.landing import Reader, land
 from jobs.spark.kafka import (
     NoAnswer,
     Topic,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.sources import made_up, one_topic, several_topics, table
+from jobs.landing.sources import made_up, one_topic, several_topics, table
 from jobs.specs.model_spec import ModelSpec
 
 

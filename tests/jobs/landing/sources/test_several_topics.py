@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.sources import several_topics
-from jobs.sources.several_topics import TopicsReader, TopicsStart
+from jobs.landing.sources import several_topics
+from jobs.landing.sources.several_topics import TopicsReader, TopicsStart
 from jobs.spark import kafka
 from jobs.spark.kafka import topic_id
 from jobs.storage.tables import measurements
