@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-import pyarrow as pa
-
 from jobs.core import clock
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.input_files import known_inputs
@@ -32,9 +30,8 @@ from jobs.landing.file_landing import (
 )
 from jobs.landing.landed_files import transaction
 from jobs.landing.reading import FilePiece
+from jobs.landing.target_table import accepted_schema
 from jobs.landing.written_pieces import (
-    LANDED_AT,
-    ORIGIN,
     REJECTED,
     FilePieces,
     RowCounts,
@@ -50,10 +47,9 @@ from jobs.storage.part_files import (
     PartFile,
     attempt_name,
     remove_of,
-    write_parts,
 )
 from jobs.storage.quarantine import TABLE, TooMany, refusal, too_many
-from jobs.storage.table_log import FileTable, commit_or_remove
+from jobs.storage.table_log import FileTable, append_rows, commit_or_remove
 from jobs.storage.table_rows import EPOCH
 from jobs.storage.tables import QUARANTINE, measurements
 from jobs.storage.warehouse import Tables
@@ -217,8 +213,7 @@ class _GroupTables:
 
     def targets(self, landing: FileLanding) -> tuple[Target, Target]:
         """Return where the accepted and the rejected rows are written."""
-        wanted = {name.casefold() for name in (*landing.spec.columns, ORIGIN, LANDED_AT)}
-        schema = pa.schema([one for one in self.accepted.columns() if one.name.casefold() in wanted])
+        schema = accepted_schema(self.accepted, landing.spec)
         self.accepted.ready(schema)
         rejected = TARGET_BYTES, INDEXED
         if landing.warehouse.exists(TABLE):
@@ -384,9 +379,6 @@ def keep_whole_file(warehouse: Tables, model: str, path: str, digest: str, reaso
     name = f"ingest-{model}-{digest}-file", 1
     warehouse.create(TABLE, QUARANTINE)
     table = FileTable(warehouse, TABLE)
-    if not table.is_due(name):
-        return
-    table.ready(REJECTED)
     row = rejected_rows(
         REJECTED,
         model,
@@ -395,5 +387,4 @@ def keep_whole_file(warehouse: Tables, model: str, path: str, digest: str, reaso
         (path, json.dumps({"file": path, "sha256": digest})),
         (clock.now() - EPOCH) // MICROSECOND,
     )
-    parts = write_parts(table.path, attempt_name(0, uuid.uuid4().hex, 0, 0), [row])
-    commit_or_remove(table, parts, lambda parts: table.commit(parts, name))
+    append_rows(table, row, name)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from jobs.landing.checking import typed_columns
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.columns import schema_of
 from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
+from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
@@ -29,3 +33,16 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
         columns += f", {PLACES}"
     warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
     return types
+
+
+def accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
+    """Return the columns of accepted rows as a measurements table has them, in its order.
+
+    messages: the rows are messages of topics: columns of their places that the table lacks follow.
+    """
+    more = ["_origin", "_landed_at"]
+    places = pa.schema(schema_of(PLACES).to_arrow() if messages else [])
+    wanted = {name.casefold() for name in (*spec.columns, *more, *places.names)}
+    found = [one for one in table.columns() if one.name.casefold() in wanted]
+    have = {one.name for one in found}
+    return pa.schema([*found, *(one for one in places if one.name not in have)])

@@ -216,7 +216,7 @@ def _as_accepted(task: WritingTask, rows: pa.RecordBatch, origin: str) -> pa.Rec
     }
     # Names of the spec and of the table may differ in case, as in Spark.
     have = {name.casefold(): rows.column(name) for name in task.spec.columns} | own
-    return _typed(task.accepted.schema, have)
+    return typed_rows(task.accepted.schema, have)
 
 
 def _as_rejected(task: WritingTask, bad: pa.RecordBatch, path: str, position: str) -> pa.RecordBatch:
@@ -261,10 +261,11 @@ def rejected_rows(
         "generation": pa.nulls(count, pa.string()),
         "batch_id": pa.nulls(count, pa.int64()),
     }
-    return _typed(schema, have)
+    return typed_rows(schema, have)
 
 
-def _typed(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+def typed_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+    """Return rows with the columns of a schema, of arrays by name in lower case."""
     columns = [have[one.name.casefold()].cast(one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -8,24 +8,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE, Choice
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE
 from jobs.storage.tables import QUARANTINE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-
-def chosen(choice: Choice) -> Column:
-    """Return the condition on rows of the table that a choice selects."""
-    result = F.lit(True)
-    if choice.reason is not None:
-        result = result & F.col("reason").startswith(choice.reason)
-    since = choice.earliest()
-    if since is not None:
-        result = result & (F.col("quarantined_at") >= F.lit(since))
-    if choice.ids:
-        result = result & F.col("id").isin(*choice.ids)
-    return result
 
 
 def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:

@@ -42,7 +42,6 @@ from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
-from tests.protocol import memory_columns as F
 from tests.protocol import world
 from tests.protocol.memory_delta import Session
 from tests.protocol.memory_state import FORMER
@@ -196,10 +195,7 @@ def replay(spec: ModelSpec | None = None) -> None:
     """Replay everything in quarantine that fits now, as `quarantine replay` does."""
     here = warehouse()
     if held.ready(here):
-        rows: Any = here.read("quarantine")
-        chosen = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
-        columns = ("id", "payload", "source", "position", "generation", "batch_id", "quarantined_at")
-        replay_rows(here, spec or spec_of(), chosen.select(*columns))
+        replay_rows(here, spec or spec_of(), held.held_rows(held.rejected_of(here, MODEL)))
 
 
 def change_inputs() -> None:

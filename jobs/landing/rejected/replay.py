@@ -14,36 +14,30 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql import functions as F
 
-from jobs.core.errors import UserError
 from jobs.encoding import arrow
-from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.message_places import (
-    MESSAGE,
-    Landing,
-    identity,
-    is_message,
-    landed_among,
-    rejected_place,
-)
-from jobs.landing.rejected.held import mark_replayed, mark_replaying
+from jobs.landing.rejected.held import held_rows, mark_replayed, mark_replaying, rejected_of
+from jobs.landing.rejected.message_places import Landing, Place, landed_among, rejected_place
 from jobs.landing.rejected.rechecking import recheck
+from jobs.landing.target_table import accepted_schema
 from jobs.landing.values.times import now_us
+from jobs.landing.written_pieces import LANDED_AT, ORIGIN, typed_rows
 from jobs.lineage import replayed_late_rows
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import OFFSET, KeyTypes
-from jobs.storage.quarantine import REPLAYING, TABLE
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, key_types_in
+from jobs.storage.positions import to_micros
+from jobs.storage.quarantine import REPLAYING
+from jobs.storage.table_log import FileTable, append_rows
+from jobs.storage.table_rows import to_rows
 from jobs.storage.tables import need_measurements
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from jobs.storage.warehouse import Tables
 
 STALE = (
     "rejected by a generation whose state is no longer used; the current generations check the row themselves"
@@ -68,195 +62,174 @@ class Outcome:
     version: int | None = None
 
 
-class Done(NamedTuple):
-    """Counts of a completed replay: rows landed, late ones among them, rows marked with another that landed."""
+class CheckedRow(NamedTuple):
+    """A rejected row that was checked again.
 
-    landed: int
-    late: int
-    copies: int
+    message: its identity (`Landing.identity`); place: of its message, None if it is none; reason: why it cannot be
+    replayed, or None; landing: the row to land.
+    """
+
+    id: str
+    message: str
+    place: Place | None
+    reason: str | None
+    landing: str | None
 
 
-def replay(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> Outcome:
-    """Land the held rows (id, payload, source, position, generation, batch_id) that the current spec accepts.
+Row = dict[str, Any]
+
+
+def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> Outcome:
+    """Land the held rows (`held.held_rows`) that the current spec accepts.
 
     Raises:
         UserError: the model has no measurements table, or the table lacks a column of the spec.
     """
-    table = need_measurements(warehouse, spec.name)
-    key_types = _key_types(warehouse, spec, table)
-    with warehouse.lock(f"replay-{spec.name}"):
-        outcome = Outcome(completed=_complete_interrupted(warehouse, spec, key_types))
+    table = need_measurements(tables, spec.name)
+    key_types = key_types_in(tables, spec)
+    with tables.lock(f"replay-{spec.name}"):
+        former = [_complete(tables, spec, key_types, one) for one in interrupted(tables, spec.name)]
+        outcome = Outcome()
         replay_id = uuid.uuid4().hex
-        landing = Landing.of(warehouse, spec)
-        checked = _rechecked(warehouse, spec, key_types, rows, landing).persist()
-        try:
-            claims = _claims(warehouse, spec, checked, landing).persist()
-            left = checked.join(claims.select(MESSAGE), MESSAGE, "left_anti")
-            for row in left.groupBy("reason").count().collect():
-                outcome.reasons[row["reason"]] = int(row["count"])
-            if not claims.isEmpty():
-                _mark_replaying(warehouse, spec, claims, landing, replay_id)
-            claims.unpersist()
-        finally:
-            checked.unpersist()
-        done = _complete(warehouse, spec, key_types, replay_id)
-        outcome.landed, outcome.late, outcome.copies = done
-    outcome.version = warehouse.latest_version(table) if outcome.landed or outcome.completed else None
+        landing = Landing.of(tables, spec)
+        checked = _check_again(tables, spec, key_types, rows, landing)
+        claims = _claims(tables, spec, checked, landing)
+        left = Counter(one.reason for one in checked if one.message not in claims)
+        if claims:
+            _mark_claimed(tables, spec, claims, landing, replay_id)
+            outcome = _complete(tables, spec, key_types, replay_id)
+    outcome.completed = sum(one.landed for one in former)
+    outcome.reasons = {reason: count for reason, count in left.items() if reason is not None}
+    outcome.version = tables.latest_version(table) if outcome.landed or outcome.completed else None
     return outcome
 
 
-def interrupted(warehouse: Warehouse, model: str) -> list[str]:
+def interrupted(tables: Tables, model: str) -> list[str]:
     """Return the ids of the model's replays that crashed between their commits."""
-    rows = warehouse.read(TABLE).filter((F.col("model") == model) & (F.col("status") == REPLAYING))
-    return sorted(row["replay"] for row in rows.select("replay").distinct().collect())
+    return sorted({row["replay"] for row in _marked(tables, model)})
 
 
-def _complete_interrupted(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes) -> int:
-    return sum(_complete(warehouse, spec, key_types, one).landed for one in interrupted(warehouse, spec.name))
+def _marked(tables: Tables, model: str) -> list[Row]:
+    """Return the rows that replays have marked, and not landed yet."""
+    columns = ("id", "status", "replay", "landing", "source", "position", "generation", "batch_id")
+    found = to_rows(rejected_of(tables, model, columns))
+    return [row for row in found if row["status"] == REPLAYING]
 
 
-def _rechecked(
-    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, landing: Landing
-) -> DataFrame:
-    """Return `MESSAGE`, source, position, id, the row to land, and the reason why it cannot be replayed, or null."""
-    chains = replayed_late_rows.lineages(warehouse, spec.name)
-    current = replayed_late_rows.refused_by_all(chains, F.col("generation"), F.col("batch_id"))
-    stale = _is_measurement() & ~current
-    ahead = is_message() & ~landing.reached()
-    kept = "id string, source string, position string, message string, stale boolean, ahead boolean"
-    checked = rows.select(
-        *("id", "source", "position", "payload", "quarantined_at"),
-        identity(landing).alias("message"),
-        F.coalesce(stale, F.lit(False)).alias("stale"),
-        F.coalesce(ahead, F.lit(False)).alias("ahead"),
-    ).mapInArrow(_checker(spec, key_types), f"{kept}, reason string, landing string")
-    reason = F.when(F.col("stale"), F.lit(STALE)).when(F.col("ahead"), F.lit(AHEAD))
-    return checked.select(
-        *("id", "source", "position", "landing"),
-        F.col("message").alias(MESSAGE),
-        reason.otherwise(F.col("reason")).alias("reason"),
-    )
+def _check_again(
+    tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: Sequence[Row], landing: Landing
+) -> list[CheckedRow]:
+    """Check rejected rows with the current spec, and whether a replay may land them at all."""
+    chains = replayed_late_rows.lineages(tables, spec.name)
+    landed = [now_us() if row["quarantined_at"] is None else to_micros(row["quarantined_at"]) for row in rows]
+    found = recheck(spec, key_types, [row["payload"] for row in rows], np.array(landed, np.int64))
+    checked = []
+    for row, reason, lands in zip(rows, found.reasons, found.landings, strict=True):
+        place = rejected_place(row)
+        if _is_measurement(row) and not replayed_late_rows.refused_by_all(
+            chains, row["generation"], row["batch_id"]
+        ):
+            reason = STALE
+        elif place is not None and not landing.has_passed(place):
+            reason = AHEAD
+        checked.append(CheckedRow(row["id"], landing.identity(row), place, reason, lands))
+    return checked
 
 
-def _claims(warehouse: Warehouse, spec: ModelSpec, checked: DataFrame, landing: Landing) -> DataFrame:
-    """Return what a replay marks: each `MESSAGE`, and the row that lands it, null if it has landed already."""
-    accepted = checked.filter("reason IS NULL").select(MESSAGE, "id", "landing")
-    # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
-    chosen = accepted.groupBy(MESSAGE).agg(F.min(F.struct("id", "landing")).alias("row"))
-    landed = landed_among(warehouse, spec, landing, checked).withColumn("known", F.lit(True))
-    row = F.when(F.col("known").isNull(), F.col("row")).alias("row")
-    return chosen.join(landed, MESSAGE, "full_outer").select(MESSAGE, row).select(MESSAGE, "row.*")
+Claims = dict[str, tuple[str, str | None] | None]
+"""What a replay marks: by message, the id of the row that lands it and what it lands as; None: it has landed."""
 
 
-def _is_measurement() -> Column:
-    """Return whether a row was rejected by the stream: then the measurements already have it."""
-    return F.col("generation").isNotNull() & F.col("source").startswith("measurements/")
+def _claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
+    claims: Claims = {}
+    for one in checked:
+        if one.reason is None:
+            # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
+            claims.setdefault(one.message, (one.id, one.landing))
+    places = {one.message: one.place for one in checked if one.place is not None}
+    return claims | dict.fromkeys(landed_among(tables, spec, landing, places))
 
 
-def _checker(
-    spec: ModelSpec, key_types: KeyTypes
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    kept = ("id", "source", "position", "message", "stale", "ahead")
-
-    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            landed = arrow.to_numpy(batch.column("quarantined_at").cast(pa.int64()), now_us())
-            found = recheck(spec, key_types, batch.column("payload").to_pylist(), landed)
-            yield pa.RecordBatch.from_arrays(
-                [
-                    *(batch.column(name) for name in kept),
-                    pa.array(found.reasons, pa.string()),
-                    pa.array(found.landings, pa.string()),
-                ],
-                [*kept, "reason", "landing"],
-            )
-
-    return check
+def _is_measurement(row: Row) -> bool:
+    """Tell if a row was rejected by the stream: then the measurements already have it."""
+    return row["generation"] is not None and (row["source"] or "").startswith("measurements/")
 
 
-def _mark_replaying(
-    warehouse: Warehouse, spec: ModelSpec, claims: DataFrame, landing: Landing, replay_id: str
-) -> None:
+def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Landing, replay_id: str) -> None:
     """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
-    rows = warehouse.read(TABLE).filter(F.col("model") == spec.name)
-    held = rows.filter(F.col("status").isNull()).select("id", identity(landing).alias(MESSAGE))
-    wanted = held.join(claims.withColumnRenamed("id", "lands"), MESSAGE).select(
-        "id", F.when(F.col("id") == F.col("lands"), F.col("landing")).alias("landing")
-    )
-    mark_replaying(warehouse, wanted.dropDuplicates(["id"]).toArrow(), replay_id)
+    lands: dict[str, str | None] = {}
+    for row in held_rows(rejected_of(tables, spec.name)):
+        message = landing.identity(row)
+        if message in claims:
+            chosen = claims[message]
+            lands[row["id"]] = chosen[1] if chosen is not None and chosen[0] == row["id"] else None
+    columns = {"id": arrow.texts(list(lands)), "landing": arrow.texts(list(lands.values()))}
+    mark_replaying(tables, pa.Table.from_arrays(list(columns.values()), list(columns)), replay_id)
 
 
-def _complete(warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Done:
+def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Outcome:
     """Do the second and third commit of a replay."""
-    chosen = (F.col("replay") == replay_id) & (F.col("status") == REPLAYING)
-    marked = warehouse.read(TABLE).filter(chosen)
-    lands = F.col("landing").isNotNull()
-    copies = marked.filter(~lands).count()
-    rows, late = marked.filter(lands), _is_measurement()
-    copied = _land(warehouse, spec, key_types, rows.filter(late), replay_id, copies=True)
-    rows = _each_message_once(rows.filter(~late), Landing.of(warehouse, spec))
-    landed = _land(warehouse, spec, key_types, rows, replay_id, copies=False)
-    if landed + copied + copies:
-        mark_replayed(warehouse, replay_id)
-    return Done(landed + copied, copied, copies)
+    marked = [row for row in _marked(tables, spec.name) if row["replay"] == replay_id]
+    lands = [row for row in marked if row["landing"] is not None]
+    late = [row for row in lands if _is_measurement(row)]
+    others = _each_message_once(tables, spec, [row for row in lands if not _is_measurement(row)])
+    _land(tables, spec, key_types, late, replay_id, copies=True)
+    _land(tables, spec, key_types, others, replay_id, copies=False)
+    if marked:
+        mark_replayed(tables, replay_id)
+    return Outcome(len(late) + len(others), len(late), len(marked) - len(lands))
 
 
-def _each_message_once(rows: DataFrame, landing: Landing) -> DataFrame:
+def _each_message_once(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
     """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
-    messages = rows.filter(is_message()).withColumn(MESSAGE, identity(landing)).dropDuplicates([MESSAGE])
-    return rows.filter(~is_message()).unionByName(messages.drop(MESSAGE))
+    landing = Landing.of(tables, spec)
+    messages = {landing.identity(row): row for row in rows if rejected_place(row) is not None}
+    return [*(row for row in rows if rejected_place(row) is None), *messages.values()]
 
 
 def _land(
-    warehouse: Warehouse, spec: ModelSpec, key_types: KeyTypes, rows: DataFrame, replay_id: str, copies: bool
-) -> int:
-    """Append a replay's rows to the measurements, once; return how many. copies: the rows are late ones."""
-    columns = {name: "double" for name in spec.columns} | key_types | {spec.time: "bigint"}
-    schema = ", ".join(f"`{name}` {kind}" for name, kind in columns.items())
-    origin = replayed_late_rows.origin(replay_id) if copies else F.lit(f"quarantine:{replay_id}")
-    table = need_measurements(warehouse, spec.name)
-    of_topic = spec.source_kind == "kafka" or OFFSET in warehouse.read(table).columns
-    place = rejected_place() if of_topic and not copies else {}
-    parsed = rows.select(
-        F.from_json("landing", schema).alias("row"),
-        origin.alias("_origin"),
-        *(F.when(is_message(), part).alias(name) for name, part in place.items()),
-    )
-    time = F.col(f"row.`{spec.time}`")
-    count, first, last = parsed.agg(F.count("*"), F.min(time), F.max(time)).collect()[0]
-    if not count:
-        return 0
+    tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: list[Row], replay_id: str, copies: bool
+) -> None:
+    """Append a replay's rows to the measurements, once. copies: the rows are late ones."""
+    if not rows:
+        return
+    count = len(rows)
+    parsed = [json.loads(row["landing"]) for row in rows]
+    times = np.array([one[spec.time] for one in parsed], np.int64)
+    every = np.ones(count, bool)
+    have = {
+        name.casefold(): _column([one.get(name) for one in parsed], key_types.get(name))
+        for name in spec.columns
+    }
+    have[spec.time.casefold()] = arrow.times(times, every)
+    have[LANDED_AT] = arrow.times(np.full(count, now_us()), every)
     if copies:
-        replayed_late_rows.announce(warehouse, replay_id, spec.name, count)
-    frame = parsed.select(
-        *(
-            (F.timestamp_micros(time) if name == spec.time else F.col(f"row.`{name}`")).alias(name)
-            for name in spec.columns
-        ),
-        *("_origin", *place),
-        F.current_timestamp().alias("_landed_at"),
-    )
-    # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
-    span: dict[str, Any] = (
-        {"min_time": None, "max_time": None} if copies else {"min_time": first, "max_time": last}
-    )
-    detail = {"replay": replay_id, "late": copies, "rows": count, **span}
-    warehouse.append(
-        frame.coalesce(max(1, count // ROWS_A_FILE)),
-        table,
-        (f"replay-{replay_id}{'-late' if copies else ''}", 1),
-        json.dumps(detail),
-        more_columns=True,
-    )
-    return int(count)
-
-
-def _key_types(warehouse: Warehouse, spec: ModelSpec, table: str) -> KeyTypes:
-    have = {one.name: one.dataType.simpleString() for one in warehouse.read(table).schema.fields}
-    absent = [name for name in spec.columns if name not in have]
-    if absent:
-        raise UserError(
-            f"the measurements table of {spec.name} has no column {', '.join(absent)}, which its spec uses: "
-            f"rejected rows cannot be replayed into it"
+        replayed_late_rows.announce(tables, replay_id, spec.name, count)
+        have[ORIGIN] = arrow.texts(
+            [replayed_late_rows.origin(replay_id, row["generation"], row["batch_id"]) for row in rows]
         )
-    return {name: have[name] for name in spec.naming_columns}
+    else:
+        have[ORIGIN] = arrow.repeated(f"quarantine:{replay_id}", count)
+        places = [rejected_place(row) for row in rows]
+        have[TOPIC] = arrow.texts([None if one is None else one.topic for one in places])
+        have[TOPIC_ID] = arrow.texts([None if one is None else one.topic_id for one in places])
+        have[PARTITION] = _column([None if one is None else one.partition for one in places], "bigint")
+        have[OFFSET] = _column([None if one is None else one.offset for one in places], "bigint")
+    table = FileTable(tables, need_measurements(tables, spec.name))
+    of_topic = spec.source_kind == "kafka" or OFFSET in table.columns().names
+    schema = accepted_schema(table, spec, messages=of_topic and not copies)
+    # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
+    first, last = (None, None) if copies else (int(times.min()), int(times.max()))
+    detail = {"replay": replay_id, "late": copies, "rows": count, "min_time": first, "max_time": last}
+    transaction = f"replay-{replay_id}{'-late' if copies else ''}", 1
+    append_rows(table, typed_rows(schema, have), transaction, json.dumps(detail))
+
+
+def _column(values: list[Any], kind: str | None) -> pa.Array:
+    """Return values of a key or id column of a type, or the numbers of another column (None)."""
+    if kind == "string":
+        return arrow.texts([value if value is None else str(value) for value in values])
+    known = np.array([value is not None for value in values], bool)
+    if kind == "bigint":
+        return arrow.integers(np.array([value or 0 for value in values], np.int64), known)
+    return arrow.numbers(np.array([np.nan if value is None else value for value in values], float))
