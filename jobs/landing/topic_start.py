@@ -7,13 +7,10 @@ to another topic of the same name.
 
 from __future__ import annotations
 
-import json
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql import functions as F
-
 from jobs.core.errors import UserError
+from jobs.landing.target_table import record_start
 from jobs.spark.kafka import Offsets, Topic, read_topic, same_if_known
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -158,10 +155,7 @@ def _record(
     warehouse: Warehouse, spec: ModelSpec, topic_id: str | None, offsets: Offsets, checkpoint: str
 ) -> TopicStart:
     """Commit where the landing begins, without rows."""
-    table, topic = measurements(spec.name), source_of(spec).topic
+    topic = source_of(spec).topic
     start = TopicStart(topic_position(topic, offsets, topic_id=topic_id), checkpoint)
-    detail = {**landing_detail(start, offsets), "rows": 0, "min_time": None, "max_time": None}
-    nothing = warehouse.read(table).filter(F.lit(False))
-    transaction = f"ingest-{spec.name}-{topic}", time.time_ns() // 1_000_000
-    warehouse.append(nothing, table, transaction, json.dumps(detail))
+    record_start(warehouse, spec, topic, landing_detail(start, offsets))
     return start

@@ -22,8 +22,8 @@ from jobs.landing.topic_start import (
     way_out,
 )
 from jobs.landing.topics import messages_after
+from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.kafka import TopicWatch
-from jobs.spark.quarantine import topic_quarantine
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -71,22 +71,28 @@ class TopicReader:
         )
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch, whose messages are of the topic that was read before."""
-        spec, start = self._spec, self._start
-        topic = source_of(spec).topic
-        with TopicWatch(self._warehouse.spark, topic, start.topic_id, way_out(spec)) as watch:
-            watch.check()
+        """Return the position at the end of a micro-batch."""
+        start = self._start
         return landing_detail(start, offsets_of(self._checkpoint.position(batch, start.position)))
 
-    def placed(self, fits: DataFrame) -> DataFrame:
-        """Return accepted rows with the places of their messages."""
+    def check(self) -> None:
+        """Check that the topic is the one that was read before."""
         topic = source_of(self._spec).topic
-        fits = fits.withColumn("_origin", F.concat_ws("/", F.lit(f"kafka:{topic}"), PARTITION, OFFSET))
-        return fits.withColumns({TOPIC: F.lit(topic), TOPIC_ID: F.lit(self._start.topic_id).cast("string")})
+        with TopicWatch(self._warehouse.spark, topic, self._start.topic_id, way_out(self._spec)) as watch:
+            watch.check()
 
-    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
-        """Return rejected messages with the columns of the quarantine."""
-        return topic_quarantine(bad, self._spec.name, source_of(self._spec).topic, None, None)
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the places of their messages."""
+        topic = source_of(self._spec).topic
+        source = F.lit(f"kafka:{topic}")
+        return rows.withColumns(
+            {
+                ORIGIN: F.concat_ws("/", source, PARTITION, OFFSET),
+                SOURCE: source,
+                TOPIC: F.lit(topic),
+                TOPIC_ID: F.lit(self._start.topic_id).cast("string"),
+            }
+        )
 
     def explained(self, error: PySparkException) -> str:
         """Return what Spark says."""

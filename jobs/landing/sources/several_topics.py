@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +19,8 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.landing.messages import checked_messages, key_types
 from jobs.landing.sources.landing import Reader, land
-from jobs.landing.target_table import prepare
+from jobs.landing.target_table import prepare, record_start
+from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.kafka import (
     NoAnswer,
     Topic,
@@ -31,13 +31,12 @@ from jobs.spark.kafka import (
     topic_ids,
     topic_names,
 )
-from jobs.spark.quarantine import rejected_rows
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.measurements_table import TOPIC, TOPIC_ID, KeyTypes
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes
 from jobs.storage.positions import same_if_known
 from jobs.storage.quarantine import POSITION
 from jobs.storage.tables import measurements
@@ -86,7 +85,7 @@ class TopicsReader:
         """Open topics at a position. have: the topics as they are; types: of the key columns."""
         assert spec.source is not None
         self._warehouse, self._spec, self._source, self._types = warehouse, spec, spec.source, types
-        self._start, self._have = start, have
+        self._start, self._next, self._have = start, start, have
         self._checkpoint = Checkpoint(warehouse, start.checkpoint)
 
     @property
@@ -118,35 +117,46 @@ class TopicsReader:
         return checked_messages(stream.load(), self._spec, source, self._types, several=True)
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch; each of its topics still is the one that was read before."""
-        found: dict[str, Landed] = {}
+        """Return the position at the end of a micro-batch, with the ids of topics that had none before."""
+        known = self._start.topics
         reached = self._checkpoint.offset(batch)
-        ids = topic_ids(self._warehouse.spark, reached)
-        for name, offsets in reached.items():
-            before, now = self._start.topics.get(name), ids.get(name)
-            if before is None:
-                print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
-            elif name not in ids:
+        for name in reached.keys() - known.keys():
+            print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
+        ids = {name: one.id for name, one in known.items() if one.id is not None}
+        unknown = [name for name in reached if name not in ids]
+        if unknown:
+            ids |= topic_ids(self._warehouse.spark, unknown)
+        topics = {
+            name: Landed(ids.get(name), {int(number): int(at) for number, at in offsets.items()})
+            for name, offsets in reached.items()
+        }
+        self._next = self._start._replace(topics=topics)
+        return self._next.detail()
+
+    def check(self) -> None:
+        """Check that each topic is the one that was read before."""
+        ids = topic_ids(self._warehouse.spark, self._next.topics)
+        for name, one in self._next.topics.items():
+            if name not in ids:
                 raise UserError(f"topic {name} has disappeared. {way_out(self._spec)}", RUN_FAILED)
-            else:
-                refuse_recreated(name, before.id, now, way_out(self._spec))
-            places = {int(number): int(at) for number, at in offsets.items()}
-            found[name] = Landed(now if before is None or before.id is None else before.id, places)
-        self._start = self._start._replace(topics=found)
-        return self._start.detail()
+            refuse_recreated(name, one.id, ids[name], way_out(self._spec))
+        self._start = self._next
 
-    def placed(self, fits: DataFrame) -> DataFrame:
-        """Return accepted rows with the places of their messages."""
-        origin = F.concat_ws("/", F.concat(F.lit("kafka:"), TOPIC), "_partition", "_offset")
-        return fits.withColumn("_origin", origin).withColumn(TOPIC_ID, self._ids())
-
-    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
-        """Return rejected messages with the columns of the quarantine."""
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the places of their messages."""
+        source = F.concat(F.lit("kafka:"), TOPIC)
         known = F.concat(F.lit(', "topic_id": "'), self._ids(), F.lit('"}'))
         position = F.concat(
             F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.coalesce(known, F.lit("}"))
         )
-        return rejected_rows(bad, self._spec.name, F.concat(F.lit("kafka:"), TOPIC), position)
+        return rows.withColumns(
+            {
+                ORIGIN: F.concat_ws("/", source, PARTITION, OFFSET),
+                SOURCE: source,
+                POSITION: position,
+                TOPIC_ID: self._ids(),
+            }
+        )
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed: a topic that is gone, or has lost messages, or what Spark says."""
@@ -164,7 +174,7 @@ class TopicsReader:
 
     def _ids(self) -> Column:
         """Return the id of each row's topic."""
-        known = {name: one.id for name, one in self._start.topics.items() if one.id is not None}
+        known = {name: one.id for name, one in self._next.topics.items() if one.id is not None}
         result = F.lit(None).cast("string")
         for name, identity in known.items():
             result = F.when(F.col(TOPIC) == name, F.lit(identity)).otherwise(result)
@@ -292,8 +302,5 @@ def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
 def _record(warehouse: Warehouse, spec: ModelSpec, topics: dict[str, Landed], checkpoint: str) -> TopicsStart:
     """Commit where the landing begins, without rows."""
     start = TopicsStart(topics, checkpoint)
-    detail = {**start.detail(), "rows": 0, "min_time": None, "max_time": None}
-    nothing = warehouse.read(measurements(spec.name)).filter(F.lit(False))
-    transaction = f"ingest-{spec.name}-topics", time.time_ns() // 1_000_000
-    warehouse.append(nothing, measurements(spec.name), transaction, json.dumps(detail))
+    record_start(warehouse, spec, "topics", start.detail())
     return start

@@ -27,12 +27,13 @@ from jobs.landing.sources.table_start import (
 )
 from jobs.landing.target_table import prepare
 from jobs.landing.values.keys import key_types_of
-from jobs.spark.quarantine import rejected_rows
+from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import POSITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,24 +110,22 @@ class TableReader:
         return checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch, whose rows were read from the table of the last one."""
-        table = self._table
-        now = table._replace(id=table.home.table_id(table.name))
-        refuse_other(self._spec, now, self._start)
+        """Return the position at the end of a micro-batch."""
         version = self._checkpoint.touches(batch)
         if version > self._start.version:
-            self._start = self._start._replace(version=version, commit=table.commit(version))
-        return self._start.detail(table.path)
+            self._start = self._start._replace(version=version, commit=self._table.commit(version))
+        return self._start.detail(self._table.path)
 
-    def placed(self, fits: DataFrame) -> DataFrame:
-        """Return accepted rows with the table's name as their origin."""
-        return fits.withColumn("_origin", F.lit(f"delta:{self._table.path}"))
+    def check(self) -> None:
+        """Check that the table is the one that was read before."""
+        table = self._table
+        refuse_other(self._spec, table._replace(id=table.home.table_id(table.name)), self._start)
 
-    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
-        """Return rejected rows with the columns of the quarantine; the position is that of their micro-batch."""
-        place = {"table": self._table.path, "table_id": reached["table_id"], "version": reached["version"]}
-        source = F.lit(f"delta:{self._table.path}")
-        return rejected_rows(bad, self._spec.name, source, F.lit(json.dumps(place)))
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the table's name as their origin; the place of each is that of its micro-batch."""
+        start, source = self._start, F.lit(f"delta:{self._table.path}")
+        place = {"table": self._table.path, "table_id": start.table_id, "version": start.version}
+        return rows.withColumns({ORIGIN: source, SOURCE: source, POSITION: F.lit(json.dumps(place))})
 
     def explained(self, error: PySparkException) -> str:
         """Return what is wrong with the table, in words, as far as Delta's error is known."""

@@ -14,8 +14,8 @@ from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.landing.sources import made_up as made_up_rows
 from jobs.landing.sources.made_up import landed, made_up
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -81,16 +81,15 @@ def test_rows_land_once_and_a_killed_landing_goes_on(tmp_path: Path, monkeypatch
     monkeypatch.setattr(made_up_rows, "ROWS_A_FILE", 200)
     spec = random_walk_spec(source={"kind": "rate", "rate": RATE})
     pipeline = Pipeline(tmp_path, spec)
-    append, done = Warehouse.append, []
+    commit, done = FileTable.commit, []
 
-    def killed(self: Warehouse, frame: Any, table: str, *more: Any, **options: Any) -> None:
-        append(self, frame, table, *more, **options)
-        done.append(table)
+    def killed(self: FileTable, *more: Any) -> None:
+        done.append(commit(self, *more))
         if len(done) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Warehouse, "append", killed)
+        patch.setattr(FileTable, "commit", killed)
         ingest.run(pipeline.settings, "walk")
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 100
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 0
