@@ -64,12 +64,10 @@ def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 
 
 def topic_quarantine(
-    rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
+    rejected: DataFrame, model: str, topic: str, generation: str, batch_id: int
 ) -> DataFrame:
-    """Return rejected messages (`_reason`, `_payload`, `_position`) with the quarantine's columns."""
+    """Return messages (`_reason`, `_payload`, `_position`) that a generation rejected with the quarantine's columns."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
-    position = F.col(POSITION)
-    if generation is not None:
-        position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
+    position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
     source = F.lit(f"kafka:{topic}")
     return rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)

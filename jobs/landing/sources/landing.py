@@ -12,9 +12,10 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,7 +32,7 @@ from jobs.landing.written_pieces import RowCounts, WrittenRows, write_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
-from jobs.spark.queries import await_end, with_trigger
+from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
@@ -47,55 +48,51 @@ _TRIES = 3
 """How often a query is started that ends before it has landed anything, if a new one may go on."""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """A source as the landing needs it.
 
     unit: what one of its rows is called in reports; restarts: names of errors after which a new query goes on.
     """
 
-    unit: str
-    restarts: tuple[str, ...]
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint of the query."""
-        ...
+    unit: str = "row"
+    restarts: tuple[str, ...] = ()
+    checkpoint: Checkpoint
 
     def is_empty(self) -> bool:
         """Tell if there is nothing after the position, and no query can begin there yet."""
-        ...
+        return False
 
+    @abstractmethod
     def rows(self) -> DataFrame:
         """Return the stream of checked rows (`_reason`, `_payload`, and what the other functions need).
 
         Raises:
             UserError: the source does not continue where it has landed up to.
         """
-        ...
 
+    @abstractmethod
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the place at the end of a micro-batch, before its rows are read."""
-        ...
 
+    @abstractmethod
     def check(self) -> None:
         """Check, once the rows of a micro-batch are read, that the source still is the one that it was before.
 
         Raises:
             UserError: it was made anew, or is gone.
         """
-        ...
 
+    @abstractmethod
     def placed(self, rows: DataFrame) -> DataFrame:
         """Return checked rows with the columns that tell where they came from: `_origin`, `_source`, `_position`."""
-        ...
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed."""
-        ...
+        return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return up to where the source has landed, for the report: words to add, and data."""
-        ...
+        return "", {}
 
 
 @dataclass
@@ -178,11 +175,12 @@ def land(
     settings: Settings,
     spec: ModelSpec,
     seconds: float | None,
-    opened: Callable[[Warehouse], tuple[Reader, str | None]],
-    kafka: bool = False,
+    lossy: bool,
+    opened: Callable[[Warehouse, ModelSpec, bool], tuple[Reader, str | None]],
 ) -> Report:
     """Run the landing of a source as a command of its own, until SIGTERM if `seconds` is given.
 
+    lossy: continue with what the source has now.
     opened: returns the reader of the source, and a sentence on what was given up before it, if anything was.
 
     Raises:
@@ -191,9 +189,9 @@ def land(
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        spark = spark_session(settings, title, interpreted_conf(), kafka=kafka)
+        spark = spark_session(settings, title, interpreted_conf(), kafka=spec.source.kind == "kafka")
         warehouse = Warehouse(spark, settings.warehouse)
-        reader, note = opened(warehouse)
+        reader, note = opened(warehouse, spec, lossy)
         with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
             landing = SourceLanding(
                 warehouse, spec, reader, lambda now: progress.advance(1, f"{now.counts.rows:,} rows")

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.core.report import Report
-from jobs.core.settings import Settings
 from jobs.landing.messages import key_types
-from jobs.landing.sources.landing import Reader, SourceLanding, land, run
+from jobs.landing.sources.landing import Reader, SourceLanding, run
 from jobs.landing.target_table import prepare
 from jobs.landing.topic_start import (
     TopicStart,
@@ -24,7 +22,6 @@ from jobs.landing.topic_start import (
 from jobs.landing.topics import messages_after
 from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.kafka import TopicWatch
-from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -32,15 +29,13 @@ from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
 from jobs.storage.positions import offsets_of
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import DataFrame
 
 
-class TopicReader:
+class TopicReader(Reader):
     """Reads a topic from where it has landed up to."""
 
     unit = "message"
-    restarts: tuple[str, ...] = ()
 
     def __init__(self, warehouse: Warehouse, spec: ModelSpec) -> None:
         """Open the topic at its position; the first time, record it.
@@ -52,28 +47,19 @@ class TopicReader:
         types = key_types(source_of(spec), spec.naming_columns)
         self._types = prepare(warehouse, spec, types, messages=True)
         self._start: TopicStart = start_of(warehouse, spec)
-        self._checkpoint = Checkpoint(warehouse, self._start.checkpoint)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint of the query."""
-        return self._checkpoint
-
-    def is_empty(self) -> bool:
-        """Return False: a query can begin at the end of a topic."""
-        return False
+        self.checkpoint = Checkpoint(warehouse, self._start.checkpoint)
 
     def rows(self) -> DataFrame:
         """Return the messages after the position as a stream of checked rows."""
         reader = f"`ingest --model {self._spec.name}`"
         return messages_after(
-            self._warehouse, self._spec, self._checkpoint, self._start.position, self._types, reader
+            self._warehouse, self._spec, self.checkpoint, self._start.position, self._types, reader
         )
 
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch."""
         start = self._start
-        return landing_detail(start, offsets_of(self._checkpoint.position(batch, start.position)))
+        return landing_detail(start, offsets_of(self.checkpoint.position(batch, start.position)))
 
     def check(self) -> None:
         """Check that the topic is the one that was read before."""
@@ -94,10 +80,6 @@ class TopicReader:
             }
         )
 
-    def explained(self, error: PySparkException) -> str:
-        """Return what Spark says."""
-        return cause_of(error)
-
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return up to where the topic has landed."""
         offsets = sorted(start_of(self._warehouse, self._spec).offsets.items())
@@ -106,18 +88,14 @@ class TopicReader:
         return f", up to {text}", {"topic": source_of(self._spec).topic, "offsets": found}
 
 
-def land_topic(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
-    """Land the new messages of a topic; lossy: continue with what it has now (`topic_start.accept_loss`).
+def open_topic(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
+    """Return the reader of a topic; lossy: continue with what it has now (`topic_start.accept_loss`).
 
     Raises:
         UserError: messages that have not landed are no longer in the topic, or the brokers do not answer.
     """
-
-    def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
-        note = accept_loss(warehouse, spec) if lossy else None
-        return TopicReader(warehouse, spec), note
-
-    return land(settings, spec, seconds, opened, kafka=True)
+    note = accept_loss(warehouse, spec) if lossy else None
+    return TopicReader(warehouse, spec), note
 
 
 def land_present(
@@ -126,6 +104,6 @@ def land_present(
     """Land what a topic has now, within another command.
 
     Raises:
-        UserError: as of `land_topic`.
+        UserError: as of `open_topic`.
     """
     run(SourceLanding(warehouse, spec, TopicReader(warehouse, spec), on_progress), None, threading.Event())

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.report import Report
-from jobs.core.settings import Settings
 from jobs.landing.messages import checked_messages, key_types
-from jobs.landing.sources.landing import Reader, land
+from jobs.landing.sources.landing import Reader
 from jobs.landing.target_table import prepare, record_start
 from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.kafka import (
@@ -68,11 +66,8 @@ class TopicsStart(NamedTuple):
         return {"topics": places, "checkpoint": self.checkpoint}
 
 
-class TopicsReader:
+class TopicsReader(Reader):
     """Reads several topics from where they have landed up to."""
-
-    unit = "row"
-    restarts: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -86,16 +81,7 @@ class TopicsReader:
         assert spec.source is not None
         self._warehouse, self._spec, self._source, self._types = warehouse, spec, spec.source, types
         self._start, self._next, self._have = start, start, have
-        self._checkpoint = Checkpoint(warehouse, start.checkpoint)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint of the query."""
-        return self._checkpoint
-
-    def is_empty(self) -> bool:
-        """Return False: a query can begin at the end of a topic."""
-        return False
+        self.checkpoint = Checkpoint(warehouse, start.checkpoint)
 
     def rows(self) -> DataFrame:
         """Return the messages after the position as a stream of checked rows."""
@@ -119,7 +105,7 @@ class TopicsReader:
     def reached(self, batch: int) -> dict[str, Any]:
         """Return the position at the end of a micro-batch, with the ids of topics that had none before."""
         known = self._start.topics
-        reached = self._checkpoint.offset(batch)
+        reached = self.checkpoint.offset(batch)
         for name in reached.keys() - known.keys():
             print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
         ids = {name: one.id for name, one in known.items() if one.id is not None}
@@ -168,10 +154,6 @@ class TopicsReader:
             return problem.message
         return cause_of(error)
 
-    def place(self) -> tuple[str, dict[str, Any]]:
-        """Return nothing: the report names the version of the measurements alone."""
-        return "", {}
-
     def _ids(self) -> Column:
         """Return the id of each row's topic."""
         known = {name: one.id for name, one in self._next.topics.items() if one.id is not None}
@@ -181,29 +163,24 @@ class TopicsReader:
         return result
 
 
-def land_topics(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
-    """Land the new messages of several topics; lossy: continue with what they have now (`accept_loss`).
+def open_topics(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
+    """Return the reader of several topics; lossy: continue with what they have now (`accept_loss`).
 
     Raises:
         UserError: a topic is gone or was made anew, messages that have not landed are gone, there is no topic, or the
             brokers do not answer.
     """
-
-    def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
-        assert spec.source is not None
-        types = key_types(spec.source, spec.naming_columns)
-        types = prepare(warehouse, spec, types, messages=True)
-        have = found_topics(warehouse, spec.source)
-        note = accept_loss(warehouse, spec, have) if lossy else None
-        start = start_of(warehouse, spec, have)
-        _refuse_gaps(spec, start, have)
-        if not have:
-            raise UserError(
-                f"Kafka has no topic that matches {spec.source.pattern}: make one, or correct the pattern"
-            )
-        return TopicsReader(warehouse, spec, start, have, types), note
-
-    return land(settings, spec, seconds, opened, kafka=True)
+    assert spec.source is not None
+    types = prepare(warehouse, spec, key_types(spec.source, spec.naming_columns), messages=True)
+    have = found_topics(warehouse, spec.source)
+    note = accept_loss(warehouse, spec, have) if lossy else None
+    start = start_of(warehouse, spec, have)
+    _refuse_gaps(spec, start, have)
+    if not have:
+        raise UserError(
+            f"Kafka has no topic that matches {spec.source.pattern}: make one, or correct the pattern"
+        )
+    return TopicsReader(warehouse, spec, start, have, types), note
 
 
 def found_topics(warehouse: Warehouse, source: Source) -> dict[str, Topic]:
