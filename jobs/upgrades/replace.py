@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.landing.sources.one_topic import land_present
+from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.generations import origin
 from jobs.lineage.hand_over import last_position

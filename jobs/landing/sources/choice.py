@@ -7,9 +7,8 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.landing.sources.landing import land
 from jobs.landing.sources.made_up import land_made_up
-from jobs.landing.sources.one_topic import open_topic
-from jobs.landing.sources.several_topics import open_topics
 from jobs.landing.sources.table import open_table_reader
+from jobs.landing.sources.topics import open_topics
 from jobs.specs.model_spec import ModelSpec
 
 
@@ -33,4 +32,4 @@ def land_source(settings: Settings, spec: ModelSpec, seconds: float | None, loss
         if lossy:
             raise UserError("--accept-loss is for a topic or a table: made-up rows are never lost")
         return land_made_up(settings, spec, seconds)
-    return land(settings, spec, seconds, lossy, open_topic if source.streamed else open_topics)
+    return land(settings, spec, seconds, lossy, open_topics)
