@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from jobs.landing.rejected.replay import Outcome
     from jobs.storage.quarantine import Choice
 
-ACTIONS = ("list", "show", "replay", "discard")
-
 
 def act(
     settings: Settings,
@@ -30,7 +28,7 @@ def act(
     edited: str | None = None,
     everything: bool = False,
 ) -> Report:
-    """Do one of `ACTIONS` with a model's rejected rows.
+    """Do one of four actions with a model's rejected rows.
 
     `list` counts, `show` shows rows, `replay` lands those that fit now, `discard` marks rows. The options are those of
     the actions; `everything` discards all rows if no condition is given.
