@@ -78,7 +78,7 @@ def run(
     if changed != "refuse" and not input:
         raise UserError("--changed is for files: give --input")
     if not input:
-        from jobs.sources.choice import land_source
+        from jobs.landing.sources.choice import land_source
 
         return land_source(settings, spec, seconds, accept_loss)
     if seconds is not None:
@@ -122,35 +122,31 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
 
 
 def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[str]) -> Report:
-    from jobs.landing.values.rejected import advice, explained
+    from jobs.landing.landed_report import accepted_notes, rejected_lines, row_data
+    from jobs.landing.values.rejected import explained
+    from jobs.landing.written_pieces import RowCounts
     from jobs.specs.sections import PRETRAINED
 
     new = [one for one in landed if one.version is not None]
-    times = [time for one in new for time in one.counts.span if time is not None]
-    span = (min(times), max(times)) if times else (None, None)
-    rows = sum(one.rows for one in new)
+    counts = RowCounts()
+    for one in new:
+        counts.add(one.counts)
+    counts.examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
     reasons = dict(sum((Counter(one.reasons) for one in landed), Counter[str]()))
-    quarantined = sum(reasons.values())
     known = sum(one.before for one in landed)
     versions = sorted({one.version for one in new if one.version is not None})
     commits = f" in {plural(len(versions), 'commit')}" if len(new) > 1 else ""
     of_history = " of history" if history else ""
     lines = [
-        f"landed {plural(rows, 'row')}{of_history} of {plural(len(new), 'file')} for {spec.name}{commits}"
+        f"landed {plural(counts.rows, 'row')}{of_history} of {plural(len(new), 'file')} for {spec.name}{commits}"
     ]
     lines += written
     if known:
         lines.append(f"skipped {plural(known, 'file')} that had already landed")
-    if quarantined:
-        lines.append(
-            f"quarantined {plural(quarantined, 'row')}: "
-            + "; ".join(f"{n:,} {r}" for r, n in sorted(reasons.items()))
-        )
-        examples = {reason: text for one in landed for reason, text in one.counts.examples.items()}
-        lines += [f"  {line}" for line in advice(spec, reasons, examples, span[1])]
-    absent = sum((one.counts.absent for one in new), Counter[str]())
-    repeats = sum(one.counts.repeats for one in new)
-    lines += _remarks(spec, new, absent, repeats, span)
+    lines += rejected_lines(spec, counts, reasons)
+    lacking = [one.path for one in new if one.counts.absent.total()]
+    spans = [one.counts.span for one in new]
+    lines += accepted_notes(spec, counts, spans, any(one.counts.parts > 1 for one in new), lacking)
     lost = [one for one in landed if one.reasons and not one.rows]
     notes = [one.note for one in landed if one.note is not None]
     lines += [f"note: {note}" for note in notes]
@@ -169,11 +165,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
             "files_landed": len(new),
             "files_landed_before": known,
             "files_changed": len(notes),
-            "rows": rows,
-            "quarantined": quarantined,
-            "reasons": reasons,
-            "repeats": repeats,
-            "absent": dict(+absent),
+            **row_data(counts, reasons),
             "files_rejected": [one.path for one in lost],
             "commits": len(versions),
             "version": versions[-1] if versions else None,
@@ -181,25 +173,6 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
         errors=[_all_rejected(spec, one, explained) for one in lost],
         error_code=INPUT_ERROR,
     )
-
-
-def _remarks(
-    spec: ModelSpec,
-    new: list[Landed],
-    absent: Counter[str],
-    repeats: int,
-    span: tuple[int, int] | tuple[None, None],
-) -> list[str]:
-    """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement."""
-    from jobs.landing.values.absent_values import absent_notes
-    from jobs.landing.values.rejected import doubtful_epoch, repeated
-
-    rows = sum(one.rows for one in new)
-    doubts = {doubtful_epoch(spec, *one.counts.span) for one in new} - {None}
-    notes = absent_notes(spec, absent, rows, [one.path for one in new if one.counts.absent.total()])
-    in_parts = any(one.counts.parts > 1 for one in new)
-    repeat = [repeated(spec, repeats, span, in_parts)] if repeats and spec.duplicates is None else []
-    return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
 
 
 def _all_rejected(

@@ -13,11 +13,8 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.rejected_rows.replay import Outcome
-    from jobs.specs.model_spec import ModelSpec
+    from jobs.landing.rejected.replay import Outcome
     from jobs.storage.quarantine import Choice
-
-ACTIONS = ("list", "show", "replay", "discard")
 
 
 def act(
@@ -31,7 +28,7 @@ def act(
     edited: str | None = None,
     everything: bool = False,
 ) -> Report:
-    """Do one of `ACTIONS` with a model's rejected rows.
+    """Do one of four actions with a model's rejected rows.
 
     `list` counts, `show` shows rows, `replay` lands those that fit now, `discard` marks rows. The options are those of
     the actions; `everything` discards all rows if no condition is given.
@@ -39,8 +36,8 @@ def act(
     Raises:
         UserError: no such rows, or a file that cannot be read.
     """
-    from jobs.rejected_rows import held
-    from jobs.rejected_rows.rows import read_edited
+    from jobs.landing.rejected import held
+    from jobs.landing.rejected.replay import replay
     from jobs.specs.loading import load_spec
     from jobs.storage.quarantine import Choice
     from jobs.storage.warehouse import Tables
@@ -48,15 +45,16 @@ def act(
     spec, choice = load_spec(model, settings.models), choice or Choice()
     if action == "discard" and choice.all and not everything:
         raise UserError("name the rows to discard: --reason, --since or --id, or --all for every held row")
-    payloads = None if edited is None else read_edited(edited)
+    payloads = None if edited is None else held.read_edited(edited)
     tables = Tables(settings.warehouse)
     if not held.ready(tables):
         return Report([f"nothing of {spec.name} is in quarantine"], {"model": spec.name, "rows": 0})
-    if action == "replay":
-        return _replay(settings, spec, choice, payloads)
     if action == "discard":
         return _discarded(spec.name, held.discard(tables, spec.name, choice))
     rows = held.chosen(tables, spec.name, choice)
+    if action == "replay":
+        mended, before = (held.held_rows(rows), 0) if payloads is None else held.with_payloads(rows, payloads)
+        return _replayed(spec.name, spec.late, replay(tables, spec, mended), before)
     if action == "list":
         return _list(spec.name, held.count_by_reason(rows))
     if output is None:
@@ -64,28 +62,6 @@ def act(
     path, found = Path(output).expanduser(), held.held_rows(rows)
     held.export_rows(found, path)
     return _exported(spec.name, len(found), path)
-
-
-def _replay(settings: Settings, spec: ModelSpec, choice: Choice, payloads: dict[str, str] | None) -> Report:
-    """Land held rows that fit, on Spark."""
-    from pyspark.sql import functions as F
-
-    from jobs.rejected_rows.replay import replay
-    from jobs.rejected_rows.rows import with_payloads
-    from jobs.spark.conf import short_command_conf
-    from jobs.spark.quarantine import chosen
-    from jobs.spark.session import spark_session
-    from jobs.spark.warehouse import Warehouse
-    from jobs.storage.quarantine import TABLE
-
-    spark = spark_session(settings, f"quarantine {spec.name}", short_command_conf())
-    warehouse = Warehouse(spark, settings.warehouse)
-    found = warehouse.read(TABLE).filter((F.col("model") == spec.name) & chosen(choice))
-    held, before = found.filter(F.col("status").isNull()), 0
-    if payloads is not None:
-        held, before = with_payloads(warehouse, found, payloads)
-    columns = ("id", "payload", "source", "position", "generation", "batch_id", "quarantined_at")
-    return _replayed(spec.name, spec.late, replay(warehouse, spec, held.select(*columns)), before)
 
 
 def _list(model: str, data: list[dict[str, Any]]) -> Report:

@@ -16,10 +16,10 @@ from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
 from jobs.landing.reading import endings_of, file_schema
+from jobs.landing.sources.checked_frames import checked_files, checked_table, table_schema
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
-from jobs.sources.checked_frames import checked_files, checked_table, table_schema
 from jobs.spark.read_files import path_for_spark
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec

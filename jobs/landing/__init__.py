@@ -1,1 +1,1 @@
-"""From files and topics to the measurements table or quarantine."""
+"""From files, topics and tables to the measurements table or quarantine, and back out of it."""

@@ -10,13 +10,10 @@ anew.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
-
-import pyarrow as pa
 
 from jobs.core import clock
 from jobs.core.errors import INPUT_ERROR, UserError
@@ -32,30 +29,24 @@ from jobs.landing.file_landing import (
 )
 from jobs.landing.landed_files import transaction
 from jobs.landing.reading import FilePiece
+from jobs.landing.target_table import LandingTables
 from jobs.landing.written_pieces import (
-    LANDED_AT,
-    ORIGIN,
     REJECTED,
     FilePieces,
     RowCounts,
-    Target,
     WritingTask,
     Written,
     rejected_rows,
 )
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.part_files import (
-    INDEXED,
-    TARGET_BYTES,
     PartFile,
     attempt_name,
-    remove_of,
-    write_parts,
 )
 from jobs.storage.quarantine import TABLE, TooMany, refusal, too_many
-from jobs.storage.table_log import FileTable, commit_or_remove
+from jobs.storage.table_log import FileTable, append_rows, commit_or_remove
 from jobs.storage.table_rows import EPOCH
-from jobs.storage.tables import QUARANTINE, measurements
+from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
 
 MOST_FILES = 1_000
@@ -185,7 +176,7 @@ def _write_and_commit(
     landing: FileLanding, plans: list[FilePlan], key_types: KeyTypes, on_read: OnRead, tried: _GroupAttempt
 ) -> None:
     """Write the rows of files and commit them; else say in `tried` why not, and remove what is written."""
-    tables = _GroupTables.of(landing)
+    tables = LandingTables.of(landing.warehouse, landing.spec)
     done = False
     try:
         written = _write(landing, plans, key_types, tables, on_read, tried)
@@ -200,46 +191,11 @@ def _write_and_commit(
             tables.remove_written()
 
 
-@dataclass
-class _GroupTables:
-    """The tables of one attempt to land a group; the names of its files have `attempt` in them."""
-
-    accepted: FileTable
-    rejected: FileTable
-    attempt: str
-    landed_at: int
-
-    @classmethod
-    def of(cls, landing: FileLanding) -> _GroupTables:
-        accepted = FileTable(landing.warehouse, measurements(landing.spec.name))
-        rejected = FileTable(landing.warehouse, TABLE)
-        return cls(accepted, rejected, uuid.uuid4().hex, (clock.now() - EPOCH) // MICROSECOND)
-
-    def targets(self, landing: FileLanding) -> tuple[Target, Target]:
-        """Return where the accepted and the rejected rows are written."""
-        wanted = {name.casefold() for name in (*landing.spec.columns, ORIGIN, LANDED_AT)}
-        schema = pa.schema([one for one in self.accepted.columns() if one.name.casefold() in wanted])
-        self.accepted.ready(schema)
-        rejected = TARGET_BYTES, INDEXED
-        if landing.warehouse.exists(TABLE):
-            rejected = self.rejected.file_bytes, self.rejected.indexed
-        return (
-            Target(self.accepted.path, schema, self.accepted.file_bytes, self.accepted.indexed),
-            Target(self.rejected.path, REJECTED, *rejected),
-        )
-
-    def remove_written(self) -> None:
-        """Remove the files that no commit names or may name."""
-        for table in (self.accepted, self.rejected):
-            if not table.tried:
-                remove_of(table.path, self.attempt)
-
-
 def _write(
     landing: FileLanding,
     plans: list[FilePlan],
     key_types: KeyTypes,
-    tables: _GroupTables,
+    tables: LandingTables,
     on_read: OnRead,
     tried: _GroupAttempt,
 ) -> list[Written]:
@@ -254,7 +210,7 @@ def _write(
         for one in plans
     ]
     cut = _cut(given, landing.workers.count)
-    targets = tables.targets(landing)
+    targets = tables.targets()
     tasks = [
         WritingTask(
             landing.spec,
@@ -315,15 +271,13 @@ def _check_again(landing: FileLanding, plans: list[FilePlan], tried: _GroupAttem
 
 
 def _commit(
-    landing: FileLanding, plans: list[FilePlan], written: list[Written], tables: _GroupTables
+    landing: FileLanding, plans: list[FilePlan], written: list[Written], tables: LandingTables
 ) -> list[Landed]:
     """Commit the rejected rows of files, then the accepted ones."""
     bad = [one for one in plans if one.counts.reasons and not one.known.kept]
     if bad:
-        landing.warehouse.create(TABLE, QUARANTINE)
-        tables.rejected.ready(REJECTED)
         parts = [part for one in written for part in one.rejected]
-        _commit_files(tables.rejected, parts, _transactions(landing, bad), {})
+        _commit_files(tables.ready_for_rejected(), parts, _transactions(landing, bad), {})
     # Also without a row: else a file of which all rows were rejected would land when the spec has been mended,
     # and once more when the rejected rows are replayed.
     new = [one for one in plans if one.counts.rows or one.counts.reasons]
@@ -384,16 +338,12 @@ def keep_whole_file(warehouse: Tables, model: str, path: str, digest: str, reaso
     name = f"ingest-{model}-{digest}-file", 1
     warehouse.create(TABLE, QUARANTINE)
     table = FileTable(warehouse, TABLE)
-    if not table.is_due(name):
-        return
-    table.ready(REJECTED)
     row = rejected_rows(
         REJECTED,
         model,
         arrow.texts([f"file: {reason}"]),
         arrow.texts([json.dumps({"file": path})]),
-        (path, json.dumps({"file": path, "sha256": digest})),
+        [arrow.texts([path]), arrow.texts([json.dumps({"file": path, "sha256": digest})])],
         (clock.now() - EPOCH) // MICROSECOND,
     )
-    parts = write_parts(table.path, attempt_name(0, uuid.uuid4().hex, 0, 0), [row])
-    commit_or_remove(table, parts, lambda parts: table.commit(parts, name))
+    append_rows(table, row, name)

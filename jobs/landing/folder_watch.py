@@ -37,12 +37,14 @@ from jobs.landing.file_landing import (
     Landed,
     file_state,
 )
+from jobs.landing.landed_report import accepted_notes, rejected_lines, row_data
 from jobs.landing.reading import ALWAYS_READ, endings_of, file_schema
 from jobs.landing.target_table import prepare
 from jobs.landing.values.key_from_name import salt_of
 from jobs.landing.values.keys import key_types_of
 from jobs.landing.values.rejected import advice
 from jobs.landing.workers import Workers
+from jobs.landing.written_pieces import RowCounts
 from jobs.lineage.leases import stream_lock
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
@@ -149,9 +151,9 @@ class Totals:
     """Counts of one run."""
 
     files: int = 0
-    rows: int = 0
     refused: int = 0
     version: int | None = None
+    counts: RowCounts = field(default_factory=RowCounts)
     reasons: Counter[str] = field(default_factory=Counter)
 
 
@@ -212,8 +214,9 @@ class FolderLanding:
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
         self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
         self.totals.files += 1
-        self.totals.rows += 0 if done.version is None else done.rows
-        self.totals.version = done.version if done.version is not None else self.totals.version
+        if done.version is not None:
+            self.totals.counts.add(done.counts)
+            self.totals.version = done.version
         self.totals.reasons.update(done.reasons)
 
     def _refuse_complete(self, path: str, stamp: Stamp, error: UserError) -> None:
@@ -266,17 +269,16 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
                 while ready and not stop.is_set():
                     some, ready = ready[:AT_ONCE], ready[AT_ONCE:]
                     landing.take_all(some)
-                    progress.advance(len(some), f"{landing.totals.rows:,} rows")
+                    progress.advance(len(some), f"{landing.totals.counts.rows:,} rows")
                 stop.wait(seconds)
     return _report(spec, landing.totals, time.monotonic() - began)
 
 
 def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
-    quarantined = sum(totals.reasons.values())
-    lines = [f"landed {plural(totals.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
-    if quarantined:
-        counts = "; ".join(f"{count:,} {reason}" for reason, count in sorted(totals.reasons.items()))
-        lines.append(f"quarantined {plural(quarantined, 'row')}: {counts}")
+    counts, reasons = totals.counts, totals.reasons
+    lines = [f"landed {plural(counts.rows, 'row')} of {plural(totals.files, 'file')} for {spec.name}"]
+    lines += rejected_lines(spec, counts, reasons)
+    lines += accepted_notes(spec, counts, [counts.span], in_parts=counts.parts > totals.files)
     if totals.refused:
         lines.append(f"quarantined {plural(totals.refused, 'whole file')}")
     return Report(
@@ -285,9 +287,7 @@ def _report(spec: ModelSpec, totals: Totals, seconds: float) -> Report:
             "model": spec.name,
             "files_landed": totals.files,
             "files_refused": totals.refused,
-            "rows": totals.rows,
-            "quarantined": quarantined,
-            "reasons": dict(sorted(totals.reasons.items())),
+            **row_data(counts, reasons),
             "version": totals.version,
             "seconds": seconds,
         },

@@ -103,40 +103,28 @@ class MessageChecker(NamedTuple):
         values = batch.column("value")
         message_keys = self._message_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
-        absent = arrow.to_numpy(values.is_null())
-        problems[absent] = TOMBSTONE
-        rows = check_rows(
-            self.spec,
-            Columns(columns, np.zeros(len(values), bool), len(values), landed=_landed(batch)),
-            self.types,
-            self.source.title,
-        )
-        reasons, payloads = rows.column(REASON), rows.column(PAYLOAD)
-        positions = pa.nulls(len(values), pa.string())
-        fits = np.array([one is None for one in problems], bool) & arrow.to_numpy(reasons.is_null())
-        if not fits.all():
-            bad = np.flatnonzero(~fits)
-            found, written = reasons.to_pylist(), payloads.to_pylist()
-            texts: dict[int, str | None] = {}
-            where: dict[int, str] = {}
-            for at in bad.tolist():
-                found[at] = problems[at] or found[at]
-                texts[at] = self._payload(values[at].as_py(), message_keys, at, problems[at], written[at])
-                where[at] = self._position(batch, at)
-            reasons = pa.array(found, pa.string())
-            payloads = pa.array([texts.get(at) for at in range(len(values))], pa.string())
-            positions = pa.array([where.get(at) for at in range(len(values))], pa.string())
-        taken = [name for name in rows.schema.names if name not in (REASON, PAYLOAD)]
-        return pa.RecordBatch.from_arrays(
-            [
-                *(reasons, payloads, positions),
-                *(_blanked(rows.column(name), fits) for name in taken),
-                *(batch.column("partition"), batch.column("offset")),
-                *([batch.column("topic")] if "topic" in batch.schema.names else []),
-            ],
-            [REASON, PAYLOAD, POSITION, *taken, PARTITION, OFFSET]
-            + ([TOPIC] if "topic" in batch.schema.names else []),
-        )
+        problems[arrow.to_numpy(values.is_null())] = TOMBSTONE
+        shaped = np.zeros(len(values), bool)
+        source = Columns(columns, shaped, len(values), problems=problems, landed=_landed(batch))
+        rows = check_rows(self.spec, source, self.types, self.source.title)
+        reasons, written = rows.column(REASON).to_pylist(), rows.column(PAYLOAD)
+        payloads: list[str | None] = [None] * len(values)
+        positions: list[str | None] = [None] * len(values)
+        for at, reason in enumerate(reasons):
+            if reason is not None:
+                row = written[at].as_py()
+                payloads[at] = self._payload(values[at].as_py(), message_keys, at, problems[at], row)
+                positions[at] = self._position(batch, at)
+        texts = {
+            REASON: arrow.texts(reasons),
+            PAYLOAD: arrow.texts(payloads),
+            POSITION: arrow.texts(positions),
+        }
+        place = [name for name in ("partition", "offset", "topic") if name in batch.schema.names]
+        found = {name: rows.column(name) for name in self.spec.columns}
+        found |= {f"_{name}": batch.column(name) for name in place}
+        found = texts | found
+        return pa.RecordBatch.from_arrays(list(found.values()), list(found))
 
     def _columns(
         self, batch: pa.RecordBatch, message_keys: pa.Array | None
@@ -263,10 +251,6 @@ def _is_whole(kind: Any) -> bool:
     if isinstance(kind, list):
         return any(map(_is_whole, kind))
     return kind in ("int", "long")
-
-
-def _blanked(column: pa.Array, fits: NDArray[np.bool_]) -> pa.Array:
-    return column if fits.all() else column.take(pa.array(np.arange(len(fits)), mask=~fits))
 
 
 def _text(value: bytes | None) -> str | None:

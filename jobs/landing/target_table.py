@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from jobs.core import clock
+from jobs.core.input_files import known_inputs
 from jobs.landing.checking import typed_columns
+from jobs.landing.written_pieces import REJECTED, RowCounts, Target, WritingTask, WrittenRows
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.columns import schema_of
 from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
-from jobs.storage.tables import measurements
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, attempt_name, remove_of
+from jobs.storage.positions import to_micros
+from jobs.storage.quarantine import TABLE
+from jobs.storage.table_log import FileTable, commit_or_remove
+from jobs.storage.tables import QUARANTINE, measurements
 from jobs.storage.warehouse import Tables
 
 
@@ -29,3 +47,114 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
         columns += f", {PLACES}"
     warehouse.create(table, columns, properties=MEASUREMENT_PROPERTIES)
     return types
+
+
+def accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
+    """Return the columns of accepted rows as a measurements table has them, in its order.
+
+    messages: the rows are messages of topics: columns of their places that the table lacks follow.
+    """
+    more = ["_origin", "_landed_at"]
+    places = pa.schema(schema_of(PLACES).to_arrow() if messages else [])
+    wanted = {name.casefold() for name in (*spec.columns, *more, *places.names)}
+    found = [one for one in table.columns() if one.name.casefold() in wanted]
+    have = {one.name for one in found}
+    return pa.schema([*found, *(one for one in places if one.name not in have)])
+
+
+@dataclass
+class LandingTables:
+    """The measurements and the quarantine in one attempt to land rows; the names of its files have `attempt` in them.
+
+    messages: the rows are messages of topics; landed_at: microseconds since 1970.
+    """
+
+    warehouse: Tables
+    spec: ModelSpec
+    messages: bool
+    accepted: FileTable
+    rejected: FileTable
+    attempt: str
+    landed_at: int
+
+    @classmethod
+    def of(cls, warehouse: Tables, spec: ModelSpec, messages: bool = False) -> LandingTables:
+        """Begin an attempt."""
+        accepted, rejected = FileTable(warehouse, measurements(spec.name)), FileTable(warehouse, TABLE)
+        return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, to_micros(clock.now()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.remove_written()
+
+    def targets(self) -> tuple[Target, Target]:
+        """Return where the accepted and the rejected rows are written."""
+        schema = accepted_schema(self.accepted, self.spec, self.messages)
+        self.accepted.ready(schema)
+        rejected = TARGET_BYTES, INDEXED
+        if self.warehouse.exists(TABLE):
+            rejected = self.rejected.file_bytes, self.rejected.indexed
+        return (
+            Target(self.accepted.path, schema, self.accepted.file_bytes, self.accepted.indexed),
+            Target(self.rejected.path, REJECTED, *rejected),
+        )
+
+    def task(self) -> WritingTask:
+        """Return the task of a process that writes rows which are not of files."""
+        name = attempt_name(0, self.attempt, 0, 0)
+        return WritingTask(self.spec, {}, (), *self.targets(), name, self.landed_at, known_inputs())
+
+    def commit(
+        self, written: Sequence[WrittenRows], transaction: tuple[str, int], place: dict[str, Any]
+    ) -> None:
+        """Commit the rejected rows, then the accepted ones, each once a transaction.
+
+        Args:
+            written: what each process has written.
+            transaction: application and number.
+            place: up to where the source has landed with these rows, for the commit's metadata.
+        """
+        rejected = [part for one in written for part in one.rejected]
+        if rejected:
+            table = self.ready_for_rejected()
+            commit_or_remove(table, rejected, lambda parts: table.commit(parts, transaction))
+        counts = RowCounts()
+        for one in written:
+            counts.add(one.counts)
+        detail = {**place, "rows": counts.rows, "min_time": counts.span[0], "max_time": counts.span[1]}
+        accepted = [part for one in written for part in one.accepted]
+        said = {"userMetadata": json.dumps(detail)}
+        commit_or_remove(
+            self.accepted, accepted, lambda parts: self.accepted.commit(parts, transaction, said)
+        )
+
+    def ready_for_rejected(self) -> FileTable:
+        """Return the quarantine, which is made unless it exists, ready for rejected rows."""
+        self.warehouse.create(TABLE, QUARANTINE)
+        self.rejected.ready(REJECTED)
+        return self.rejected
+
+    def remove_written(self) -> None:
+        """Remove the files that no commit names or may name."""
+        for table in (self.accepted, self.rejected):
+            if not table.tried:
+                remove_of(table.path, self.attempt)
+
+
+def record_start(warehouse: Tables, spec: ModelSpec, source: str, detail: dict[str, Any]) -> None:
+    """Commit where the landing of a source begins, without rows.
+
+    Args:
+        warehouse: of the measurements.
+        spec: the model.
+        source: names the source in the commit's transaction.
+        detail: what the commit says of the place.
+    """
+    said = json.dumps({**detail, "rows": 0, "min_time": None, "max_time": None})
+    transaction = f"ingest-{spec.name}-{source}", time.time_ns() // 1_000_000
+    FileTable(warehouse, measurements(spec.name)).commit([], transaction, {"userMetadata": said})

@@ -1,20 +1,27 @@
-"""Where the landing of a topic begins: after what has landed, at the topic's start, or after a loss that was accepted.
+"""Where the landing of topics begins: after what has landed, at their start, or after a loss that was accepted.
 
-Each commit of a landing records the topic's id, the offsets up to which the topic has landed, and the checkpoint of the
-query that lands it. So one commit begins the landing, adopts an id that an earlier release did not record, or moves on
-to another topic of the same name.
+Each commit of a landing records the id of each topic, the offsets up to which it has landed, and the checkpoint of the
+query that lands it. So one commit begins the landing, adopts ids that an earlier release or the brokers did not tell,
+or moves on to another topic of the same name. One topic, which a stream reads, too, is recorded as a position of
+streams (`jobs.storage.positions`); several are recorded as one place of all of them.
 """
 
 from __future__ import annotations
 
-import json
-import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pyspark.sql import functions as F
-
-from jobs.core.errors import UserError
-from jobs.spark.kafka import Offsets, Topic, read_topic, same_if_known
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.landing.target_table import record_start
+from jobs.spark.kafka import (
+    Offsets,
+    Topic,
+    read_topic,
+    refuse_lost,
+    refuse_recreated,
+    same_if_known,
+    topic_names,
+)
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
@@ -24,24 +31,38 @@ from jobs.storage.tables import measurements
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CHECKPOINTS = "checkpoints"
+
+class LandedTopic(NamedTuple):
+    """Up to where one topic has landed: its id, None if it is unknown, and the next offset of each partition."""
+
+    id: str | None
+    offsets: Offsets
+
+    def __str__(self) -> str:
+        return ", ".join(f"{number}:{offset}" for number, offset in sorted(self.offsets.items()))
 
 
-class TopicStart(NamedTuple):
-    """The position up to which a topic has landed, and the name of the checkpoint of the query that lands it."""
+class TopicsStart(NamedTuple):
+    """Up to where topics have landed, by name, and the name of the checkpoint of the query that lands them."""
 
-    position: dict[str, Any]
+    topics: dict[str, LandedTopic]
     checkpoint: str
 
-    @property
-    def offsets(self) -> Offsets:
-        """Return the offset of the next message to land, by partition."""
-        return offsets_of(self.position)
+    def position(self, topic: str) -> dict[str, Any]:
+        """Return the position of a stream in a topic."""
+        return topic_position(topic, self.topics[topic].offsets, topic_id=self.topics[topic].id)
 
-    @property
-    def topic_id(self) -> str | None:
-        """Return the id of the topic that is landed, None if it is unknown."""
-        return self.position.get("topic_id")
+    def detail(self, source: Source) -> dict[str, Any]:
+        """Return the metadata of a commit that has landed so far."""
+        if source.streamed:
+            position = self.position(source.topic)
+            del position["source"]
+            return {**position, "checkpoint": self.checkpoint}
+        places = {
+            name: {"id": one.id, "offsets": {str(number): at for number, at in sorted(one.offsets.items())}}
+            for name, one in sorted(self.topics.items())
+        }
+        return {"topics": places, "checkpoint": self.checkpoint}
 
 
 def source_of(spec: ModelSpec) -> Source:
@@ -75,93 +96,131 @@ def topic_of(spark: SparkSession, source: Source) -> Topic:
     return topic._replace(bounds={number: held for number, held in topic.bounds.items() if number in chosen})
 
 
-def start_of(warehouse: Warehouse, spec: ModelSpec) -> TopicStart:
+def topics_of(spark: SparkSession, source: Source) -> dict[str, Topic]:
+    """Return the topics that a source names and that exist, by name.
+
+    Raises:
+        UserError: a topic or partition that is named does not exist, or the brokers do not answer.
+    """
+    if source.streamed:
+        return {source.topic: topic_of(spark, source)}
+    names = topic_names(spark, source.pattern) if source.pattern else source.topics
+    return {name: read_topic(spark, name) for name in sorted(names)}
+
+
+def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> TopicsStart:
     """Return where the landing continues; the first one begins at `source.start`, and records it.
 
-    The id of the topic is recorded, too, where the last landing did not know it, unless its offsets show that the topic
+    The id of a topic is recorded, too, where the last landing did not know it, unless its offsets show that the topic
     was made anew since.
     """
-    source = source_of(spec)
-    found = newest_landing(warehouse, measurements(spec.name), source.topic)
-    if found is not None and found.get("topic_id") is not None:
-        return _start(spec, found)
-    topic = topic_of(warehouse.spark, source)
+    found = _newest(warehouse, spec)
     if found is None:
-        return _record(warehouse, spec, topic.id, _first_offsets(source, topic), _first_checkpoint(spec))
-    known = _start(spec, found)
-    if topic.id is None or not topic.reaches(known.offsets):
-        return known
-    return _record(warehouse, spec, topic.id, known.offsets, known.checkpoint)
+        return _record(warehouse, spec, _first(spec, have), _checkpoint(spec))
+    topics = {
+        name: one._replace(id=have[name].id)
+        if one.id is None and name in have and have[name].reaches(one.offsets)
+        else one
+        for name, one in found.topics.items()
+    }
+    return found if topics == found.topics else _record(warehouse, spec, topics, found.checkpoint)
 
 
-def accept_loss(warehouse: Warehouse, spec: ModelSpec) -> str | None:
-    """Begin the landing anew with what the topic has now, if messages after the position are gone.
+def refuse_gaps(spec: ModelSpec, start: TopicsStart, have: Mapping[str, Topic]) -> None:
+    """Refuse topics that do not continue where they have landed up to.
+
+    Raises:
+        UserError: one is gone, was made anew, or has lost messages.
+    """
+    for name, known in start.topics.items():
+        if name not in have:
+            raise UserError(
+                f"topic {name}, which has landed up to {known}, is gone or no longer named by source; messages after "
+                f"that will not land. Nothing was skipped. {way_out(spec)}",
+                RUN_FAILED,
+            )
+        refuse_recreated(name, known.id, have[name].id, way_out(spec))
+        refuse_lost(have[name], known.offsets, f"`ingest --model {spec.name}`", way_out(spec))
+
+
+def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> str | None:
+    """Begin the landing anew with what the topics have now, if one is gone, made anew, or has lost messages.
 
     Returns:
-        A sentence that says what is lost; None if nothing is, so that the landing continues.
+        A sentence that says which; None if all continue.
     """
-    source = source_of(spec)
-    table = measurements(spec.name)
-    found = newest_landing(warehouse, table, source.topic) if warehouse.exists(table) else None
+    found = _newest(warehouse, spec)
     if found is None:
         return None
-    landed, topic = _start(spec, found), topic_of(warehouse.spark, source)
-    lost, anew = 0, not same_if_known(landed.topic_id, topic.id)
-    begin: Offsets = {}
-    for number, offset in landed.offsets.items():
-        held = topic.bounds.get(number)
-        anew = anew or held is None or held.written < offset
-        if held is not None and held.first > offset:
-            lost += held.first - offset
-            begin[number] = held.first
-    if not lost and not anew:
+    said: list[str] = []
+    begin: dict[str, LandedTopic] = {}
+    first = _first(spec, have)
+    for name, known in found.topics.items():
+        if name not in have:
+            said.append(f"topic {name} is no longer read")
+            continue
+        topic = have[name]
+        if not same_if_known(known.id, topic.id) or not topic.reaches(known.offsets):
+            begin[name] = first[name]
+            said.append(
+                f"topic {name} was made anew: it is landed from {begin[name]}; what the former one had left is lost"
+            )
+            continue
+        offsets = {number: max(at, topic.bounds[number].first) for number, at in known.offsets.items()}
+        begin[name] = LandedTopic(known.id or topic.id, offsets)
+        lost = sum(offsets.values()) - sum(known.offsets.values())
+        if lost:
+            said.append(f"up to {lost:,} messages of topic {name} are lost: it is landed from {begin[name]}")
+    if not said:
         return None
-    begin = _first_offsets(source, topic) if anew else {**landed.offsets, **begin}
-    version = warehouse.latest_version(table) + 1
-    _record(warehouse, spec, topic.id, begin, f"{_first_checkpoint(spec)}-{version}")
-    where = ", ".join(f"{number}:{offset}" for number, offset in sorted(begin.items()))
-    if anew:
-        return f"topic {topic.name} was made anew: it is landed from {where}; what the former one had left is lost"
-    return f"up to {lost:,} messages of topic {topic.name} are lost: it is landed from {where}"
+    version = warehouse.latest_version(measurements(spec.name)) + 1
+    _record(warehouse, spec, begin, f"{_checkpoint(spec)}-{version}")
+    return "; ".join(said)
 
 
 def way_out(spec: ModelSpec) -> str:
-    """Return the sentence that says how to continue with what a topic has now."""
-    return (
-        f"To continue with what the topic has now: `kalman-pipeline ingest --model {spec.name} --accept-loss`, "
-        f"`pretrain`, and `stream --model {spec.name} --adopt` the new snapshot"
-    )
+    """Return the sentence that says how to continue with what topics have now."""
+    anew = ", `pretrain`, and `stream --model {0} --adopt` the new snapshot" if spec.streamed_source else ""
+    command = f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
+    return f"To continue with what Kafka has now: {command}{anew.format(spec.name)}"
 
 
-def landing_detail(start: TopicStart, offsets: Offsets) -> dict[str, Any]:
-    """Return a commit's metadata: up to where which topic has landed."""
-    position = topic_position(start.position["topic"], offsets, topic_id=start.topic_id)
-    del position["source"]
-    return {**position, "checkpoint": start.checkpoint}
+def _first(spec: ModelSpec, have: Mapping[str, Topic]) -> dict[str, LandedTopic]:
+    assert spec.source is not None
+    latest = spec.source.start == "latest"
+    return {
+        name: LandedTopic(
+            topic.id, {number: held.end if latest else held.first for number, held in topic.bounds.items()}
+        )
+        for name, topic in have.items()
+    }
 
 
-def _start(spec: ModelSpec, landing: dict[str, Any]) -> TopicStart:
-    position = topic_position(landing["topic"], offsets_of(landing), topic_id=landing.get("topic_id"))
-    return TopicStart(position, landing.get("checkpoint", _first_checkpoint(spec)))
+def _checkpoint(spec: ModelSpec) -> str:
+    return f"checkpoints/ingest-{spec.name}" + ("" if spec.streamed_source else "-topics")
 
 
-def _first_checkpoint(spec: ModelSpec) -> str:
-    return f"{CHECKPOINTS}/ingest-{spec.name}"
-
-
-def _first_offsets(source: Source, topic: Topic) -> Offsets:
-    latest = source.start == "latest"
-    return {number: held.end if latest else held.first for number, held in topic.bounds.items()}
+def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
+    """Return where the last landing ended; None before the first."""
+    source, table = spec.streamed_source, measurements(spec.name)
+    if source is not None:
+        found = newest_landing(warehouse, table, source.topic)
+        if found is None:
+            return None
+        known = {source.topic: LandedTopic(found.get("topic_id"), offsets_of(found))}
+        return TopicsStart(known, found.get("checkpoint", _checkpoint(spec)))
+    found = next((one.detail for one in warehouse.log_entries(table) if "topics" in one.detail), None)
+    if found is None:
+        return None
+    known = {name: LandedTopic(one["id"], offsets_of(one)) for name, one in found["topics"].items()}
+    return TopicsStart(known, found["checkpoint"])
 
 
 def _record(
-    warehouse: Warehouse, spec: ModelSpec, topic_id: str | None, offsets: Offsets, checkpoint: str
-) -> TopicStart:
+    warehouse: Warehouse, spec: ModelSpec, topics: dict[str, LandedTopic], checkpoint: str
+) -> TopicsStart:
     """Commit where the landing begins, without rows."""
-    table, topic = measurements(spec.name), source_of(spec).topic
-    start = TopicStart(topic_position(topic, offsets, topic_id=topic_id), checkpoint)
-    detail = {**landing_detail(start, offsets), "rows": 0, "min_time": None, "max_time": None}
-    nothing = warehouse.read(table).filter(F.lit(False))
-    transaction = f"ingest-{spec.name}-{topic}", time.time_ns() // 1_000_000
-    warehouse.append(nothing, table, transaction, json.dumps(detail))
+    assert spec.source is not None
+    start = TopicsStart(topics, checkpoint)
+    record_start(warehouse, spec, spec.source.topic or "topics", start.detail(spec.source))
     return start

@@ -16,16 +16,17 @@ from jobs.landing.topic_start import (
 )
 from jobs.lineage import generations
 from jobs.spark.kafka import (
+    Offsets,
     Topic,
     TopicWatch,
     read_topic,
     refuse_lost,
     refuse_recreated,
-    starting,
     stream_reader,
 )
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.specs.source import Source
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import (
     KeyTypes,
@@ -33,7 +34,7 @@ from jobs.storage.measurements_table import (
 from jobs.storage.positions import describe, offsets_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from jobs.lineage.generations import Generation
 
@@ -63,13 +64,37 @@ def messages_after(
     source = source_of(spec)
     have = topic_of(warehouse.spark, source)
     _refuse_gap(spec, checkpoint, start, have, reader)
-    stream = stream_reader(warehouse.spark, source.max_offsets_per_batch)
+    messages = read_topics(warehouse.spark, source, {source.topic: offsets_of(start)}, {source.topic: have})
+    return checked_messages(messages, spec, source, types, start.get("topic_id"))
+
+
+def read_topics(
+    spark: SparkSession, source: Source, offsets: Mapping[str, Offsets], have: Mapping[str, Topic]
+) -> DataFrame:
+    """Return the messages of a source's topics as a stream.
+
+    Args:
+        spark: the session.
+        source: names the topics, or has a pattern of their names.
+        offsets: where to begin, by topic; a topic or partition without an offset is read from its beginning.
+        have: the topics as they are.
+    """
+    stream = stream_reader(spark, source.max_offsets_per_batch)
     if source.partitions:
         stream = stream.option("assign", json.dumps({source.topic: sorted(source.partitions)}))
+    elif source.pattern:
+        # Spark looks for the expression anywhere in a name.
+        stream = stream.option("subscribePattern", f"^(?:{source.pattern})$")
     else:
-        stream = stream.option("subscribe", source.topic)
-    stream = stream.option("startingOffsets", starting(source.topic, offsets_of(start), have.bounds))
-    return checked_messages(stream.load(), spec, source, types, start.get("topic_id"))
+        stream = stream.option("subscribe", ",".join(have))
+    begin = {
+        name: {
+            str(number): offsets.get(name, {}).get(number, held.first)
+            for number, held in sorted(topic.bounds.items())
+        }
+        for name, topic in have.items()
+    }
+    return stream.option("startingOffsets", json.dumps(begin)).load()
 
 
 def _refuse_gap(

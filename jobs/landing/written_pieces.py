@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,9 +23,11 @@ from jobs.landing.reading import FilePiece, reader_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.part_files import PartFile, PartWriter, remove
-from jobs.storage.quarantine import PAYLOAD, REASON
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 ORIGIN, LANDED_AT = "_origin", "_landed_at"
+SOURCE = "_source"
+"""The column with what a row came from, which is that of the quarantine, too."""
 _TEXTS = ("model", "payload", "reason", "source", "position", "generation", "id")
 REJECTED = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
@@ -111,6 +113,14 @@ class Written(NamedTuple):
     rejected: Sequence[PartFile]
 
 
+class WrittenRows(NamedTuple):
+    """The counts of rows that are not of files, and the files that were written."""
+
+    counts: RowCounts
+    accepted: Sequence[PartFile]
+    rejected: Sequence[PartFile]
+
+
 def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
     """Write the rows of pieces, and count them; without a single file if one of the pieces cannot be read.
 
@@ -164,6 +174,26 @@ class _Table:
         remove(self._folder, self._done)
 
 
+def write_rows(task: WritingTask, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
+    """Write checked rows that have their origin and their place as columns; return what was written.
+
+    Args:
+        task: what is written, without files.
+        batches: the rows: besides the columns of `check_rows` `_origin`, `_source`, `_position`, and those of the
+            measurements that the task asks for.
+    """
+    tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
+    rows = _Rows(task, tables)
+    try:
+        for batch in batches:
+            rows.write(batch)
+        return WrittenRows(rows.counts(), *(table.end() for table in tables))
+    except BaseException:
+        for table in tables:
+            table.abandon()
+        raise
+
+
 def _write_file(
     task: WritingTask, file: FilePieces, tables: tuple[_Table, _Table], on_read: Callable[[int], None]
 ) -> RowCounts:
@@ -172,25 +202,63 @@ def _write_file(
     Raises:
         UserError: the file cannot be read.
     """
-    total, places = RowCounts(), _Places(task.spec)
-    accepted, rejected = tables
+    rows = _Rows(task, tables)
     reader = reader_of(task.spec, file.path)
     for piece in file.pieces:
+        place = {ORIGIN: file.origin, SOURCE: file.path, POSITION: file.position}
         for batch in reader.read(piece.part, task.key_types, piece.landed):
-            good, bad = _divided(batch)
-            if bad is not None and piece.rejected:
-                total.add(_count_rejected(bad))
-                if file.position is not None:
-                    rejected.add(_as_rejected(task, bad, file.path, file.position))
-            if good.num_rows:
-                times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
-                absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
-                total.add(RowCounts(len(times), (int(times.min()), int(times.max())), absent=absent))
-                places.add(good)
-                accepted.add(_as_accepted(task, good, file.origin))
+            rows.write(batch, place, piece.rejected)
         on_read(piece.size)
-    total.repeats, total.parts = places.repeats(), places.parts
-    return total
+    return rows.counts()
+
+
+class _Rows:
+    """Writes the checked rows of one file or task, and counts them."""
+
+    def __init__(self, task: WritingTask, tables: tuple[_Table, _Table]) -> None:
+        self._task, (self._accepted, self._rejected) = task, tables
+        self._total, self._places = RowCounts(), _Places(task.spec)
+
+    def write(
+        self, batch: pa.RecordBatch, place: Mapping[str, str | None] | None = None, rejected: bool = True
+    ) -> None:
+        """Write rows.
+
+        Args:
+            batch: the rows.
+            place: `_origin`, `_source` and `_position` of all of them; without a position the quarantine has the
+                rejected ones already. None: each row has its own.
+            rejected: count and write the rejected ones.
+        """
+        task = self._task
+        good, bad = _divided(batch)
+        if bad is not None and rejected:
+            self._total.add(_count_rejected(bad))
+            if place is None or place[POSITION] is not None:
+                where = [_column(bad, name, place) for name in (SOURCE, POSITION)]
+                texts = bad.column(REASON), bad.column(PAYLOAD)
+                self._rejected.add(
+                    rejected_rows(task.rejected.schema, task.spec.name, *texts, where, task.landed_at)
+                )
+        if good.num_rows:
+            times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
+            absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
+            self._total.add(RowCounts(len(times), (int(times.min()), int(times.max())), absent=absent))
+            self._places.add(good)
+            # Names of the spec and of the table may differ in case, as in Spark.
+            have = {name.casefold(): good.column(name) for name in good.schema.names}
+            have[ORIGIN] = _column(good, ORIGIN, place)
+            have[LANDED_AT] = arrow.times(np.full(len(times), task.landed_at), np.ones(len(times), bool))
+            self._accepted.add(typed_rows(task.accepted.schema, have))
+
+    def counts(self) -> RowCounts:
+        """Return the counts of all rows."""
+        self._total.repeats, self._total.parts = self._places.repeats(), self._places.parts
+        return self._total
+
+
+def _column(rows: pa.RecordBatch, name: str, place: Mapping[str, str | None] | None) -> pa.Array:
+    return rows.column(name) if place is None else arrow.repeated(place[name] or "", rows.num_rows)
 
 
 def _divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -207,36 +275,12 @@ def _count_rejected(bad: pa.RecordBatch) -> RowCounts:
     return RowCounts(reasons=Counter(reasons), examples=examples)
 
 
-def _as_accepted(task: WritingTask, rows: pa.RecordBatch, origin: str) -> pa.RecordBatch:
-    """Return accepted rows with the columns of the measurements."""
-    count = rows.num_rows
-    own = {
-        ORIGIN: arrow.repeated(origin, count),
-        LANDED_AT: arrow.times(np.full(count, task.landed_at), np.ones(count, bool)),
-    }
-    # Names of the spec and of the table may differ in case, as in Spark.
-    have = {name.casefold(): rows.column(name) for name in task.spec.columns} | own
-    return _typed(task.accepted.schema, have)
-
-
-def _as_rejected(task: WritingTask, bad: pa.RecordBatch, path: str, position: str) -> pa.RecordBatch:
-    """Return rejected rows with the columns of the quarantine."""
-    return rejected_rows(
-        task.rejected.schema,
-        task.spec.name,
-        bad.column(REASON),
-        bad.column(PAYLOAD),
-        (path, position),
-        task.landed_at,
-    )
-
-
 def rejected_rows(
     schema: pa.Schema,
     model: str,
     reasons: pa.Array,
     payloads: pa.Array,
-    place: tuple[str, str],
+    place: Sequence[pa.Array],
     landed_at: int,
 ) -> pa.RecordBatch:
     """Return N rejected rows with the columns of the quarantine, each with an id.
@@ -246,7 +290,7 @@ def rejected_rows(
         model: name of the model.
         reasons: (N,) why each row is rejected.
         payloads: (N,) the rows.
-        place: where they came from, and their place there as JSON.
+        place: (N,) where they came from, and (N,) their places there as JSON.
         landed_at: microseconds since 1970.
     """
     count = len(reasons)
@@ -254,17 +298,18 @@ def rejected_rows(
         "model": arrow.repeated(model, count),
         "payload": payloads,
         "reason": reasons,
-        "source": arrow.repeated(place[0], count),
-        "position": arrow.repeated(place[1], count),
+        "source": place[0],
+        "position": place[1],
         "quarantined_at": arrow.times(np.full(count, landed_at), np.ones(count, bool)),
         "id": arrow.texts(list(_ids(count))),
         "generation": pa.nulls(count, pa.string()),
         "batch_id": pa.nulls(count, pa.int64()),
     }
-    return _typed(schema, have)
+    return typed_rows(schema, have)
 
 
-def _typed(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+def typed_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
+    """Return rows with the columns of a schema, of arrays by name in lower case."""
     columns = [have[one.name.casefold()].cast(one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

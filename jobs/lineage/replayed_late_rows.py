@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, SHADOW, LineageSegment
 from jobs.spark.warehouse import Warehouse
+from jobs.storage.row_changes import NOW, put_rows
 from jobs.storage.tables import LATE_COPIES, LATE_COPIES_TABLE, LATE_COPY
+from jobs.storage.warehouse import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 TABLE, PREFIX = LATE_COPIES_TABLE, LATE_COPY
 
 
-def lineages(warehouse: Warehouse, model: str) -> list[list[LineageSegment]]:
+def lineages(warehouse: Tables, model: str) -> list[list[LineageSegment]]:
     """Return the lineage of every live or shadow generation."""
     catalog = Catalog(warehouse)
     going = [one for one in catalog.generations(model) if one.status in (LIVE, SHADOW)]
@@ -49,30 +51,32 @@ def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
     return segments
 
 
-def refused_by_all(lineages: list[list[LineageSegment]], generation: Column, batch: Column) -> Column:
-    """Return the condition that all of these lineages contain the micro-batch of a generation that rejected a row."""
-    result = F.lit(bool(lineages))
-    for one in lineages:
-        result = result & _contains(one, generation, batch)
-    return F.coalesce(result, F.lit(False))
-
-
-def origin(replay: str) -> Column:
-    """Return the `_origin` of the copy of a quarantined row with columns `generation` and `batch_id`."""
-    text = F.concat_ws(":", F.col("generation"), F.col("batch_id").cast("string"), F.lit(replay))
-    return F.concat(F.lit(PREFIX), text)
-
-
-def announce(warehouse: Warehouse, replay: str, model: str, rows: int) -> None:
-    """Record a replay before its copies are appended, so that readers filter them."""
-    warehouse.create(TABLE, LATE_COPIES)
-    frame = warehouse.spark.range(1).select(
-        F.lit(replay).alias("replay"),
-        F.lit(model).alias("model"),
-        F.lit(rows).cast("bigint").alias("rows"),
-        F.current_timestamp().alias("replayed_at"),
+def refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch: int) -> bool:
+    """Tell if all of these lineages, at least one, contain the micro-batch of a generation that rejected a row."""
+    return bool(lineages) and all(
+        any(
+            one.generation == generation and (one.last_batch is None or batch <= one.last_batch)
+            for one in segments
+        )
+        for segments in lineages
     )
-    warehouse.append(frame.coalesce(1), TABLE, (f"replay-{replay}", 1))
+
+
+def origin(replay: str, generation: str, batch: int) -> str:
+    """Return the `_origin` of the copy of a row that a generation rejected in a micro-batch."""
+    return f"{PREFIX}{generation}:{batch}:{replay}"
+
+
+def announce(tables: Tables, replay: str, model: str, rows: int) -> None:
+    """Record a replay before its copies are appended, so that readers filter them."""
+    tables.create(TABLE, LATE_COPIES)
+    row = {"replay": replay, "model": model, "rows": rows, "replayed_at": NOW}
+    put_rows(
+        tables,
+        TABLE,
+        ("replay",),
+        lambda there: [] if any(one["replay"] == replay for one in there) else [row],
+    )
 
 
 def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:

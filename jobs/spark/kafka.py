@@ -6,7 +6,6 @@ may name a file of Kafka's own client properties, such as those for TLS and SASL
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -360,9 +359,3 @@ def refuse_lost(topic: Topic, needed: Mapping[int, int], what: str, way_out: str
             f"has ended (transaction.timeout.ms)",
             RUN_FAILED,
         )
-
-
-def starting(topic: str, offsets: Mapping[int, int], have: Mapping[int, Bounds]) -> str:
-    """Return Spark's `startingOffsets`; a partition without an offset is read from its beginning."""
-    wanted = {str(number): offsets.get(number, held.first) for number, held in sorted(have.items())}
-    return json.dumps({topic: wanted})

@@ -8,24 +8,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE, Choice
+from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, TABLE
 from jobs.storage.tables import QUARANTINE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-
-def chosen(choice: Choice) -> Column:
-    """Return the condition on rows of the table that a choice selects."""
-    result = F.lit(True)
-    if choice.reason is not None:
-        result = result & F.col("reason").startswith(choice.reason)
-    since = choice.earliest()
-    if since is not None:
-        result = result & (F.col("quarantined_at") >= F.lit(since))
-    if choice.ids:
-        result = result & F.col("id").isin(*choice.ids)
-    return result
 
 
 def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) -> None:
@@ -77,12 +64,10 @@ def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 
 
 def topic_quarantine(
-    rejected: DataFrame, model: str, topic: str, generation: str | None, batch_id: int | None
+    rejected: DataFrame, model: str, topic: str, generation: str, batch_id: int
 ) -> DataFrame:
-    """Return rejected messages (`_reason`, `_payload`, `_position`) with the quarantine's columns."""
+    """Return messages (`_reason`, `_payload`, `_position`) that a generation rejected with the quarantine's columns."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
-    position = F.col(POSITION)
-    if generation is not None:
-        position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
+    position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
     source = F.lit(f"kafka:{topic}")
     return rejected_rows(rejected, model, source, position, generation=generation, batch_id=batch_id)

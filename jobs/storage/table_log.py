@@ -37,7 +37,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.storage import probe
 from jobs.storage.demands import absent_fields, other_type, refusal
 from jobs.storage.object_files import Seen
-from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, remove
+from jobs.storage.part_files import INDEXED, TARGET_BYTES, PartFile, attempt_name, remove, write_parts
 from jobs.storage.table_rows import live_files, open_log
 from jobs.storage.warehouse import Tables
 
@@ -420,6 +420,31 @@ def commit_or_remove(
         if version is None and not files.tried:
             remove(files.path, parts)
     return version
+
+
+def append_rows(
+    files: FileTable, rows: pa.RecordBatch, transaction: tuple[str, int], detail: str | None = None
+) -> int | None:
+    """Write rows from this process and append them in one commit, once a transaction (application, number).
+
+    Return the version that the commit made, or None if the table has the transaction, or a later one.
+
+    Args:
+        files: of the table, which gets the columns that it lacks.
+        rows: with the names and types of the table.
+        transaction: application and number.
+        detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
+
+    Raises:
+        UserError: the table does not take such rows, or the commit failed.
+    """
+    if not files.is_due(transaction):
+        return None
+    files.ready(rows.schema)
+    name = attempt_name(0, uuid.uuid4().hex, 0, 0)
+    parts = write_parts(files.path, name, [rows], full=files.file_bytes, indexed=files.indexed)
+    metadata = {} if detail is None else {"userMetadata": detail}
+    return commit_or_remove(files, parts, lambda parts: files.commit(parts, transaction, metadata))
 
 
 def _checkpoint_every(log: DeltaTable) -> int:

@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.generations import origin
 from jobs.lineage.hand_over import last_position
@@ -20,7 +21,6 @@ from jobs.migration.report import parameters_changed
 from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
-from jobs.sources.one_topic import land_present
 from jobs.storage.positions import Cut, describe, rank
 from jobs.storage.tables import measurements
 from jobs.training.learning import Window

@@ -19,13 +19,13 @@ from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.reading import file_schema
+from jobs.landing.rejected import held
+from jobs.landing.rejected.replay import replay as replay_rows
 from jobs.landing.target_table import prepare
 from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
 from jobs.lineage.model import DeployedModel
 from jobs.operations.maintenance import Maintenance
-from jobs.rejected_rows import held
-from jobs.rejected_rows.replay import replay as replay_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.spark.conf import STATE_FORMAT, spark_conf
@@ -42,7 +42,6 @@ from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context, modes
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
-from tests.protocol import memory_columns as F
 from tests.protocol import world
 from tests.protocol.memory_delta import Session
 from tests.protocol.memory_state import FORMER
@@ -200,10 +199,7 @@ def replay(spec: ModelSpec | None = None) -> None:
     """Replay everything in quarantine that fits now, as `quarantine replay` does."""
     here = warehouse()
     if held.ready(here):
-        rows: Any = here.read("quarantine")
-        chosen = rows.filter((F.col("model") == MODEL) & F.col("status").isNull())
-        columns = ("id", "payload", "source", "position", "generation", "batch_id", "quarantined_at")
-        replay_rows(here, spec or spec_of(), chosen.select(*columns))
+        replay_rows(here, spec or spec_of(), held.held_rows(held.rejected_of(here, MODEL)))
 
 
 def change_inputs() -> None:

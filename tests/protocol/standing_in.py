@@ -57,7 +57,6 @@ LOADED = (
     "key_inputs",
     "lineage",
     "operations",
-    "rejected_rows",
     "snapshots",
     "spark",
     "storage",

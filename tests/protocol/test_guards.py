@@ -18,7 +18,6 @@ from jobs.landing.file_landing import FileLanding
 from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
 from jobs.snapshots import store
-from jobs.spark.warehouse import Warehouse
 from jobs.storage import table_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile
@@ -55,27 +54,19 @@ def _nothing(*arguments: Any, **options: Any) -> None:
     return None
 
 
-def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    append = Warehouse.append
-
-    def plain(
-        self: Warehouse, frame: Any, table: str, transaction: Any = None, *more: Any, **options: Any
-    ) -> Any:
-        kept = None if transaction and transaction[0].startswith(prefix) else transaction
-        return append(self, frame, table, kept, *more, **options)
-
-    return _patched(Warehouse, "append", plain)
-
-
 @contextlib.contextmanager
-def _without_transactions_of_files() -> Iterator[None]:
-    """Commit the rows of a file whether or not the table has its transaction."""
-    commit = FileTable.commit
+def _without_transactions(prefix: str) -> Iterator[None]:
+    """Commit rows whether or not the table has their transaction, of those with this prefix."""
+    commit, is_due = FileTable.commit, FileTable.is_due
 
     def plain(self: FileTable, parts: Any, transaction: Any, *more: Any) -> Any:
-        return commit(self, parts, None, *more)
+        kept = None if transaction and transaction[0].startswith(prefix) else transaction
+        return commit(self, parts, kept, *more)
 
-    with mock.patch.object(FileTable, "commit", plain):
+    def due(self: FileTable, transaction: Any) -> bool:
+        return transaction[0].startswith(prefix) or is_due(self, transaction)
+
+    with mock.patch.object(FileTable, "commit", plain), mock.patch.object(FileTable, "is_due", due):
         yield
 
 
@@ -301,13 +292,13 @@ GUARDS = (
     ),
     Guard(
         "the transaction of a landed file",
-        _without_transactions_of_files,
+        lambda: _without_transactions("ingest-"),
         scenarios.INGEST,
         "each row lands once",
     ),
     Guard(
         "the transaction of a replay",
-        _without_transactions("replay-"),
+        lambda: _without_transactions("replay-"),
         scenarios.REPLAY,
         "each row lands once",
     ),

@@ -36,7 +36,7 @@ from jobs.core.errors import UserError
 from jobs.landing import bounds
 from jobs.landing.csv_parquet import Part, read, read_part
 from jobs.landing.line_parts import line_parts, lines_of
-from jobs.rejected_rows import rows as edited_rows
+from jobs.landing.rejected import held as edited_rows
 from jobs.specs.files import Files
 
 HEADER, MB = b"sensor,at,value\n", 1 << 20

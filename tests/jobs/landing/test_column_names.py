@@ -22,9 +22,9 @@ from jobs.landing.json_rows import check_documents
 from jobs.landing.messages import MessageChecker
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import file_schema
+from jobs.landing.rejected.rechecking import recheck
 from jobs.offline.future import read_future
 from jobs.offline.key_inputs import read_inputs
-from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.loading import load_spec, schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import SpecError

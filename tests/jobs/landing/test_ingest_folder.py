@@ -189,9 +189,9 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
         return landing.totals
 
     day.to_csv(path, index=False)
-    assert (look().rows, look().files) == (len(day), 0)
+    assert (look().counts.rows, look().files) == (len(day), 0)
     os.utime(path, (1.0, 1.0))
-    assert (look().rows, look().refused) == (0, 0)
+    assert (look().counts.rows, look().refused) == (0, 0)
     assert pipeline.tables.row_count("measurements/walk") == len(day)
     day.head(3).to_csv(path, index=False)
     assert look().refused == 1

@@ -16,13 +16,13 @@ from pyspark.sql import functions as F
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
+from jobs.landing.rejected import replay
+from jobs.landing.sources import topics
 from jobs.lineage import generations, start_point
 from jobs.lineage.generations import SHADOW
 from jobs.lineage.live import live_estimates
 from jobs.lineage.model import DeployedModel
-from jobs.rejected_rows import replay
 from jobs.snapshots import manifests
-from jobs.sources import one_topic
 from jobs.spark.kafka import topic_id
 from jobs.storage.positions import landed_position
 from jobs.streaming.driver import Driver
@@ -168,9 +168,7 @@ def test_a_topic_that_was_made_anew_is_refused_at_each_start_and_while_it_is_rea
     after = [make_anew]
     pipeline.write_spec(spec)
     with pytest.raises(UserError, match="made anew"):
-        one_topic.land_present(
-            warehouse, pipeline.spec, on_progress=lambda _: after.pop()(4) if after else None
-        )
+        topics.land_present(warehouse, pipeline.spec, on_progress=lambda _: after.pop()(4) if after else None)
     assert len(landed(pipeline)) == 60 + 240 + 60
     pipeline.write_spec(topic_spec("anew"))
     assert ingest.run(pipeline.settings, "anew", accept_loss=True).data["rows"] == 480

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from jobs.landing.checking import check_rows
 from jobs.landing.raw_rows import Source
+from jobs.landing.rejected.rechecking import recheck
 from jobs.landing.values.rejected import explained
-from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import SpecError

@@ -21,9 +21,9 @@ from jobs.landing.csv_parquet import parts
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import reader_of
+from jobs.landing.rejected.rechecking import recheck
 from jobs.landing.values.rejected import clock_notes, explained, repeated
 from jobs.offline.future import read_future
-from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.support.pipeline import random_walk_spec
 

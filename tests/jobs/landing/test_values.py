@@ -18,9 +18,9 @@ from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import check_documents
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.rejected.rechecking import recheck
 from jobs.landing.values.number_writing import find_writing
 from jobs.landing.values.rejected import explained
-from jobs.rejected_rows.rechecking import recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import PAYLOAD, REASON
 

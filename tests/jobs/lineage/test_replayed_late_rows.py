@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from jobs import quarantine
+from jobs.landing.rejected import replay
 from jobs.lineage import generations
 from jobs.lineage.model import DeployedModel
-from jobs.rejected_rows import replay
 from jobs.storage.quarantine import Choice
 from jobs.streaming.driver import Driver
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec

@@ -22,10 +22,7 @@ from jobs.core.errors import UserError
 from jobs.core.report import plain
 from jobs.core.settings import Settings
 from jobs.migration.migrating import source_snapshot
-from jobs.rejected_rows import held
-from jobs.spark.quarantine import chosen
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.quarantine import TABLE, Choice
 from jobs.storage.warehouse import Tables
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
@@ -105,20 +102,6 @@ def test_status_is_the_same_with_and_without_spark(released: Settings, spark: Sp
         for one in data["models"][0]["generations"]:
             one.pop("seconds_behind")  # it grows
     assert without == beside
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize(
-    "choice",
-    [Choice(), Choice(reason="time"), Choice(since="2d"), Choice(since="2100-01-01"), Choice(ids=("4", "5"))],
-)
-def test_spark_chooses_the_rejected_rows_that_are_shown_without_it(
-    released: Settings, spark: SparkSession, choice: Choice
-):
-    frame = Warehouse(spark, released.warehouse).read(TABLE).filter(chosen(choice))
-    found = held.chosen(Tables(released.warehouse), "walk", choice)
-    ids = sorted(row["id"] for row in frame.filter("model = 'walk'").collect())
-    assert sorted(found["id"].to_pylist()) == ids
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Land the micro-batches of a source in the measurements table: of a table, of several topics, or of one.
 
-Spark fixes the end of a micro-batch before it runs. The micro-batch commits first to quarantine, then to the
+Spark fixes the end of a micro-batch before it runs. Its tasks write the rows as they are read, as the processes do that
+read files (`jobs.landing.written_pieces`). The micro-batch commits first to quarantine, then to the
 measurements, each in the Delta transaction (query, micro-batch); so after a crash at any point, also between a commit
 and Spark's note of it, the next run repeats the micro-batch, which is idempotent. Each commit to the measurements
 records the place in the source up to which it has landed.
@@ -8,34 +9,36 @@ records the place in the source up to which it has landed.
 
 from __future__ import annotations
 
-import json
+import pickle
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.progress import Progress
-from jobs.core.report import Report, plural
+from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
-from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.landed_report import source_report
+from jobs.landing.target_table import LandingTables
+from jobs.landing.written_pieces import RowCounts, WrittenRows, write_rows
 from jobs.lineage.leases import stream_lock
 from jobs.spark.conf import interpreted_conf
 from jobs.spark.job_labels import batches_labelled
-from jobs.spark.quarantine import keep
-from jobs.spark.queries import await_end, with_trigger
+from jobs.spark.queries import await_end, cause_of, with_trigger
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.quarantine import PAYLOAD, POSITION, REASON, refusal, too_many
-from jobs.storage.tables import measurements
+from jobs.storage.part_files import attempt_name
+from jobs.storage.quarantine import refusal, too_many
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,55 +48,51 @@ _TRIES = 3
 """How often a query is started that ends before it has landed anything, if a new one may go on."""
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """A source as the landing needs it.
 
     unit: what one of its rows is called in reports; restarts: names of errors after which a new query goes on.
     """
 
-    unit: str
-    restarts: tuple[str, ...]
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint of the query."""
-        ...
+    unit: str = "row"
+    restarts: tuple[str, ...] = ()
+    checkpoint: Checkpoint
 
     def is_empty(self) -> bool:
         """Tell if there is nothing after the position, and no query can begin there yet."""
-        ...
+        return False
 
+    @abstractmethod
     def rows(self) -> DataFrame:
         """Return the stream of checked rows (`_reason`, `_payload`, and what the other functions need).
 
         Raises:
             UserError: the source does not continue where it has landed up to.
         """
-        ...
 
+    @abstractmethod
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the place at the end of a micro-batch, once its rows are read and before anything is written.
+        """Return the place at the end of a micro-batch, before its rows are read."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Check, once the rows of a micro-batch are read, that the source still is the one that it was before.
 
         Raises:
-            UserError: the source is not the one that was read before.
+            UserError: it was made anew, or is gone.
         """
-        ...
 
-    def placed(self, fits: DataFrame) -> DataFrame:
-        """Return accepted rows with the columns that tell where they came from."""
-        ...
-
-    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
-        """Return rejected rows (`_reason`, `_payload`, ...) with the columns of the quarantine."""
-        ...
+    @abstractmethod
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return checked rows with the columns that tell where they came from: `_origin`, `_source`, `_position`."""
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed."""
-        ...
+        return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
         """Return up to where the source has landed, for the report: words to add, and data."""
-        ...
+        return "", {}
 
 
 @dataclass
@@ -105,54 +104,43 @@ class SourceLanding:
     reader: Reader
     on_progress: Callable[[SourceLanding], None]
     batches: int = 0
-    rows: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    counts: RowCounts = field(default_factory=RowCounts)
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Land a micro-batch. Idempotent."""
         spec, reader = self.spec, self.reader
+        assert spec.source is not None
         transaction = f"ingest-{spec.name}-{reader.checkpoint.query_id()}", batch_id
-        rows = rows.persist()
-        try:
-            count, span, reasons = _count_rows(rows, spec.time)
-            reached = reader.reached(batch_id)
-            if too_many(spec.quarantine, reasons, count):
-                assert spec.source is not None
+        reached, counts = reader.reached(batch_id), RowCounts()
+        messages = spec.source.kind == "kafka"
+        with LandingTables.of(self.warehouse, spec, messages) as tables:
+            written = _write(reader.placed(rows), tables)
+            for one in written:
+                counts.add(one.counts)
+            reader.check()
+            if too_many(spec.quarantine, counts.reasons, counts.rows):
                 where = f"micro-batch {batch_id} of {spec.source.title}"
-                raise refusal(spec.quarantine, reasons, count, where)
-            if reasons:
-                bad = rows.filter(F.col(REASON).isNotNull()).coalesce(1)
-                keep(self.warehouse, reader.rejected(bad, reached), transaction)
-            fits = rows.filter(F.col(REASON).isNull()).drop(REASON, PAYLOAD, POSITION)
-            fits = reader.placed(fits).withColumn("_landed_at", F.current_timestamp())
-            fits = fits.coalesce(max(1, count // ROWS_A_FILE))
-            detail = {**reached, "rows": count, "min_time": span[0], "max_time": span[1]}
-            table = measurements(spec.name)
-            self.warehouse.append(fits, table, transaction, json.dumps(detail), more_columns=True)
-        finally:
-            rows.unpersist()
+                raise refusal(spec.quarantine, counts.reasons, counts.rows, where)
+            tables.commit(written, transaction, reached)
         self.batches += 1
-        self.rows += count
-        self.reasons.update(reasons)
+        self.counts.add(counts)
         self.on_progress(self)
 
 
-def _count_rows(checked: DataFrame, time: str) -> tuple[int, tuple[int | None, int | None], dict[str, int]]:
-    """Count checked rows (`_reason`, the column `time`) in one Spark job.
+def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
+    """Let tasks write checked rows as files of both tables, which no commit names yet, and count them."""
+    task, attempt = tables.task(), tables.attempt
 
-    Returns:
-        The accepted rows, their first and last time in microseconds, the rejected rows by reason.
-    """
-    micros = F.unix_micros(F.col(f"`{time}`"))
-    counts = checked.groupBy(REASON).agg(
-        F.count("*").alias("rows"), F.min(micros).alias("first"), F.max(micros).alias("last")
-    )
-    found = {row[REASON]: row for row in counts.collect()}
-    good = found.pop(None, None)
-    reasons = {reason: int(row["rows"]) for reason, row in found.items()}
-    if good is None:
-        return 0, (None, None), reasons
-    return int(good["rows"]), (good["first"], good["last"]), reasons
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        name = attempt_name(context.partitionId(), attempt, context.stageId(), context.taskAttemptId())
+        written = write_rows(task._replace(name=name), batches)
+        yield pa.RecordBatch.from_pydict({"written": [pickle.dumps(written)]})
+
+    # Of small micro-batches each partition would be a file.
+    few = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
+    return [pickle.loads(row["written"]) for row in few.mapInArrow(write, "written binary").collect()]
 
 
 def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) -> None:
@@ -187,11 +175,12 @@ def land(
     settings: Settings,
     spec: ModelSpec,
     seconds: float | None,
-    opened: Callable[[Warehouse], tuple[Reader, str | None]],
-    kafka: bool = False,
+    lossy: bool,
+    opened: Callable[[Warehouse, ModelSpec, bool], tuple[Reader, str | None]],
 ) -> Report:
     """Run the landing of a source as a command of its own, until SIGTERM if `seconds` is given.
 
+    lossy: continue with what the source has now.
     opened: returns the reader of the source, and a sentence on what was given up before it, if anything was.
 
     Raises:
@@ -200,30 +189,14 @@ def land(
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        spark = spark_session(settings, title, interpreted_conf(), kafka=kafka)
+        spark = spark_session(settings, title, interpreted_conf(), kafka=spec.source.kind == "kafka")
         warehouse = Warehouse(spark, settings.warehouse)
-        reader, note = opened(warehouse)
+        reader, note = opened(warehouse, spec, lossy)
         with Progress(title, None, settings.quiet, "micro-batch", "es") as progress:
             landing = SourceLanding(
-                warehouse, spec, reader, lambda now: progress.advance(1, f"{now.rows:,} rows")
+                warehouse, spec, reader, lambda now: progress.advance(1, f"{now.counts.rows:,} rows")
             )
             run(landing, seconds, stop)
         upto, place = reader.place()
-        version = warehouse.latest_version(measurements(spec.name))
-    reasons = dict(sorted(landing.reasons.items()))
-    lines = [] if note is None else [note]
-    lines.append(landed_line(spec, landing.rows, reader.unit) + upto)
-    if reasons:
-        counts = "; ".join(f"{count:,} {reason}" for reason, count in reasons.items())
-        lines.append(f"quarantined {plural(sum(reasons.values()), reader.unit)}: {counts}")
-    lines.append(f"the measurements table is at version {version}")
-    counted = {"rows": landing.rows, "quarantined": sum(reasons.values()), "reasons": reasons}
-    further = {"batches": landing.batches, "version": version, "seconds": time.monotonic() - began}
-    data = {"model": spec.name, "source": spec.source.title, **place, **counted, **further}
-    return Report(lines, data)
-
-
-def landed_line(spec: ModelSpec, rows: int, unit: str = "row") -> str:
-    """Return the sentence that says how many rows of a source have landed."""
-    assert spec.source is not None
-    return f"landed {plural(rows, unit)} of {spec.source.title} for {spec.name}"
+    place |= {"batches": landing.batches}
+    return source_report(warehouse, spec, landing.counts, began, (note, upto, place), reader.unit)

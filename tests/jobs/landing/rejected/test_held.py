@@ -12,7 +12,7 @@ import pytest
 
 from jobs.core import clock
 from jobs.core.errors import UserError
-from jobs.rejected_rows import held
+from jobs.landing.rejected import held
 from jobs.storage import table_log
 from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 from jobs.storage.row_changes import put_rows

@@ -14,7 +14,7 @@ from delta.tables import DeltaTable
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.spark.warehouse import Warehouse
+from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver
@@ -102,15 +102,15 @@ def test_bad_rows_are_kept_once_and_replayed_and_unusable_columns_are_refused(
     rows.loc[1, "a"] = "much"
     rows.loc[2, "at"] = None
     add(pipeline, table, rows)
-    append = Warehouse.append
+    commit = FileTable.commit
 
-    def killed(self: Warehouse, frame: Any, name: str, *more: Any, **options: Any) -> None:
-        if name == measurements("walk") and 'rows": 1' in str(more):
+    def killed(self: FileTable, *more: Any) -> int | None:
+        if self.name == measurements("walk") and '"rows": 1' in str(more):
             raise OSError("killed between the two commits")
-        append(self, frame, name, *more, **options)
+        return commit(self, *more)
 
     with monkeypatch.context() as patch, pytest.raises(UserError, match="landing table .* failed"):
-        patch.setattr(Warehouse, "append", killed)
+        patch.setattr(FileTable, "commit", killed)
         land(pipeline)
     assert (keys(pipeline), pipeline.warehouse.read("quarantine").count()) == ([], 2)
     assert land(pipeline).data["reasons"] == {"measurement a: not a number": 1, "time at: missing": 1}

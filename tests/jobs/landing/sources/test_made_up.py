@@ -12,10 +12,10 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.sources import made_up as made_up_rows
-from jobs.sources.made_up import landed, made_up
-from jobs.spark.warehouse import Warehouse
+from jobs.landing.sources import made_up as made_up_rows
+from jobs.landing.sources.made_up import landed, made_up
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.table_log import FileTable
 from jobs.storage.tables import measurements
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 
@@ -76,30 +76,28 @@ def test_mixtures_get_what_they_can_take(kind: str, mixture: dict[str, Any], kno
     assert len(found) > 1 and found <= set(map(float, known))
 
 
-@pytest.mark.spark
 def test_rows_land_once_and_a_killed_landing_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made_up_rows, "ROWS_A_FILE", 200)
     spec = random_walk_spec(source={"kind": "rate", "rate": RATE})
     pipeline = Pipeline(tmp_path, spec)
-    append, done = Warehouse.append, []
+    commit, done = FileTable.commit, []
 
-    def killed(self: Warehouse, frame: Any, table: str, *more: Any, **options: Any) -> None:
-        append(self, frame, table, *more, **options)
-        done.append(table)
+    def killed(self: FileTable, *more: Any) -> None:
+        done.append(commit(self, *more))
         if len(done) == 2:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Warehouse, "append", killed)
+        patch.setattr(FileTable, "commit", killed)
         ingest.run(pipeline.settings, "walk")
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 100
     assert ingest.run(pipeline.settings, "walk").data["rows"] == 0
-    rows = pipeline.warehouse.read(measurements("walk")).select("id", "at", "a", "b").toArrow()
+    rows = pipeline.tables.columns(measurements("walk"), ("id", "at", "a", "b"))
     order = [("at", "ascending"), ("id", "ascending")]
     expected = made_up(pipeline.spec, 0, 500, TYPES).cast(rows.schema)
     assert rows.sort_by(order).equals(expected.sort_by(order))
     # by the clock: a thousand a second since the first landing
-    known = landed(pipeline.warehouse, pipeline.spec)
+    known = landed(pipeline.tables, pipeline.spec)
     assert known is not None and known.rows == 500
     pipeline.write_spec(random_walk_spec(source={"kind": "rate", "rate": {**RATE, "rows_per_second": 100.0}}))
     due = 500 + 100 * (time.time() - known.since)

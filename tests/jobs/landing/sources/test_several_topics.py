@@ -13,8 +13,9 @@ from pyspark.errors import PySparkException
 from jobs import ingest, quarantine
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.sources import several_topics
-from jobs.sources.several_topics import TopicsReader, TopicsStart
+from jobs.landing.sources import topics
+from jobs.landing.sources.topics import TopicsReader
+from jobs.landing.topic_start import TopicsStart
 from jobs.spark import kafka
 from jobs.spark.kafka import topic_id
 from jobs.storage.tables import measurements
@@ -159,9 +160,7 @@ def test_topics_of_brokers_without_ids_land_and_all_are_asked_for_in_one_request
         sent(feed, topic, days[2])
     opened: list[str] = []
     asked = kafka.topic_ids
-    monkeypatch.setattr(
-        several_topics, "topic_ids", lambda spark, names: opened.extend(names) or asked(spark, names)
-    )
+    monkeypatch.setattr(topics, "topic_ids", lambda spark, names: opened.extend(names) or asked(spark, names))
     clients: list[int] = []
     admin = kafka.admin
     monkeypatch.setattr(kafka, "admin", lambda spark: clients.append(len(opened)) or admin(spark))

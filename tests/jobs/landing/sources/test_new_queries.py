@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import PySparkException
 
 from jobs.core.errors import UserError
-from jobs.sources import landing
-from jobs.sources.table import TableReader
+from jobs.landing.sources import landing
+from jobs.landing.sources.table import TableReader
 
 CHANGED = "[DELTA_SCHEMA_CHANGED_WITH_VERSION] Detected schema change in version 7"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from jobs.core.errors import UserError
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.sources import made_up, one_topic, several_topics, table
+from jobs.landing.sources.landing import land
+from jobs.landing.sources.made_up import land_made_up
+from jobs.landing.sources.table import open_table_reader
+from jobs.landing.sources.topics import open_topics
 from jobs.specs.model_spec import ModelSpec
 
 
@@ -24,11 +27,9 @@ def land_source(settings: Settings, spec: ModelSpec, seconds: float | None, loss
             f"source: {{kind: kafka, topic: ...}} or {{kind: delta, table: ...}}"
         )
     if source.kind == "delta":
-        return table.land_table(settings, spec, seconds, lossy)
+        return land(settings, spec, seconds, lossy, open_table_reader)
     if source.kind == "rate":
         if lossy:
             raise UserError("--accept-loss is for a topic or a table: made-up rows are never lost")
-        return made_up.land_made_up(settings, spec, seconds)
-    if source.streamed:
-        return one_topic.land_topic(settings, spec, seconds, lossy)
-    return several_topics.land_topics(settings, spec, seconds, lossy)
+        return land_made_up(settings, spec, seconds)
+    return land(settings, spec, seconds, lossy, open_topics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable
 
 from jobs.core import clock
 from jobs.core.errors import UserError
+from jobs.core.input_files import open_input, path_of
 from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
 from jobs.storage.row_changes import add_columns
@@ -23,6 +25,8 @@ from jobs.storage.warehouse import Tables
 COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
 _IDENTITY = ("model", "payload", "reason", "source", "position", "quarantined_at")
 """Columns that name a row of a release without ids. Rows that agree in all of these are discarded together."""
+MOST_BYTES = 64 << 20
+"""Bytes of a file of edited rows, which are in memory several times before they land."""
 _compute: Any = pc
 
 
@@ -41,10 +45,15 @@ def ready(tables: Tables) -> bool:
     return True
 
 
+def rejected_of(tables: Tables, model: str, columns: Sequence[str] = ("status", *COLUMNS)) -> pa.Table:
+    """Return columns of a model's rejected rows, whatever their status."""
+    found = tables.columns(TABLE, ("model", *columns))
+    return found.filter(_compute.equal(found["model"], model))
+
+
 def chosen(tables: Tables, model: str, choice: Choice) -> pa.Table:
     """Return a model's rejected rows that a choice selects, whatever their status."""
-    found = tables.columns(TABLE, ("model", "status", *COLUMNS))
-    found = found.filter(_compute.equal(found["model"], model))
+    found = rejected_of(tables, model)
     if choice.reason is not None:
         found = found.filter(_compute.starts_with(found["reason"], choice.reason))
     since = choice.earliest()
@@ -95,6 +104,63 @@ def export_rows(rows: list[dict[str, Any]], path: Path) -> None:
                 print(json.dumps(line, ensure_ascii=False), file=file)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def read_edited(name: str) -> dict[str, str]:
+    """Return the payloads by id of a file of JSON lines with `id` and `payload`.
+
+    Raises:
+        UserError: the file cannot be read, or a line is malformed or repeats an id.
+    """
+    path = path_of(name)
+    try:
+        with open_input(path) as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(
+                f"{path}: has more than {MOST_BYTES:,} bytes, and its rows are replayed at once: split it between "
+                "lines, and replay one part after another"
+            )
+        lines = content.decode("utf-8-sig").split("\n")  # texts may have other separators of lines
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    found: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            identity, payload = row["id"], row["payload"]
+            if not isinstance(identity, str):
+                raise TypeError(type(identity))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(
+                f'{path}:{number}: each line is a JSON object {{"id": ..., "payload": {{...}}}} as '
+                f"`quarantine show --output` writes it"
+            ) from error
+        if identity in found:
+            raise UserError(f"{path}:{number}: row {identity} appears twice; keep one of them")
+        found[identity] = payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)
+    return found
+
+
+def with_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str, Any]], int]:
+    """Return the held ones of the rows that have an edited payload, with it, and how many were replayed before.
+
+    The latter are left as they are, so that a replay that was killed, or has ended, can be run again.
+
+    Raises:
+        UserError: an edited row is neither held nor replayed.
+    """
+    status = dict(zip(rows["id"].to_pylist(), rows["status"].to_pylist(), strict=True))
+    absent = [one for one in edited if status.get(one, DISCARDED) == DISCARDED]
+    if absent:
+        raise UserError(
+            f"{len(absent):,} rows of the file are not held in quarantine, such as {absent[0]}: "
+            f"they were discarded, or belong to another model; remove them from the file"
+        )
+    before = sum(status[one] in (REPLAYING, REPLAYED) for one in edited)
+    return [{**row, "payload": edited[row["id"]]} for row in held_rows(rows) if row["id"] in edited], before
 
 
 def discard(tables: Tables, model: str, choice: Choice) -> int:

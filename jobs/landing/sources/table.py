@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.core.report import Report
-from jobs.core.settings import Settings
-from jobs.landing.target_table import prepare
-from jobs.landing.values.keys import key_types_of
-from jobs.sources.checked_frames import checked_table, table_schema
-from jobs.sources.landing import Reader, land
-from jobs.sources.table_start import (
+from jobs.landing.sources.checked_frames import checked_table, table_schema
+from jobs.landing.sources.landing import Reader
+from jobs.landing.sources.table_start import (
     NOTHING,
     TableStart,
     UserTable,
@@ -27,12 +23,15 @@ from jobs.sources.table_start import (
     start_of,
     way_out,
 )
-from jobs.spark.quarantine import rejected_rows
+from jobs.landing.target_table import prepare
+from jobs.landing.values.keys import key_types_of
+from jobs.landing.written_pieces import ORIGIN, SOURCE
 from jobs.spark.queries import cause_of
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import POSITION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,10 +71,9 @@ Those of the spec are checked here, at each start; the others are not read. Rows
 its name are read as the table itself shows them."""
 
 
-class TableReader:
+class TableReader(Reader):
     """Reads a user's table from where it has landed up to."""
 
-    unit = "row"
     restarts: tuple[str, ...] = _CHANGED_COLUMNS
 
     def __init__(
@@ -83,16 +81,11 @@ class TableReader:
     ) -> None:
         """Open the table at a position. types: of the key columns."""
         self._spec, self._table, self._start, self._types = spec, table, start, types
-        self._checkpoint = Checkpoint(warehouse, start.checkpoint)
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint of the query."""
-        return self._checkpoint
+        self.checkpoint = Checkpoint(warehouse, start.checkpoint)
 
     def is_empty(self) -> bool:
         """Tell if the version after the position, at which a new query begins, has not been written yet."""
-        begins = self._start.after != NOTHING and self._checkpoint.last_planned() is None
+        begins = self._start.after != NOTHING and self.checkpoint.last_planned() is None
         return begins and self._table.home.latest_version(self._table.name) <= self._start.after
 
     def rows(self) -> DataFrame:
@@ -109,24 +102,22 @@ class TableReader:
         return checked_table(rows, spec, types, path)
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch, whose rows were read from the table of the last one."""
-        table = self._table
-        now = table._replace(id=table.home.table_id(table.name))
-        refuse_other(self._spec, now, self._start)
-        version = self._checkpoint.touches(batch)
+        """Return the position at the end of a micro-batch."""
+        version = self.checkpoint.touches(batch)
         if version > self._start.version:
-            self._start = self._start._replace(version=version, commit=table.commit(version))
-        return self._start.detail(table.path)
+            self._start = self._start._replace(version=version, commit=self._table.commit(version))
+        return self._start.detail(self._table.path)
 
-    def placed(self, fits: DataFrame) -> DataFrame:
-        """Return accepted rows with the table's name as their origin."""
-        return fits.withColumn("_origin", F.lit(f"delta:{self._table.path}"))
+    def check(self) -> None:
+        """Check that the table is the one that was read before."""
+        table = self._table
+        refuse_other(self._spec, table._replace(id=table.home.table_id(table.name)), self._start)
 
-    def rejected(self, bad: DataFrame, reached: dict[str, Any]) -> DataFrame:
-        """Return rejected rows with the columns of the quarantine; the position is that of their micro-batch."""
-        place = {"table": self._table.path, "table_id": reached["table_id"], "version": reached["version"]}
-        source = F.lit(f"delta:{self._table.path}")
-        return rejected_rows(bad, self._spec.name, source, F.lit(json.dumps(place)))
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the table's name as their origin; the place of each is that of its micro-batch."""
+        start, source = self._start, F.lit(f"delta:{self._table.path}")
+        place = {"table": self._table.path, "table_id": start.table_id, "version": start.version}
+        return rows.withColumns({ORIGIN: source, SOURCE: source, POSITION: F.lit(json.dumps(place))})
 
     def explained(self, error: PySparkException) -> str:
         """Return what is wrong with the table, in words, as far as Delta's error is known."""
@@ -136,28 +127,18 @@ class TableReader:
                 return f"{meaning}. {way_out(self._spec)}"
         return cause_of(error)
 
-    def place(self) -> tuple[str, dict[str, Any]]:
-        """Return nothing: the report names the version of the measurements alone."""
-        return "", {}
 
-
-def land_table(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
-    """Land a table's new rows; lossy: begin after what it has now (`table_start.accept_loss`).
+def open_table_reader(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
+    """Return the reader of a table; lossy: begin after what it has now (`table_start.accept_loss`).
 
     Raises:
         UserError: there is no such table, it lacks a column or has an unusable one, or it does not continue where it
             has landed up to.
     """
-
-    def opened(warehouse: Warehouse) -> tuple[Reader, str | None]:
-        table = open_table(warehouse, spec)
-        schema = _schema(spec, table)
-        types = key_types_of(spec.naming_columns, schema)
-        types = prepare(warehouse, spec, types)
-        note = accept_loss(warehouse, spec, table) if lossy else None
-        return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
-
-    return land(settings, spec, seconds, opened)
+    table = open_table(warehouse, spec)
+    types = prepare(warehouse, spec, key_types_of(spec.naming_columns, _schema(spec, table)))
+    note = accept_loss(warehouse, spec, table) if lossy else None
+    return TableReader(warehouse, spec, table, start_of(warehouse, spec, table), types), note
 
 
 def _schema(spec: ModelSpec, table: UserTable) -> pa.Schema:

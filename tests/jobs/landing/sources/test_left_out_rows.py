@@ -10,7 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.sources.table_start import UserTable, _left_out
+from jobs.landing.sources.table_start import UserTable, _left_out
 from jobs.storage.warehouse import Tables
 
 

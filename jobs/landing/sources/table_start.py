@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from typing import Any, NamedTuple
-
-from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
+from jobs.landing.target_table import record_start
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import commit_id
@@ -212,8 +210,5 @@ def _record(
 ) -> TableStart:
     """Commit where the landing begins, without rows."""
     start = TableStart(table.id, version, table.commit(version), checkpoint, version)
-    detail = {**start.detail(table.path), "rows": 0, "min_time": None, "max_time": None}
-    nothing = warehouse.read(measurements(spec.name)).filter(F.lit(False))
-    transaction = f"ingest-{spec.name}-{table.id}", time.time_ns() // 1_000_000
-    warehouse.append(nothing, measurements(spec.name), transaction, json.dumps(detail))
+    record_start(warehouse, spec, table.id, start.detail(table.path))
     return start

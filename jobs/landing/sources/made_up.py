@@ -7,7 +7,6 @@ measurements records: rows land once, and a landing that was killed goes on wher
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from datetime import UTC
@@ -16,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.progress import Progress
@@ -26,15 +24,15 @@ from jobs.core.signals import stop_signal
 from jobs.core.times import TimeParser, duration_us
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
-from jobs.landing.target_table import prepare
+from jobs.landing.landed_report import source_report
+from jobs.landing.target_table import LandingTables, prepare
+from jobs.landing.written_pieces import ORIGIN, RowCounts, write_rows
 from jobs.lineage.leases import stream_lock
-from jobs.sources.landing import landed_line
-from jobs.spark.conf import short_command_conf
-from jobs.spark.session import spark_session
-from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.quarantine import REASON
 from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
 
 WAVE_ROWS = 200
 """Rows of a key in one wave of its level."""
@@ -65,7 +63,7 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
     for place, name in enumerate(spec.key):  # of several columns the first tells the keys apart
         value = key if place == 0 else np.zeros_like(key)
         texts = [f"{name}-{one}" for one in value.tolist()]
-        columns[name] = pa.array(value) if types[name] == "bigint" else arrow.texts(texts)
+        columns[name] = arrow.integers(value) if types[name] == "bigint" else arrow.texts(texts)
     columns[spec.time] = arrow.times(begin + turn * duration_us(rate.every), np.ones(len(turn), bool))
     noise, chance = _noise(rate.seed, number, len(spec.measurement))
     for place, name in enumerate(spec.measurement):
@@ -76,7 +74,9 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
         columns[name] = arrow.numbers(np.sin(2.0 * np.pi * turn / WAVE_ROWS + place))
     for name in spec.id_columns:
         columns[name] = (
-            pa.array(number) if types[name] == "bigint" else arrow.texts(list(map(str, number.tolist())))
+            arrow.integers(number)
+            if types[name] == "bigint"
+            else arrow.texts(list(map(str, number.tolist())))
         )
     return pa.table({name: columns[name] for name in spec.columns})
 
@@ -114,44 +114,36 @@ def land_made_up(settings: Settings, spec: ModelSpec, seconds: float | None) -> 
     """
     began, title = time.monotonic(), f"ingest {spec.name}"
     with stream_lock(settings.warehouse, title.replace(" ", "-")), stop_signal() as stop:
-        warehouse = Warehouse(
-            spark_session(settings, title, short_command_conf() if seconds is None else None),
-            settings.warehouse,
-        )
-        types = prepare(warehouse, spec, dict.fromkeys(spec.naming_columns, "string"))
+        tables = Tables(settings.warehouse)
+        types = prepare(tables, spec, dict.fromkeys(spec.naming_columns, "string"))
         with Progress(title, None, quiet=settings.quiet) as progress:
-            rows = _land(warehouse, spec, types, stop, seconds, progress)
-        version = warehouse.latest_version(measurements(spec.name))
-    assert spec.source is not None
-    lines = [landed_line(spec, rows), f"the measurements table is at version {version}"]
-    data = {"model": spec.name, "source": spec.source.title, "rows": rows, "quarantined": 0, "reasons": {}}
-    return Report(lines, {**data, "version": version, "seconds": time.monotonic() - began})
+            counts = _land(tables, spec, types, stop, seconds, progress)
+    return source_report(tables, spec, counts, began)
 
 
 def _land(
-    warehouse: Warehouse,
+    tables: Tables,
     spec: ModelSpec,
     types: KeyTypes,
     stop: threading.Event,
     seconds: float | None,
     progress: Progress,
-) -> int:
+) -> RowCounts:
     assert spec.source is not None
-    rate, total = spec.source.rate, 0
-    made = landed(warehouse, spec) or Made(0, time.time())
+    rate, counts = spec.source.rate, RowCounts()
+    made = landed(tables, spec) or Made(0, time.time())
     while True:
         due = rate.first_rows + int(max(0.0, time.time() - made.since) * rate.rows_per_second)
         while made.rows < due and not stop.is_set():
             upto = min(due, made.rows + ROWS_A_FILE)
-            _append(warehouse, spec, types, made, upto)
-            total += upto - made.rows
+            counts.add(_append(tables, spec, types, made, upto))
             made = made._replace(rows=upto)
-            progress.advance(1, f"{total:,} rows")
+            progress.advance(1, f"{counts.rows:,} rows")
         if seconds is None or stop.wait(seconds):
-            return total
+            return counts
 
 
-def landed(warehouse: Warehouse, spec: ModelSpec) -> Made | None:
+def landed(warehouse: Tables, spec: ModelSpec) -> Made | None:
     """Return what has landed of a spec's made-up rows; None before the first."""
     assert spec.source is not None
     seed = spec.source.rate.seed
@@ -160,16 +152,14 @@ def landed(warehouse: Warehouse, spec: ModelSpec) -> Made | None:
     return None if found is None else Made(found["rows"], found["since"])
 
 
-def _append(warehouse: Warehouse, spec: ModelSpec, types: KeyTypes, made: Made, upto: int) -> None:
+def _append(tables: Tables, spec: ModelSpec, types: KeyTypes, made: Made, upto: int) -> RowCounts:
     assert spec.source is not None
     seed = spec.source.rate.seed
-    table = made_up(spec, made.rows, upto, types)
-    times = np.asarray(table.column(spec.time).cast(pa.int64()))
-    detail = {
-        "made_up": {"seed": seed, "rows": upto, "since": made.since},
-        **{"rows": upto - made.rows, "min_time": int(times.min()), "max_time": int(times.max())},
-    }
-    frame = warehouse.spark.createDataFrame(table).coalesce(1)
-    frame = frame.withColumn("_origin", F.lit(f"rate:{seed}")).withColumn("_landed_at", F.current_timestamp())
-    transaction = f"ingest-{spec.name}-rate-{seed}", upto
-    warehouse.append(frame, measurements(spec.name), transaction, json.dumps(detail))
+    rows = made_up(spec, made.rows, upto, types)
+    rows = rows.append_column(REASON, pa.nulls(rows.num_rows, pa.string()))
+    rows = rows.append_column(ORIGIN, arrow.repeated(f"rate:{seed}", rows.num_rows))
+    with LandingTables.of(tables, spec) as attempt:
+        written = write_rows(attempt.task(), rows.to_batches())
+        place = {"made_up": {"seed": seed, "rows": upto, "since": made.since}}
+        attempt.commit([written], (f"ingest-{spec.name}-rate-{seed}", upto), place)
+    return written.counts

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.core.errors import UserError
-from jobs.rejected_rows.rechecking import NOT_AN_OBJECT, recheck
-from jobs.rejected_rows.rows import read_edited
+from jobs.landing.rejected.held import read_edited
+from jobs.landing.rejected.rechecking import NOT_AN_OBJECT, recheck
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import QuarantineLimit
 from jobs.storage.quarantine import refusal, too_many

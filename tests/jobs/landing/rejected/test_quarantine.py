@@ -14,15 +14,13 @@ from deltalake import DeltaTable
 from jobs import ingest, quarantine
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import Report
+from jobs.landing.rejected import replay
 from jobs.lineage import generations
-from jobs.rejected_rows import replay
 from jobs.snapshots import manifests, store, verified_rows
 from jobs.storage.quarantine import Choice
 from jobs.storage.tables import estimates
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec, since
 from tests.jobs.support.processes import Driver, files
-
-pytestmark = pytest.mark.spark
 
 GERMAN = (
     "id,at,a,b\n" + "".join(f"{i},{i + 1:02d}.03.2024,{i / 8},\n" for i in range(8)) + "9,2024-03-09,1,1\n"
@@ -47,11 +45,11 @@ def mend(pipeline: Pipeline) -> None:
 
 
 def landed(pipeline: Pipeline) -> pd.DataFrame:
-    return pipeline.warehouse.read("measurements/walk").toPandas().sort_values("id", ignore_index=True)
+    return pd.DataFrame(pipeline.tables.rows("measurements/walk")).sort_values("id", ignore_index=True)
 
 
 def statuses(pipeline: Pipeline) -> list[str | None]:
-    return [row["status"] for row in pipeline.warehouse.read("quarantine").collect()]
+    return [row["status"] for row in pipeline.tables.rows("quarantine")]
 
 
 def assert_all_landed(pipeline: Pipeline) -> None:
@@ -62,7 +60,6 @@ def assert_all_landed(pipeline: Pipeline) -> None:
     assert set(statuses(pipeline)) == {"replayed"}
 
 
-@pytest.mark.core
 def test_a_row_is_listed_edited_replayed_and_discarded(tmp_path: Path) -> None:
     pipeline = rejected(tmp_path)
     (reason,) = call(pipeline, "list").data["reasons"]
@@ -79,7 +76,7 @@ def test_a_row_is_listed_edited_replayed_and_discarded(tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps(line) for line in (first, second)))
     done = call(pipeline, "replay", edited=str(path))
     assert (done.data["landed"], done.data["reasons"]) == (1, {"time at: not a time": 1})
-    (row,) = pipeline.warehouse.read("measurements/walk").filter("a = 0.1").collect()
+    (row,) = pipeline.tables.rows("measurements/walk", {"a": 0.1})
     assert (str(row["id"]), row["b"], f"{row['at']:%F %H}") == (first["payload"]["id"], None, "2024-03-20 12")
     again = call(pipeline, "replay", edited=str(path))
     assert (again.data["landed"], again.data["before"], again.data["stay"]) == (0, 1, 1)
@@ -103,7 +100,7 @@ def fails(*args: Any, **options: Any) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [pytest.param("the choice", marks=pytest.mark.slow), "landing"])
+@pytest.mark.parametrize("after", ["the choice", "landing"])
 def test_a_replay_that_fails_between_its_commits_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
@@ -125,7 +122,7 @@ def test_a_replay_that_fails_between_its_commits_is_completed_by_the_next(
     assert call(pipeline, "replay").data["landed"] == 0
 
 
-@pytest.mark.parametrize("commit", [pytest.param("quarantine", marks=pytest.mark.slow), "measurements/walk"])
+@pytest.mark.parametrize("commit", ["quarantine", "measurements/walk"])
 def test_a_killed_replay_is_completed_by_the_next(tmp_path: Path, commit: str) -> None:
     pipeline = rejected(tmp_path)
     mend(pipeline)
@@ -138,6 +135,7 @@ def test_a_killed_replay_is_completed_by_the_next(tmp_path: Path, commit: str) -
     assert_all_landed(pipeline)
 
 
+@pytest.mark.spark
 def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     days = random_rows(2)
     late = days[1].assign(at=days[0]["at"] + pd.Timedelta(seconds=1))
@@ -174,6 +172,7 @@ def test_late_rows_are_replayed_for_the_stream_alone(tmp_path: Path) -> None:
     assert (stale.data["landed"], stale.data["reasons"]) == (0, {replay.STALE: refused})
 
 
+@pytest.mark.spark
 def test_too_many_late_rows_fail_the_micro_batch_and_change_nothing(tmp_path: Path) -> None:
     days = random_rows(4)
     pipeline = Pipeline(tmp_path, random_walk_spec(quarantine={"fail_above": 0.05}))
@@ -221,6 +220,7 @@ def test_a_file_with_too_many_rejected_rows_does_not_land(tmp_path: Path) -> Non
     assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1
 
 
+@pytest.mark.spark
 def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
@@ -246,6 +246,7 @@ def test_rows_of_a_key_with_a_broken_state_do_not_fail_the_stream(tmp_path: Path
     assert (held["reason"], held["held"]) == ("state: the key's state is not a number", of_key)
 
 
+@pytest.mark.spark
 def test_a_table_without_row_ids_is_upgraded(tmp_path: Path) -> None:
     pipeline = rejected(tmp_path)
     warehouse = pipeline.warehouse

@@ -1,0 +1,97 @@
+"""What the report of a landing says of its rows, whichever source they come from. No Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jobs.core.report import Report, plural
+from jobs.landing.values.absent_values import absent_notes
+from jobs.landing.values.rejected import advice, doubtful_epoch, repeated
+from jobs.landing.written_pieces import RowCounts
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
+
+
+def rejected_lines(
+    spec: ModelSpec, counts: RowCounts, reasons: Mapping[str, int], unit: str = "row"
+) -> list[str]:
+    """Return how many rows went to quarantine, why, and what mends them.
+
+    Args:
+        spec: of the model.
+        counts: of the rows.
+        reasons: number of rows that this run has quarantined, by reason.
+        unit: what a row is called.
+    """
+    if not reasons:
+        return []
+    each = "; ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+    total = f"quarantined {plural(sum(reasons.values()), unit)}: {each}"
+    return [total, *(f"  {line}" for line in advice(spec, reasons, counts.examples, counts.span[1]))]
+
+
+def accepted_notes(
+    spec: ModelSpec,
+    counts: RowCounts,
+    spans: Iterable[tuple[int, int] | tuple[None, None]],
+    in_parts: bool,
+    lacking: Sequence[str] = (),
+) -> list[str]:
+    """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement.
+
+    Args:
+        spec: of the model.
+        counts: of the rows.
+        spans: the first and last time of each file or source, in microseconds since 1970.
+        in_parts: repeats were counted within parts of a file or source.
+        lacking: the files with rows that lack a measurement.
+    """
+    doubts = {doubtful_epoch(spec, *one) for one in spans} - {None}
+    notes = absent_notes(spec, counts.absent, counts.rows, lacking)
+    shown = counts.repeats and spec.duplicates is None
+    repeat = [repeated(spec, counts.repeats, counts.span, in_parts)] if shown else []
+    return [*repeat, *(f"note: {note}" for note in (*doubts, *notes))]
+
+
+def row_data(counts: RowCounts, reasons: Mapping[str, int]) -> dict[str, Any]:
+    """Return the numbers of a report as data."""
+    return {
+        "rows": counts.rows,
+        "quarantined": sum(reasons.values()),
+        "reasons": dict(sorted(reasons.items())),
+        "repeats": counts.repeats,
+        "absent": dict(+counts.absent),
+    }
+
+
+def source_report(
+    warehouse: Tables,
+    spec: ModelSpec,
+    counts: RowCounts,
+    began: float,
+    place: tuple[str | None, str, dict[str, Any]] = (None, "", {}),
+    unit: str = "row",
+) -> Report:
+    """Return the report of a landing.
+
+    Args:
+        warehouse: of the measurements.
+        spec: the model.
+        counts: of the rows of this run.
+        began: when the run began, of the monotonic clock.
+        place: what was given up before it, if anything was; up to where the source has landed, as words and as data.
+        unit: what a row is called.
+    """
+    assert spec.source is not None
+    note, upto, data = place
+    version = warehouse.latest_version(measurements(spec.name))
+    lines = [] if note is None else [note]
+    lines.append(f"landed {plural(counts.rows, unit)} of {spec.source.title} for {spec.name}{upto}")
+    lines += rejected_lines(spec, counts, counts.reasons, unit)
+    lines += accepted_notes(spec, counts, [counts.span], in_parts=True)
+    lines.append(f"the measurements table is at version {version}")
+    about = {"model": spec.name, "source": spec.source.title, **data, **row_data(counts, counts.reasons)}
+    return Report(lines, {**about, "version": version, "seconds": time.monotonic() - began})

@@ -1,0 +1,108 @@
+"""Tell the messages of a topic apart by their place: its name, its id, partition and offset.
+
+Each reader of a topic accounts for the messages that it rejects: `ingest`, and every generation. So one message may
+have several rows in quarantine, and may have landed besides. Its place shows that they are one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID
+from jobs.storage.positions import first_topic_id, landed_position, offsets_of
+from jobs.storage.quarantine import REPLAYED, REPLAYING, TABLE
+from jobs.storage.queries import open_queries
+from jobs.storage.table_rows import to_rows
+from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
+
+
+class Place(NamedTuple):
+    """The place of a message; topic_id: None if it is not known."""
+
+    topic: str
+    topic_id: str | None
+    partition: int
+    offset: int
+
+
+def rejected_place(row: Mapping[str, Any]) -> Place | None:
+    """Return the place of a rejected message, by `source` and `position`; None: the row is of a file or a table."""
+    if not (row["source"] or "").startswith("kafka:"):
+        return None
+    found = json.loads(row["position"] or "{}")
+    if found.get("offset") is None:
+        return None
+    return Place(found["topic"], found.get("topic_id"), int(found["partition"]), int(found["offset"]))
+
+
+class Landing(NamedTuple):
+    """What `ingest` has landed of a model's topic.
+
+    first: the first id that it knew the topic by, which is that of rows without one; None: ids are not known, and not
+    compared. now: id of the topic that it lands; offsets: of the next message to land, by partition.
+    """
+
+    topic: str
+    first: str | None
+    now: str | None
+    offsets: dict[int, int]
+
+    @classmethod
+    def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
+        """Return the landing of a model's topic; without a topic, or before the first landing, an empty one."""
+        if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
+            return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
+        table = measurements(spec.name)
+        topic = "" if spec.streamed_source is None else spec.streamed_source.topic
+        landed = landed_position(warehouse, table, topic) if topic else None
+        if landed is None:
+            return cls(topic, None, None, {})
+        return cls(topic, first_topic_id(warehouse, table, topic), landed.get("topic_id"), offsets_of(landed))
+
+    def message(self, place: Place) -> str:
+        """Return the identity of a message."""
+        known = "" if self.first is None else place.topic_id or self.first
+        return f"{place.topic}/{known}/{place.partition}/{place.offset}"
+
+    def identity(self, row: Mapping[str, Any]) -> str:
+        """Return the identity of a rejected row: that of its message, or its own id if it is no message."""
+        place = rejected_place(row)
+        return row["id"] if place is None else self.message(place)
+
+    def has_passed(self, place: Place) -> bool:
+        """Tell if `ingest` has passed a rejected message, so that it never reads it again."""
+        if place.topic != self.topic or place.offset < self.offsets.get(place.partition, 0):
+            return True
+        return None not in (self.first, self.now) and (place.topic_id or self.first) != self.now
+
+
+def landed_among(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
+    """Return those of some messages, by identity, that have landed.
+
+    A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed: a
+    replay of an earlier release landed it without its place.
+    """
+    if not wanted:
+        return set()
+    rows = to_rows(tables.columns(TABLE, ("model", "status", "id", "source", "position")))
+    replayed = (row for row in rows if row["model"] == spec.name and row["status"] in (REPLAYING, REPLAYED))
+    found = {landing.identity(row) for row in replayed}
+    offsets = [place.offset for place in wanted.values()]
+    found |= {landing.message(place) for place in _landed_between(tables, spec, min(offsets), max(offsets))}
+    return found & wanted.keys()
+
+
+def _landed_between(tables: Tables, spec: ModelSpec, first: int, last: int) -> Iterator[Place]:
+    """Yield the places of the messages that have landed with offsets from `first` to `last`."""
+    with open_queries(tables.root) as queries:
+        columns = queries.add("landed", measurements(spec.name))
+        if columns is None or OFFSET not in columns.names:
+            return
+        topic_id = TOPIC_ID if TOPIC_ID in columns.names else f"NULL AS {TOPIC_ID}"
+        names = f"{TOPIC}, {topic_id}, {PARTITION}, {OFFSET}"
+        for rows in queries.batches(f"SELECT {names} FROM landed WHERE {OFFSET} BETWEEN {first} AND {last}"):
+            yield from map(Place, *(column.to_pylist() for column in rows.columns))

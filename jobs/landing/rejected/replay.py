@@ -1,0 +1,235 @@
+"""Land rejected rows after a fix, each at most once, also after a crash at any moment.
+
+Three commits, in this order:
+1. the rows that are accepted now are marked `replaying`, each with the row to land: this fixes the outcome;
+2. they are appended to the measurements, in a transaction named after the replay, so that a retry is idempotent;
+3. they are marked `replayed`.
+A crash before 1 changes nothing. After a later crash, the next replay of the model first repeats 2 and 3.
+
+A message of a topic has a row in quarantine for each reader that rejected it. One of them lands, and the others are
+marked with it; all are marked, and none lands, if the message has landed already.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.encoding import arrow
+from jobs.landing.rejected.held import held_rows, mark_replayed, mark_replaying, rejected_of
+from jobs.landing.rejected.message_places import Landing, Place, landed_among, rejected_place
+from jobs.landing.rejected.rechecking import recheck
+from jobs.landing.target_table import accepted_schema
+from jobs.landing.values.times import now_us
+from jobs.landing.written_pieces import LANDED_AT, ORIGIN, typed_rows
+from jobs.lineage import replayed_late_rows
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, key_types_in
+from jobs.storage.positions import to_micros
+from jobs.storage.quarantine import REPLAYING
+from jobs.storage.table_log import FileTable, append_rows
+from jobs.storage.table_rows import to_rows
+from jobs.storage.tables import need_measurements
+from jobs.storage.warehouse import Tables
+
+STALE = (
+    "rejected by a generation whose state is no longer used; the current generations check the row themselves"
+)
+"""Why a row is not replayed that an abandoned generation rejected."""
+AHEAD = "not landed yet: `ingest` will read this message, and check it with the current spec"
+"""Why a message is not replayed that a stream has rejected, and `ingest` has not read."""
+
+
+@dataclass
+class Outcome:
+    """Counts of a replay: rows landed, late ones among them, rows of an interrupted replay, rows still rejected.
+
+    copies: rows marked as replayed without landing, since their message has landed, or lands from another row.
+    """
+
+    landed: int = 0
+    late: int = 0
+    copies: int = 0
+    completed: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    version: int | None = None
+
+
+class CheckedRow(NamedTuple):
+    """A rejected row that was checked again.
+
+    message: its identity (`Landing.identity`); place: of its message, None if it is none; reason: why it cannot be
+    replayed, or None; landing: the row to land.
+    """
+
+    id: str
+    message: str
+    place: Place | None
+    reason: str | None
+    landing: str | None
+
+
+Row = dict[str, Any]
+
+
+def replay(tables: Tables, spec: ModelSpec, rows: Sequence[Row]) -> Outcome:
+    """Land the held rows (`held.held_rows`) that the current spec accepts.
+
+    Raises:
+        UserError: the model has no measurements table, or the table lacks a column of the spec.
+    """
+    table = need_measurements(tables, spec.name)
+    key_types = key_types_in(tables, spec)
+    with tables.lock(f"replay-{spec.name}"):
+        former = [_complete(tables, spec, key_types, one) for one in interrupted(tables, spec.name)]
+        outcome = Outcome()
+        replay_id = uuid.uuid4().hex
+        landing = Landing.of(tables, spec)
+        checked = _check_again(tables, spec, key_types, rows, landing)
+        claims = _claims(tables, spec, checked, landing)
+        left = Counter(one.reason for one in checked if one.message not in claims)
+        if claims:
+            _mark_claimed(tables, spec, claims, landing, replay_id)
+            outcome = _complete(tables, spec, key_types, replay_id)
+    outcome.completed = sum(one.landed for one in former)
+    outcome.reasons = {reason: count for reason, count in left.items() if reason is not None}
+    outcome.version = tables.latest_version(table) if outcome.landed or outcome.completed else None
+    return outcome
+
+
+def interrupted(tables: Tables, model: str) -> list[str]:
+    """Return the ids of the model's replays that crashed between their commits."""
+    return sorted({row["replay"] for row in _marked(tables, model)})
+
+
+def _marked(tables: Tables, model: str) -> list[Row]:
+    """Return the rows that replays have marked, and not landed yet."""
+    columns = ("id", "status", "replay", "landing", "source", "position", "generation", "batch_id")
+    found = to_rows(rejected_of(tables, model, columns))
+    return [row for row in found if row["status"] == REPLAYING]
+
+
+def _check_again(
+    tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: Sequence[Row], landing: Landing
+) -> list[CheckedRow]:
+    """Check rejected rows with the current spec, and whether a replay may land them at all."""
+    chains = replayed_late_rows.lineages(tables, spec.name)
+    landed = [now_us() if row["quarantined_at"] is None else to_micros(row["quarantined_at"]) for row in rows]
+    found = recheck(spec, key_types, [row["payload"] for row in rows], np.array(landed, np.int64))
+    checked = []
+    for row, reason, lands in zip(rows, found.reasons, found.landings, strict=True):
+        place = rejected_place(row)
+        if _is_measurement(row) and not replayed_late_rows.refused_by_all(
+            chains, row["generation"], row["batch_id"]
+        ):
+            reason = STALE
+        elif place is not None and not landing.has_passed(place):
+            reason = AHEAD
+        checked.append(CheckedRow(row["id"], landing.identity(row), place, reason, lands))
+    return checked
+
+
+Claims = dict[str, tuple[str, str | None] | None]
+"""What a replay marks: by message, the id of the row that lands it and what it lands as; None: it has landed."""
+
+
+def _claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
+    claims: Claims = {}
+    for one in checked:
+        if one.reason is None:
+            # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
+            claims.setdefault(one.message, (one.id, one.landing))
+    places = {one.message: one.place for one in checked if one.place is not None}
+    return claims | dict.fromkeys(landed_among(tables, spec, landing, places))
+
+
+def _is_measurement(row: Row) -> bool:
+    """Tell if a row was rejected by the stream: then the measurements already have it."""
+    return row["generation"] is not None and (row["source"] or "").startswith("measurements/")
+
+
+def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Landing, replay_id: str) -> None:
+    """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
+    lands: dict[str, str | None] = {}
+    for row in held_rows(rejected_of(tables, spec.name)):
+        message = landing.identity(row)
+        if message in claims:
+            chosen = claims[message]
+            lands[row["id"]] = chosen[1] if chosen is not None and chosen[0] == row["id"] else None
+    columns = {"id": arrow.texts(list(lands)), "landing": arrow.texts(list(lands.values()))}
+    mark_replaying(tables, pa.Table.from_arrays(list(columns.values()), list(columns)), replay_id)
+
+
+def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Outcome:
+    """Do the second and third commit of a replay."""
+    marked = [row for row in _marked(tables, spec.name) if row["replay"] == replay_id]
+    lands = [row for row in marked if row["landing"] is not None]
+    late = [row for row in lands if _is_measurement(row)]
+    others = _each_message_once(tables, spec, [row for row in lands if not _is_measurement(row)])
+    _land(tables, spec, key_types, late, replay_id, copies=True)
+    _land(tables, spec, key_types, others, replay_id, copies=False)
+    if marked:
+        mark_replayed(tables, replay_id)
+    return Outcome(len(late) + len(others), len(late), len(marked) - len(lands))
+
+
+def _each_message_once(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
+    """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
+    landing = Landing.of(tables, spec)
+    messages = {landing.identity(row): row for row in rows if rejected_place(row) is not None}
+    return [*(row for row in rows if rejected_place(row) is None), *messages.values()]
+
+
+def _land(
+    tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: list[Row], replay_id: str, copies: bool
+) -> None:
+    """Append a replay's rows to the measurements, once. copies: the rows are late ones."""
+    if not rows:
+        return
+    count = len(rows)
+    parsed = [json.loads(row["landing"]) for row in rows]
+    times = np.array([one[spec.time] for one in parsed], np.int64)
+    every = np.ones(count, bool)
+    have = {
+        name.casefold(): _column([one.get(name) for one in parsed], key_types.get(name))
+        for name in spec.columns
+    }
+    have[spec.time.casefold()] = arrow.times(times, every)
+    have[LANDED_AT] = arrow.times(np.full(count, now_us()), every)
+    if copies:
+        replayed_late_rows.announce(tables, replay_id, spec.name, count)
+        have[ORIGIN] = arrow.texts(
+            [replayed_late_rows.origin(replay_id, row["generation"], row["batch_id"]) for row in rows]
+        )
+    else:
+        have[ORIGIN] = arrow.repeated(f"quarantine:{replay_id}", count)
+        places = [rejected_place(row) for row in rows]
+        have[TOPIC] = arrow.texts([None if one is None else one.topic for one in places])
+        have[TOPIC_ID] = arrow.texts([None if one is None else one.topic_id for one in places])
+        have[PARTITION] = _column([None if one is None else one.partition for one in places], "bigint")
+        have[OFFSET] = _column([None if one is None else one.offset for one in places], "bigint")
+    table = FileTable(tables, need_measurements(tables, spec.name))
+    of_topic = spec.source_kind == "kafka" or OFFSET in table.columns().names
+    schema = accepted_schema(table, spec, messages=of_topic and not copies)
+    # A batch pass already has the originals, so the commit of copies records no time span (`positions.Commit`).
+    first, last = (None, None) if copies else (int(times.min()), int(times.max()))
+    detail = {"replay": replay_id, "late": copies, "rows": count, "min_time": first, "max_time": last}
+    transaction = f"replay-{replay_id}{'-late' if copies else ''}", 1
+    append_rows(table, typed_rows(schema, have), transaction, json.dumps(detail))
+
+
+def _column(values: list[Any], kind: str | None) -> pa.Array:
+    """Return values of a key or id column of a type, or the numbers of another column (None)."""
+    if kind == "string":
+        return arrow.texts([value if value is None else str(value) for value in values])
+    known = np.array([value is not None for value in values], bool)
+    if kind == "bigint":
+        return arrow.integers(np.array([value or 0 for value in values], np.int64), known)
+    return arrow.numbers(np.array([np.nan if value is None else value for value in values], float))

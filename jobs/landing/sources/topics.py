@@ -1,0 +1,174 @@
+"""Land topics in the measurements table: one, from which `pretrain` reads what the stream reads itself, or several.
+
+Several are named or given by a pattern, and the stream reads their rows from the table. A topic that appears later,
+because it now exists or is named, is read from its beginning. One that disappears, or is no longer named, may have had
+messages that have not landed, so it is told, and the landing ends until that is accepted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.landing.messages import checked_messages, key_types
+from jobs.landing.sources.landing import Reader, SourceLanding, run
+from jobs.landing.target_table import prepare
+from jobs.landing.topic_start import (
+    LandedTopic,
+    TopicsStart,
+    accept_loss,
+    refuse_gaps,
+    start_of,
+    topics_of,
+    way_out,
+)
+from jobs.landing.topics import messages_after, read_topics
+from jobs.landing.written_pieces import ORIGIN, SOURCE
+from jobs.spark.kafka import NoAnswer, Topic, TopicWatch, refuse_recreated, topic_ids
+from jobs.spark.queries import cause_of
+from jobs.spark.warehouse import Warehouse
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.checkpoints import Checkpoint
+from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes
+from jobs.storage.quarantine import POSITION
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import Column, DataFrame
+
+
+class TopicsReader(Reader):
+    """Reads topics from where they have landed up to."""
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        spec: ModelSpec,
+        start: TopicsStart,
+        have: Mapping[str, Topic],
+        types: KeyTypes,
+    ) -> None:
+        """Open topics at a position. have: the topics as they are; types: of the key columns."""
+        assert spec.source is not None
+        self._warehouse, self._spec, self._source, self._types = warehouse, spec, spec.source, types
+        self._start, self._next, self._have = start, start, have
+        self.checkpoint = Checkpoint(warehouse, start.checkpoint)
+        self.unit = "message" if self._source.streamed else "row"
+
+    def rows(self) -> DataFrame:
+        """Return the messages after the position as a stream of checked rows."""
+        source, known = self._source, self._start.topics
+        if source.streamed:
+            start, name = self._start.position(source.topic), f"`ingest --model {self._spec.name}`"
+            return messages_after(self._warehouse, self._spec, self.checkpoint, start, self._types, name)
+        offsets = {name: one.offsets for name, one in known.items()}
+        messages = read_topics(self._warehouse.spark, source, offsets, self._have)
+        return checked_messages(messages, self._spec, source, self._types, several=True)
+
+    def reached(self, batch: int) -> dict[str, Any]:
+        """Return the position at the end of a micro-batch, with the ids of topics that are new."""
+        known, reached = self._start.topics, self.checkpoint.offset(batch)
+        ids = {name: one.id for name, one in known.items()}
+        new = reached.keys() - known.keys()
+        if new:
+            ids |= topic_ids(self._warehouse.spark, new)
+        for name in sorted(new):
+            print(f"note: topic {name} is new: it lands from its beginning", file=sys.stderr, flush=True)
+        topics = {
+            name: LandedTopic(ids.get(name), {int(number): int(at) for number, at in offsets.items()})
+            for name, offsets in reached.items()
+        }
+        self._next = self._start._replace(topics=topics)
+        return self._next.detail(self._source)
+
+    def check(self) -> None:
+        """Check that each topic is the one that was read before."""
+        spark, topics, remedy = self._warehouse.spark, self._next.topics, way_out(self._spec)
+        if self._source.streamed:
+            with TopicWatch(spark, self._source.topic, topics[self._source.topic].id, remedy) as watch:
+                watch.check()
+        else:
+            ids = topic_ids(spark, topics)
+            for name, one in topics.items():
+                if name not in ids:
+                    raise UserError(
+                        f"topic {name} has disappeared. Nothing was skipped. {remedy}", RUN_FAILED
+                    )
+                refuse_recreated(name, one.id, ids[name], remedy)
+        self._start = self._next
+
+    def placed(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the places of their messages."""
+        if self._source.streamed:
+            rows = rows.withColumn(TOPIC, F.lit(self._source.topic))
+        else:
+            known = F.concat(F.lit(', "topic_id": "'), self._ids(), F.lit('"}'))
+            begin = F.expr(f"left({POSITION}, length({POSITION}) - 1)")
+            rows = rows.withColumn(POSITION, F.concat(begin, F.coalesce(known, F.lit("}"))))
+        source = F.concat(F.lit("kafka:"), TOPIC)
+        origin = F.concat_ws("/", source, PARTITION, OFFSET)
+        return rows.withColumns({ORIGIN: origin, SOURCE: source, TOPIC_ID: self._ids()})
+
+    def explained(self, error: PySparkException) -> str:
+        """Return why the query failed: a topic that is gone, or has lost messages, or what Spark says."""
+        try:
+            refuse_gaps(self._spec, self._start, topics_of(self._warehouse.spark, self._source))
+        except NoAnswer as silence:
+            return f"{cause_of(error)}; and {silence.message}"
+        except UserError as problem:
+            return problem.message
+        return cause_of(error)
+
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """Return up to where one topic has landed; of several the report names the measurements' version alone."""
+        if not self._source.streamed:
+            return "", {}
+        topic = self._source.topic
+        offsets = self._start.position(topic)["offsets"]
+        return f", up to {self._start.topics[topic]}", {"topic": topic, "offsets": offsets}
+
+    def _ids(self) -> Column:
+        """Return the id of each row's topic."""
+        known = {name: one.id for name, one in self._next.topics.items() if one.id is not None}
+        result = F.lit(None).cast("string")
+        for name, identity in known.items():
+            result = F.when(F.col(TOPIC) == name, F.lit(identity)).otherwise(result)
+        return result
+
+
+def open_topics(
+    warehouse: Warehouse, spec: ModelSpec, lossy: bool = False
+) -> tuple[TopicsReader, str | None]:
+    """Return the reader of a source's topics; lossy: continue with what they have now (`topic_start.accept_loss`).
+
+    Raises:
+        UserError: a topic is gone or was made anew, messages that have not landed are gone, there is no topic, or the
+            brokers do not answer.
+    """
+    source = spec.source
+    assert source is not None
+    types = prepare(warehouse, spec, key_types(source, spec.naming_columns), messages=True)
+    have = topics_of(warehouse.spark, source)
+    note = accept_loss(warehouse, spec, have) if lossy else None
+    start = start_of(warehouse, spec, have)
+    refuse_gaps(spec, start, have)
+    if not have:
+        raise UserError(f"Kafka has no topic that matches {source.pattern}: make one, or correct the pattern")
+    return TopicsReader(warehouse, spec, start, have, types), note
+
+
+def land_present(
+    warehouse: Warehouse, spec: ModelSpec, on_progress: Callable[[SourceLanding], None] = lambda landing: None
+) -> None:
+    """Land what the topics have now, within another command.
+
+    Raises:
+        UserError: as of `open_topics`.
+    """
+    reader, _ = open_topics(warehouse, spec)
+    run(SourceLanding(warehouse, spec, reader, on_progress), None, threading.Event())
