@@ -44,7 +44,7 @@ def record() -> bool:
     Raises:
         UserError: Spark's jars are missing, or the run that loads the classes failed.
     """
-    from jobs.spark.class_archive import ARCHIVE, archive_path
+    from jobs.spark.conf import ARCHIVE, archive_path
     from jobs.spark.jars import jar_paths
 
     jar_paths()
@@ -81,8 +81,7 @@ def _run(scratch: Path) -> None:
     from pyspark import SparkContext
 
     from jobs import ingest, pretrain, status, stream
-    from jobs.spark.class_archive import ARCHIVE, QUIET, class_path
-    from jobs.spark.conf import spark_conf
+    from jobs.spark.conf import ARCHIVE, QUIET, class_path, spark_conf
     from jobs.spark.session import spark_session
 
     models = scratch / "models"
@@ -114,7 +113,7 @@ def _run(scratch: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Write the archive if it does not exist. If it cannot be written, print why and succeed all the same."""
-    from jobs.spark.class_archive import archive_path
+    from jobs.spark.conf import archive_path
 
     if arguments[:1] == ["run"]:
         try:

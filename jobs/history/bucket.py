@@ -16,7 +16,7 @@ from jobs.encoding.packets import Layout, Records, concat
 from jobs.encoding.routing import bucket_of
 from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.history.smoothing import smoothed
-from jobs.state.duplicates import distinct
+from jobs.state.distinct import distinct
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import without_state
 from jobs.state.row_filter import RowFilter

@@ -18,8 +18,7 @@ from jobs.lineage.generations import REMOVED, Generation
 from jobs.lineage.source_ranges import SourceRange, around, last_whole
 from jobs.snapshots.manifests import Manifest
 from jobs.storage.checkpoints import Checkpoint
-from jobs.storage.landed_rows import rows_between
-from jobs.storage.measurements_table import new_keys
+from jobs.storage.measurements_table import new_keys, rows_between
 from jobs.storage.positions import (
     VERSION,
     Place,

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.core.roots import local_path
-from jobs.spark.class_archive import archive_conf
+from jobs.spark.jars import jar_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 """Logging of Spark's JVM."""
+
+ARCHIVE = "classes.jsa"
+"""The archive of Java's classes, in the folder of the jars."""
+
+QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+"""Without these options Java reports an archive that does not fit on standard output, where JSON goes."""
 
 SECRETS = "(?i)secret|passw|token|access[.]?key|account[.]?key|credential|jaas"
 """Names of settings whose values Spark hides, as a regular expression of Java."""
@@ -186,3 +192,26 @@ def short_command_conf() -> dict[str, str]:
     Compiling plans to Java pays off in minutes, not in seconds, too.
     """
     return {**quick_java_conf(), "spark.sql.shuffle.partitions": "1", **interpreted_conf()}
+
+
+def archive_path() -> Path:
+    """Return the path of the archive: in the folder of the jars, as it belongs to them."""
+    return jar_folder() / ARCHIVE
+
+
+def archive_conf(java_options: str) -> dict[str, str]:
+    """Return the Spark settings with `java_options`, and with the archive if there is one.
+
+    Java archives only classes of its own class path, so the jars are on it before Spark adds them itself.
+    """
+    if not archive_path().is_file() or os.environ.get("KALMAN_CLASS_ARCHIVE") == "0":
+        return {"spark.driver.extraJavaOptions": java_options}
+    return {
+        "spark.driver.extraJavaOptions": f"{java_options} {QUIET} -XX:SharedArchiveFile={archive_path()}",
+        "spark.driver.extraClassPath": class_path(),
+    }
+
+
+def class_path() -> str:
+    """Return the jars as a Java class path."""
+    return os.pathsep.join(str(path) for path in sorted(jar_folder().glob("*.jar")))

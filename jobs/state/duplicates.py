@@ -1,16 +1,13 @@
-"""Duplicates: rows of one key and time, or of one key and id; the rows of a bucket without them. No Spark."""
+"""Duplicates: rows of one key and time, or of one key and id. Pure functions of arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.encoding.order import starts_of
-from jobs.encoding.rows import KeyedRows, RowFormat, by_bucket, unpack_rows
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]
@@ -104,46 +101,3 @@ def _previous(counts: Bools) -> Ints:
     """Return for each position (N,) the last position before it that `counts` marks, -1 where there is none."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)
-
-
-def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:
-    """Return the marks of the rows with an id, and the positions of these rows among all."""
-    assert keyed.ids is not None
-    named = np.flatnonzero(keyed.ids.arrays["named"])
-    return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
-
-
-def distinct(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
-    """Return the rows without duplicates, if the format of the rows defines duplicates."""
-    if fmt.row_id is not None:
-        marks, named = marks_of(keyed)
-        repeats = np.zeros(len(keyed.rows.key), bool)
-        repeats[named] = resent(marks, fmt.row_id.within)
-    elif fmt.distinct:
-        repeats = repeated(keyed.rows)
-    else:
-        return keyed
-    return chosen(keyed, np.flatnonzero(~repeats)) if repeats.any() else keyed
-
-
-def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
-    """Return some of the rows, in their order, and the keys with rows."""
-    rows = keyed.rows
-    present, code = np.unique(rows.key[which], return_inverse=True)
-    keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)
-    ids = None if keyed.ids is None else keyed.ids.take(which)
-    return KeyedRows(keys, rows.take(which)._replace(key=code.astype(np.int64)), ids)
-
-
-def each_bucket(
-    fmt: RowFormat, work: Callable[[KeyedRows], Iterator[pa.RecordBatch]]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function over the packets of a partition that calls `work` with the rows of each bucket."""
-
-    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for payloads in by_bucket(batches):
-            keyed = distinct(unpack_rows(payloads, fmt), fmt)
-            if len(keyed.rows.key):
-                yield from work(keyed)
-
-    return over

@@ -17,7 +17,8 @@ from jobs.encoding.packets import Records, concat
 from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
-from jobs.state.duplicates import chosen, repeated
+from jobs.state.distinct import chosen
+from jobs.state.duplicates import repeated
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, newest_times
 from jobs.state.key_expiry import KeyExpiry

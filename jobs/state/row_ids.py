@@ -22,7 +22,8 @@ from jobs.encoding.rows import KeyedRows, RowFormat, RowId, keyed_rows
 from jobs.state.block_format import StateFormat, format_of
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
-from jobs.state.duplicates import Marks, chosen, marks_of, resent
+from jobs.state.distinct import chosen, marks_of
+from jobs.state.duplicates import Marks, resent
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import newest_times
 from jobs.state.plan import Packet, Plan, duplicate_packet, some_rows, without_state

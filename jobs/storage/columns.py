@@ -10,6 +10,8 @@ import pyarrow as pa
 from deltalake import Field, Schema
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
+UTC_MICROSECONDS = pa.timestamp("us", "UTC")
+"""The type in which all tables are read, and all files written, that have times."""
 _PRIMITIVES = {
     "tinyint": "byte",
     "smallint": "short",

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
@@ -23,8 +23,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jobs.core.roots import local_path
+from jobs.storage.columns import UTC_MICROSECONDS
 from jobs.storage.files import files_of
 from jobs.storage.object_files import ObjectFiles
+from jobs.storage.table_rows import EPOCH
 
 TARGET_BYTES = 256 << 20
 """Bytes from which a file is full, unless its table asks for others."""
@@ -38,8 +40,6 @@ _LAST = "\U0010ffff"
 """The character behind all others."""
 INDEXED = 32
 """Columns of a table that have statistics, as Delta's own."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TIME = pa.timestamp("us", "UTC")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 """Texts that name a folder as they are."""
 
@@ -270,7 +270,7 @@ class _Part:
             if name not in self._kept or name in self._not_numbers:
                 continue
             try:
-                is_time = self._schema.field(name).type == _TIME
+                is_time = self._schema.field(name).type == UTC_MICROSECONDS
                 found = _bounds([group.column(place).statistics for group in groups], is_time)
                 if found is None:
                     continue
@@ -322,7 +322,7 @@ def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
 
 
 def _time_of(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    return EPOCH + timedelta(microseconds=micros)
 
 
 def _low(value: Any) -> Any:

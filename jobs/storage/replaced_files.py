@@ -22,7 +22,7 @@ from jobs.core.errors import RUN_FAILED
 from jobs.storage.part_files import PartFile, attempt_name, remove, write_parts
 from jobs.storage.row_filters import Filter, Met, drop_rows, find_files, select_rows
 from jobs.storage.table_log import Conflict, Due, FileTable, commit_or_remove, is_due, transaction_of
-from jobs.storage.table_rows import live_files, open_parquet, plain_rows
+from jobs.storage.table_rows import count_rows, live_files, open_parquet, plain_rows
 from jobs.storage.warehouse import Tables
 
 _OF_PARTITION = "partition."
@@ -235,14 +235,8 @@ def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[s
 
 
 def _row_count(folder: str, files: pa.Table, names: Collection[str]) -> int:
-    """Return how many rows some of a table's files have, from the log or else from the files."""
     wanted: Any = pa.array(list(names), pa.string())
-    chosen = files.filter(pc.field("path").isin(wanted))
-    counts = chosen["num_records"].to_pylist() if "num_records" in files.column_names else [None] * len(names)
-    total = 0
-    for name, number in zip(chosen["path"].to_pylist(), counts, strict=True):
-        total += open_parquet(folder, name).metadata.num_rows if number is None else number
-    return total
+    return count_rows(folder, files.filter(pc.field("path").isin(wanted)))
 
 
 def _removed(files: pa.Table, gone: Collection[str]) -> list[RemoveAction]:

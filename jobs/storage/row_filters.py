@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jobs.storage.columns import UTC_MICROSECONDS
+
 _compute: Any = pc
 
 Filter = Sequence[Sequence[tuple[str, str, Any]]]
@@ -54,7 +56,7 @@ def drop_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
 
 def time_of(micros: int) -> pa.Scalar:
     """Return a time, in microseconds since 1970, as the value of a condition."""
-    return pa.scalar(micros, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.scalar(micros, pa.int64()).cast(UTC_MICROSECONDS)
 
 
 def _none(files: pa.Table) -> Any:
@@ -75,10 +77,9 @@ def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, 
     else:
         return _none(files), _none(files)
     if pa.types.is_timestamp(least.type):
-        kind = pa.timestamp("us", "UTC")
         least, greatest = (
-            least.cast(kind),
-            _compute.add(greatest.cast(kind), pa.scalar(_ROUNDED_US, pa.duration("us"))),
+            least.cast(UTC_MICROSECONDS),
+            _compute.add(greatest.cast(UTC_MICROSECONDS), pa.scalar(_ROUNDED_US, pa.duration("us"))),
         )
     wanted = pa.array(list(value) if "in" in compare else [value]).cast(least.type)
     first, last = (_compute.min_max(wanted)[side] for side in ("min", "max"))

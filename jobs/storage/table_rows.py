@@ -23,13 +23,12 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.core.roots import local_path, refuse_misread
+from jobs.storage.columns import UTC_MICROSECONDS
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.row_filters import find_files
 from jobs.storage.settings import delta_options, in_s3
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-UTC_MICROSECONDS = pa.timestamp("us", "UTC")
-"""The type in which all tables are read, and all files written, that have times."""
 
 _UNREADABLE = {"deletionVectors", "columnMapping"}
 """Features of a table whose files alone do not tell its rows."""
@@ -92,6 +91,16 @@ def live_files(log: DeltaTable) -> pa.Table:
     if any("%" in path for path in names.to_pylist()):
         names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())  # imports pandas
     return found.set_column(found.column_names.index("path"), "path", names)
+
+
+def count_rows(folder: str, files: pa.Table) -> int:
+    """Return how many rows some of a table's files (`live_files`) have, from the log or else from the files."""
+    names = files["path"].to_pylist()
+    known = files["num_records"].to_pylist() if "num_records" in files.column_names else [None] * len(names)
+    return sum(
+        open_parquet(folder, name).metadata.num_rows if number is None else number
+        for name, number in zip(names, known, strict=True)
+    )
 
 
 def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
@@ -204,7 +213,7 @@ def file_sizes(root: str, table: str) -> tuple[int, int] | None:
     log = _existing(root, table)
     if log is None:
         return None
-    actions = to_arrow(log.get_add_actions(flatten=True))
+    actions = live_files(log)
     return actions.num_rows, sum(actions["size_bytes"].to_pylist())
 
 
@@ -233,8 +242,6 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
     if not parts:
         return pa.table({name: pa.nulls(0, fields.get(name, pa.string())) for name in wanted})
     found = pa.concat_tables(parts, promote_options="default")
-    if not wanted:
-        return found
     columns = [
         as_in_delta(found[name], fields[name])
         if name in found.column_names

@@ -29,13 +29,14 @@ from jobs.storage.dictionary import comments
 from jobs.storage.files import ChecksummedFiles, WarehouseFiles, files_of, open_lock
 from jobs.storage.log_transactions import last_numbers
 from jobs.storage.table_rows import (
+    count_rows,
     groups,
     has_rows,
+    live_files,
     open_log,
     place_of,
     read_small,
     reading,
-    to_arrow,
     to_rows,
 )
 
@@ -174,11 +175,7 @@ class Tables:
 
     def row_count(self, table: str) -> int:
         """Return the number of rows of a table, from its log."""
-        actions = to_arrow(open_log(self.root, table).get_add_actions(flatten=True))
-        numbers = actions["num_records"] if "num_records" in actions.column_names else None
-        if numbers is None or numbers.null_count:  # a file of another tool, without statistics
-            return self.columns(table, ()).num_rows
-        return sum(numbers.to_pylist())
+        return count_rows(self.path(table), live_files(open_log(self.root, table)))
 
     def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
         """Return how many rows (`count`) have each combination of values of some columns; null without a column."""

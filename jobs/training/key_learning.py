@@ -25,7 +25,7 @@ from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
 from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
 from jobs.specs.model_spec import Learn
 from jobs.state.block_format import state_layout
-from jobs.state.duplicates import each_bucket
+from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import filter_step
 from jobs.state.key_groups import group_keys
 from jobs.state.row_filter import RowFilter

@@ -18,7 +18,7 @@ from jobs.encoding.packets import Column, Layout, Records
 from jobs.encoding.rows import KeyedRows
 from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
-from jobs.state.duplicates import each_bucket
+from jobs.state.distinct import each_bucket
 from jobs.state.key_groups import group_keys, name_of
 from jobs.training.batch_filter import Batch
 from jobs.training.group_learning import LearnedGroups, grouped_parts, learn_groups

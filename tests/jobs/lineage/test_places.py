@@ -16,7 +16,7 @@ from jobs.lineage import hand_over
 from jobs.lineage.generations import LIVE, RETIRED, Generation, predecessor
 from jobs.snapshots.manifests import Manifest
 from jobs.spark.warehouse import Warehouse
-from jobs.storage.landed_rows import rows_between
+from jobs.storage.measurements_table import rows_between
 from jobs.storage.positions import (
     delta_position,
     furthest,
