@@ -104,8 +104,7 @@ def migrate_along(
     if dry_run:
         return None, change, False
     if change["left_out"]:
-        stored = read_rows(warehouse, source.snapshot_id, source.model, version)
-        keys = without_number(stored, migration)
+        keys = without_number(read_rows(warehouse, source.snapshot_id, source.model, version), migration)
         why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
         origin = f"snapshots/{source.snapshot_id}"
         keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")

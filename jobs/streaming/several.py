@@ -81,20 +81,11 @@ def run(
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
             # Each stream sets SQL settings for its query, so it needs a session of its own.
             session = with_local_paths(shared.spark.newSession(), settings.warehouse)
-            warehouse = Warehouse(session, settings.warehouse)
+            model = DeployedModel(spec, Warehouse(session, settings.warehouse))
             port = None if metrics_port is None else metrics_port + number
             file = None if metrics_file is None else metrics_file.replace(PLACE, spec.name)
             quiet = replace(settings, quiet=True)
-            driver = Driver(
-                quiet,
-                DeployedModel(spec, warehouse),
-                seconds,
-                threading.Event(),
-                port,
-                file,
-                display.of,
-                metrics_host,
-            )
+            driver = Driver(quiet, model, seconds, threading.Event(), port, file, display.of, metrics_host)
             streams.append(_Stream(driver, lock, profile))
         _await_all(streams, stop)
     return _report(streams)
