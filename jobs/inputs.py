@@ -37,6 +37,7 @@ def run(
     import numpy as np
     import pyarrow as pa
 
+    from jobs.encoding.arrow import numbers
     from jobs.landing.values.keys import typed_key
     from jobs.offline.key_inputs import read_inputs
     from jobs.state.kernel import load_checked_spec
@@ -58,8 +59,8 @@ def run(
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if len(bad):
         raise UserError(f"{input}: row {int(bad[0]) + 1}: {reason[bad[0]]}, unlike in the measurements")
-    values = dict(zip(spec.inputs.columns.values(), found.u, strict=True))
-    table = pa.table({**dict(zip(by, keys, strict=True)), **{n: pa.array(v) for n, v in values.items()}})
+    names = [*by, *spec.inputs.columns.values()]
+    table = pa.Table.from_arrays([*keys, *map(numbers, found.u)], names)
     home, name = home_of(warehouse, spec.inputs_table)
     version = replace_table(home, name, table)
     data = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark.sql import functions as F
 
 from jobs.encoding.order import starts_of
 from jobs.encoding.packets import Column, Records
@@ -72,8 +73,6 @@ def is_integer(data_type: DataType) -> bool:
 
 def text_of(kind: KeyKind) -> SparkColumn:
     """Return the expression of a key's text: the value of its one column, or a JSON array of several values."""
-    from pyspark.sql import functions as F
-
     if not kind.columns:
         return F.lit(ONLY)
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
@@ -87,8 +86,6 @@ def readable(text: str) -> str:
 
 def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the expressions of the typed key columns, from the key's text."""
-    from pyspark.sql import functions as F
-
     if len(kind.columns) <= 1:
         return [text.cast(one).alias(name) for name, one in zip(kind.columns, kind.types, strict=True)]
     values = F.from_json(text, "array<string>")
@@ -98,8 +95,6 @@ def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
 
 def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
     """Return the columns `identity` (64 bits) and, unless the key is an integer, `check` and `text`."""
-    from pyspark.sql import functions as F
-
     if kind.integer:
         return [text.cast("bigint").alias("identity")]
     return [

@@ -27,18 +27,8 @@ from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import among, open_queries, quoted
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.examples import (
-    EstimateLine,
-    Example,
-    direction_of,
-    estimate_line,
-    join_reasons,
-    make_example,
-    measured_rows,
-    newest_rows,
-    rows_of,
-    shown_quantity,
-)
+from jobs.upgrades.comparison import examples
+from jobs.upgrades.comparison.examples import Example
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
@@ -321,7 +311,7 @@ def choose(keys: Keys) -> list[tuple[str, str]]:
         (int(np.argmax(keys.rows)), "the most rows"),
         (int(np.argsort(surprise, kind="stable")[len(surprise) // 2]), "typical"),
     ]
-    return [(keys.key[at], why) for at, why in join_reasons(wanted)]
+    return [(keys.key[at], why) for at, why in examples.join_reasons(wanted)]
 
 
 def _examples(
@@ -335,17 +325,18 @@ def _examples(
     """Return the newest rows of chosen keys: of the first measured column where the model measures it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    name, is_measured = shown_quantity(spec)
+    name, is_measured = examples.shown_quantity(spec)
     with open_queries(root) as queries:
-        rows = newest_rows(queries, reading.counted(queries, estimates, columns, among(quoted("key"), keys)))
-        measured = measured_rows(queries, spec, name, keys) if is_measured else None
+        rows = examples.newest_rows(
+            queries, reading.counted(queries, estimates, columns, among(quoted("key"), keys))
+        )
+        measured = examples.measured_rows(queries, spec, name, keys) if is_measured else None
 
-    def line(key: str) -> EstimateLine:
-        mine = rows_of(rows, key)
-        return estimate_line(
+    def line(mine: pa.Table) -> examples.EstimateLine:
+        return examples.estimate_line(
             mine,
             sums.degrees(mine, mine.num_rows),
-            lambda generation: direction_of(specs.get(generation, spec), name, is_measured),
+            lambda one: examples.direction_of(specs.get(one, spec), name, is_measured),
         )
 
-    return [make_example(key, why, name, measured, [line(key)]) for key, why in chosen]
+    return examples.make_examples(chosen, name, measured, [rows], line)

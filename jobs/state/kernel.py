@@ -11,6 +11,7 @@ from jobs.specs.model_spec import ModelSpec, SpecError
 from jobs.specs.problems import closest
 from kalman.evaluation.row_figures import check_figures
 from kalman.filters.linear import LinearFilter, check_length
+from kalman.learning.learners import learnable
 
 SURELY_FEW = 20
 """States whose step is never too long, whatever depends on what."""
@@ -38,10 +39,6 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
             check_length(kernel)
         check_figures(kernel, spec.outputs.figures)
         if spec.learn is not None:
-            from kalman.learning.learners import (
-                learnable,  # with SciPy's optimisers, which take long to import
-            )
-
             learnable(definition)
     except kalman.ModelError as error:
         hint = _hint(error.field, error.problem, error.remedy)

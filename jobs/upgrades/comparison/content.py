@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from jobs.lineage.generations import origin
 from jobs.storage.queries import among, open_queries
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.comparison import examples
 from jobs.upgrades.comparison.common_rows import (
     SIDES,
     CommonRows,
@@ -20,19 +21,8 @@ from jobs.upgrades.comparison.common_rows import (
     keep_paired_sums,
 )
 from jobs.upgrades.comparison.decision import Comparison, decide
-from jobs.upgrades.comparison.examples import (
-    EstimateLine,
-    Example,
-    direction_of,
-    estimate_line,
-    join_reasons,
-    make_example,
-    measured_rows,
-    newest_rows,
-    rows_of,
-    shown_quantity,
-)
-from jobs.upgrades.comparison.over_time import OverTime, Sums, sums_of, sums_over_time
+from jobs.upgrades.comparison.examples import Example
+from jobs.upgrades.comparison.over_time import Sums, TimeCourse, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
 from jobs.upgrades.comparison.statistics import judge_all_keys, same_model
 
@@ -127,7 +117,7 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
             numbers["unequal_rows"] = count_unequal_rows(rows)
         by_key, gain = {side: sums_of(keys.sums, letter) for letter, side in SIDES.items()}, keys.sums["gain"]
         chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-        examples = _examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
+        shown = _examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
     return Content(
         spec.name,
         spec.description,
@@ -140,11 +130,11 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
         keys.sample,
         by_key,
         gain,
-        examples,
+        shown,
     )
 
 
-def paired_gain(scored: dict[str, Any], course: OverTime) -> Gain:
+def paired_gain(scored: dict[str, Any], course: TimeCourse) -> Gain:
     """Return the gain per row of the rows that both versions have scored, from their sums by key and over time."""
     return gain_of(
         PairedSums(
@@ -164,7 +154,7 @@ def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
             (int(np.nanargmax(enough)), "gains most"),
             (int(np.nanargmin(enough)), "gains least" if np.nanmin(enough) >= 0 else "loses most"),
         ]
-    return join_reasons(wanted)
+    return examples.join_reasons(wanted)
 
 
 def _generation_data(one: Generation) -> dict[str, Any]:
@@ -184,19 +174,17 @@ def _examples(
     """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
-    sides = [newest_rows(rows.queries, rows.of(letter, columns, among("key", keys))) for letter in SIDES]
-    name, is_measured = shown_quantity(old, spec)
-    measured = measured_rows(rows.queries, spec, name, keys) if is_measured else None
+    sides = [
+        examples.newest_rows(rows.queries, rows.of(letter, columns, among("key", keys))) for letter in SIDES
+    ]
+    name, is_measured = examples.shown_quantity(old, spec)
+    measured = examples.measured_rows(rows.queries, spec, name, keys) if is_measured else None
     versions = {rows.old: old, rows.new: spec}
 
-    def direction(generation: str) -> Floats | None:
-        return direction_of(versions[generation], name, is_measured)
-
-    def line(side: pa.Table, key: str) -> EstimateLine:
-        mine = rows_of(side, key)
+    def line(mine: pa.Table) -> examples.EstimateLine:
         components = np.full(mine.num_rows, float(len(spec.measurement) == 1))
-        return estimate_line(mine, components, direction)
+        return examples.estimate_line(
+            mine, components, lambda one: examples.direction_of(versions[one], name, is_measured)
+        )
 
-    return [
-        make_example(key, why, name, measured, [line(side, key) for side in sides]) for key, why in chosen
-    ]
+    return examples.make_examples(chosen, name, measured, sides, line)

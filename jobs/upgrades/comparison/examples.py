@@ -101,26 +101,42 @@ def measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[s
     return queries.run(f"SELECT * FROM ({landed}) WHERE {among('key', keys)} ORDER BY key, time")
 
 
-def make_example(
-    key: str, why: str, quantity: str, measured: pa.Table | None, lines: list[EstimateLine]
-) -> Example:
-    """Return an example of a key: of what was measured (`measured_rows`), that since the first estimate is shown."""
-    time, values = np.empty(0, np.int64), np.empty(0)
-    first = min((line.time[0] for line in lines if len(line.time)), default=None)
-    if measured is not None and first is not None:
-        landed = rows_of(measured, key)
-        time, values = numbers_of(landed, "time"), numbers_of(landed, "value")
-        time, values = time[time >= first], values[time >= first]
-    return Example(key, why, quantity, time, values, lines)
+def make_examples(
+    chosen: Sequence[tuple[str, str]],
+    quantity: str,
+    measured: pa.Table | None,
+    sides: Sequence[pa.Table],
+    line: Callable[[pa.Table], EstimateLine],
+) -> list[Example]:
+    """Return an example of each chosen key.
+
+    Args:
+        chosen: the keys, with the reasons for them.
+        quantity: the name of what is shown.
+        measured: what was measured (`measured_rows`); shown is what came since the first estimate.
+        sides: the estimates of each version (`newest_rows`).
+        line: makes a key's line of its estimates by one version.
+    """
+    found = []
+    for key, why in chosen:
+        lines = [line(_rows_of(side, key)) for side in sides]
+        time, values = np.empty(0, np.int64), np.empty(0)
+        first = min((one.time[0] for one in lines if len(one.time)), default=None)
+        if measured is not None and first is not None:
+            landed = _rows_of(measured, key)
+            time, values = _numbers(landed, "time"), _numbers(landed, "value")
+            time, values = time[time >= first], values[time >= first]
+        found.append(Example(key, why, quantity, time, values, lines))
+    return found
 
 
-def rows_of(rows: pa.Table, key: str) -> pa.Table:
+def _rows_of(rows: pa.Table, key: str) -> pa.Table:
     """Return the rows of a key, of rows that are ordered by key."""
     keys = rows["key"].to_pylist()
     return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
 
 
-def numbers_of(rows: pa.Table, name: str) -> NDArray[Any]:
+def _numbers(rows: pa.Table, name: str) -> NDArray[Any]:
     """Return a column of numbers (N,); NaN where it has nulls."""
     return to_numpy(rows[name].combine_chunks(), np.nan)
 
@@ -129,7 +145,7 @@ def estimate_line(
     rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]
 ) -> EstimateLine:
     """Return the line of a key's estimates (`newest_rows`); direction: of what is shown, by the rows' generation."""
-    time = numbers_of(rows, "time")
+    time = _numbers(rows, "time")
     mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
     names, generation_of = distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
     for number, name in enumerate(names):
@@ -137,7 +153,7 @@ def estimate_line(
         weights = direction(name)
         if weights is not None and weights.any():
             mean[mine], deviation[mine] = _moments(rows.take(integers(mine)), weights)
-    return EstimateLine(time, mean, deviation, numbers_of(rows, "nis"), components)
+    return EstimateLine(time, mean, deviation, _numbers(rows, "nis"), components)
 
 
 def _moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:

@@ -29,7 +29,7 @@ class Sums(NamedTuple):
     components: Floats
 
 
-class OverTime(NamedTuple):
+class TimeCourse(NamedTuple):
     """Sums over time.
 
     time (B,): the middles of up to `BINS` bins of equal width, in microseconds; sums: of both sides in each bin.
@@ -44,7 +44,7 @@ class OverTime(NamedTuple):
     moments: Squares
 
 
-def sums_over_time(queries: Queries) -> OverTime:
+def sums_over_time(queries: Queries) -> TimeCourse:
     """Return the sums over time of what `common_rows.keep_paired_sums` has kept.
 
     Equal widths alone would not do for the gain: one row with a wrong clock would put all others into one block.
@@ -53,7 +53,7 @@ def sums_over_time(queries: Queries) -> OverTime:
     if not edges:
         empty = np.empty(0)
         nothing = {side: Sums(*[empty] * len(SUMS)) for side in SIDES.values()}
-        return OverTime(np.empty(0, np.int64), nothing, empty, empty, Squares())
+        return TimeCourse(np.empty(0, np.int64), nothing, empty, empty, Squares())
     first, width = edges[0], max(1, -(-(edges[-1] - edges[0] + 1) // BINS))
     added = {
         **{name: name for name in BOTH},
@@ -74,7 +74,7 @@ def sums_over_time(queries: Queries) -> OverTime:
         np.nan_to_num(_sums_by(blocks, column[name]), posinf=np.inf, neginf=-np.inf)
         for name in ("scored", "gained")
     )
-    return OverTime(
+    return TimeCourse(
         first + bins * width + width // 2,
         {side: sums_of(by_bin, letter) for letter, side in SIDES.items()},
         rows[rows > 0],

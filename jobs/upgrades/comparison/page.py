@@ -21,6 +21,11 @@ from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.content import Content
 from jobs.upgrades.comparison.decision import answer_text, gain_line
 
+if can_draw():
+    from jobs.upgrades.comparison import figures
+else:
+    figures = None
+
 
 def page(content: Content) -> str:
     """Return the report as HTML, without pictures where matplotlib is not installed."""
@@ -169,10 +174,8 @@ def _pictures(content: Content) -> list[str]:
     """Return the sections with pictures, or one with the reason why there are none."""
     if not content.comparison.numbers["rows"]:
         return [section("Nothing to draw", "The two have no row in common yet.", "")]
-    if not can_draw():
+    if figures is None:
         return [section("Pictures", NO_PICTURES, "")]
-    from jobs.upgrades.comparison import figures  # with matplotlib, which takes long to import
-
     sections = [
         section(
             "Which predicts better",

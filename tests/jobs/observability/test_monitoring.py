@@ -83,7 +83,7 @@ def test_progress_is_compacted_into_its_table_once(
     ]
     after = [row["batch_id"] for row in progress_of(warehouse, "other").orderBy("batch_id").collect()]
     assert after == before
-    newest = mine.newest("walk-g0001")
+    newest = progress_log.newest_record(warehouse, "other", "walk-g0001")
     assert newest is not None and newest["batch_id"] == 3
 
     monkeypatch.setattr(progress_log, "PART_BYTES", 10)

@@ -263,7 +263,7 @@ def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.upgrades.comparison.page.can_draw", lambda: False)
+    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
     written = page(content())
     assert "Pictures need matplotlib" in written and "<img" not in written
 
