@@ -68,7 +68,6 @@ class Warehouse(Tables):
         frame: DataFrame,
         table: str,
         transaction: tuple[str, int] | None = None,
-        detail: str | None = None,
         more_columns: bool = False,
     ) -> int | None:
         """Append rows in one commit; with a `transaction` (application, number), retries append them once.
@@ -79,7 +78,6 @@ class Warehouse(Tables):
             frame: the rows, with columns of the table; it may lack some.
             table: to append to; made if there is none.
             transaction: skipped if the table has it, or a later one of its application.
-            detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
             more_columns: the table gets the columns that it lacks.
 
         Returns:
@@ -94,7 +92,7 @@ class Warehouse(Tables):
         return commit_or_remove(
             files,
             write_rows(frame, files, more_columns),
-            lambda parts: files.commit(parts, transaction, _metadata(detail)),
+            lambda parts: files.commit(parts, transaction),
         )
 
     def mark(self, table: str, columns: StructType, transaction: tuple[str, int]) -> None:

@@ -16,6 +16,7 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, path_of
 from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import DISCARDED, HELD, REPLAYED, REPLAYING, TABLE, Choice
+from jobs.storage.queries import among, literal
 from jobs.storage.row_changes import add_columns
 from jobs.storage.table_log import NO_HOOKS, FileTable
 from jobs.storage.table_rows import to_rows
@@ -172,15 +173,15 @@ def discard(tables: Tables, model: str, choice: Choice) -> int:
     count = len(held_rows(chosen(tables, model, choice)))
     if not count:
         return 0
-    conditions = [f"model = {_text(model)}", "status IS NULL"]
+    conditions = [f"model = {literal(model)}", "status IS NULL"]
     if choice.reason is not None:
-        conditions.append(f"starts_with(reason, {_text(choice.reason)})")
+        conditions.append(f"starts_with(reason, {literal(choice.reason)})")
     since = choice.earliest()
     if since is not None:
         conditions.append(f"quarantined_at >= {_time(to_micros(since))}")
     if choice.ids:
-        conditions.append(f"id IN ({', '.join(map(_text, choice.ids))})")
-    values = {"status": _text(DISCARDED), "resolved_at": _time(to_micros(clock.now()))}
+        conditions.append(among("id", choice.ids))
+    values = {"status": literal(DISCARDED), "resolved_at": _time(to_micros(clock.now()))}
     _update(tables, values, " AND ".join(conditions))
     return count
 
@@ -196,7 +197,7 @@ def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
     Raises:
         UserError: the table cannot be read or written.
     """
-    values = {"status": _text(REPLAYING), "replay": _text(replay_id), "landing": "s.landing"}
+    values = {"status": literal(REPLAYING), "replay": literal(replay_id), "landing": "s.landing"}
 
     def merge(log: DeltaTable, properties: CommitProperties) -> None:
         merger = log.merge(
@@ -218,8 +219,8 @@ def mark_replayed(tables: Tables, replay_id: str) -> None:
     Raises:
         UserError: the table cannot be read or written.
     """
-    values = {"status": _text(REPLAYED), "resolved_at": _time(to_micros(clock.now()))}
-    _update(tables, values, f"replay = {_text(replay_id)} AND status = {_text(REPLAYING)}")
+    values = {"status": literal(REPLAYED), "resolved_at": _time(to_micros(clock.now()))}
+    _update(tables, values, f"replay = {literal(replay_id)} AND status = {literal(REPLAYING)}")
 
 
 def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
@@ -234,10 +235,6 @@ def _update(tables: Tables, values: dict[str, str], condition: str) -> None:
         )
 
     FileTable(tables, TABLE).change(update)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _time(micros: int) -> str:

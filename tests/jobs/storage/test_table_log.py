@@ -21,7 +21,8 @@ from deltalake import DeltaTable
 from jobs.core.errors import UserError, is_full
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.part_files import write_parts
-from jobs.storage.table_log import Conflict, FileTable, commit_or_remove
+from jobs.storage.table_log import Conflict, FileTable, append_rows, commit_or_remove
+from jobs.storage.warehouse import Tables
 from tests.jobs.test_disk_full import Ballast, disk
 from tests.support.stand_ins import stand_in
 
@@ -64,6 +65,15 @@ def test_a_transaction_is_committed_once_and_an_older_one_never(tmp_path: Path) 
     assert DeltaTable(str(tmp_path / "t")).version() == 3
     told = DeltaTable(str(tmp_path / "t")).history(1)[0]
     assert told["operation"] == "WRITE" and told["operationMetrics"]["numOutputRows"] == "1"
+
+
+def test_rows_are_appended_once_a_transaction_and_their_detail_is_kept(tmp_path: Path) -> None:
+    to = made(tmp_path)
+    assert append_rows(to, some_rows(1, 2), ("app", 5), json.dumps({"rows": 2})) == 1
+    left = len(list(tmp_path.rglob("*.parquet")))
+    assert [append_rows(to, some_rows(3), ("app", number)) for number in (5, 4)] == [None, None]
+    assert len(list(tmp_path.rglob("*.parquet"))) == left and rows(tmp_path) == [1, 2]
+    assert Tables(str(tmp_path)).log_entries(to.name)[0].detail == {"rows": 2}
 
 
 def test_one_commit_ends_several_transactions_or_is_refused(tmp_path: Path) -> None:
