@@ -99,7 +99,8 @@ def run(
         UserError: a file cannot be read, has no time or no numbers, or too few rows; the spec is there already. Nothing
             is written then.
     """
-    from jobs.choosing.finding import Wishes, file_name
+    from jobs.choosing.columns import Wishes
+    from jobs.choosing.finding import file_name
     from jobs.choosing.model_finding import find
     from jobs.choosing.spec_text import exists, spec_text, write_spec
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.choosing.columns import Numbers
-from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.columns import Wishes
+from jobs.choosing.finding import Columns, find_columns
+from jobs.choosing.missing_marks import Numbers
+from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
+from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
 from jobs.landing.csv_parquet import FORMATS, found_dialect
 from jobs.landing.csv_records import PLAIN
@@ -82,7 +84,7 @@ def describe(input: str) -> Description:
     dialect = dialect_words(table.files[0], table.written)
     written = _written(table.source, list(table.source.columns))
     try:
-        found = find_columns(input, table, Wishes(), Phases())
+        found = find_columns(input, table, Wishes(), Stopwatch())
     except UserError as refusal:
         readings = [
             ColumnReading(name, _example(table.source, name), "", "", "", "") for name in table.source.columns
@@ -105,7 +107,7 @@ def describe(input: str) -> Description:
         table.files[0],
         table.found,
         dialect_words(table.files[0], found.files),
-        _found_readings(found.table, found),
+        _found_readings(found),
         written,
         _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
         table.source.rows,
@@ -158,9 +160,9 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
     return words + ([] if files.wide is None else [wide_words(files.wide)])
 
 
-def _found_readings(table: Table, found: Columns) -> list[ColumnReading]:
+def _found_readings(found: Columns) -> list[ColumnReading]:
     """Return the readings of the columns that were found, in the files' order; the file's name as a key comes last."""
-    roles, keys = found.roles, found.keys
+    table, roles, keys = found.table, found.roles, found.keys
     numbers = {one.name: one for one in roles.measurements}
     others = [name for name in roles.keys if name not in keys.columns]
     readings: list[ColumnReading] = []

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.columns import Roles
-from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
+from jobs.choosing.columns import Wishes
+from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.held_out import FEWEST
-from jobs.choosing.keys import Keys
-from jobs.choosing.missing_marks import Numbers
 from jobs.choosing.rhythm import Rhythm
 from jobs.choosing.search import Choice, Final, finish, search
 from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.file_rows import files_of
-from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
+from jobs.landing.parsing import parse
 from jobs.landing.reading import ALWAYS_READ, reader_of
 from jobs.landing.values.payloads import payloads
 from jobs.landing.values.rejected import explained
 from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
-from jobs.specs.files import Files
 
 Floats = NDArray[np.float64]
 
@@ -63,23 +61,16 @@ class Filtered(NamedTuple):
     of_spec: float | None
 
 
-class Found(NamedTuple):
-    """All that was found, in the order in which it was."""
+@dataclass(frozen=True)
+class Found(Columns):
+    """All that was found. names: of each key, as text; seconds: of each phase, in order."""
 
-    table: Table
-    files: Files
-    roles: Roles
-    measurements: list[Numbers]
-    keys: Keys
     names: list[str]
-    rhythm: Rhythm
-    parsed: ParsedRows
     season: Season | None
     series: Series
     choice: Choice
     final: Final
     filtered: Filtered
-    notes: list[str]
     seconds: dict[str, float]
 
     @property
@@ -94,25 +85,17 @@ def find(input: str, wishes: Wishes) -> Found:
     Raises:
         UserError: there is no file, time or measurement, too few rows, or a wish that cannot be met.
     """
-    phase = Phases()
-    with phase("read"):
+    watch = Stopwatch()
+    with watch.step("read"):
         table = read_table(files_of(input, ALWAYS_READ))
-    columns = find_columns(input, table, wishes, phase)
-    table, roles, keys, rhythm, parsed, notes = (
-        columns.table,
-        columns.roles,
-        columns.keys,
-        columns.rhythm,
-        columns.parsed,
-        columns.notes,
-    )
-    measurements = roles.measurements
-    with phase("rows"):
+    columns = find_columns(input, table, wishes, watch)
+    rhythm, parsed = columns.rhythm, columns.parsed
+    with watch.step("rows"):
         _, rows = in_order(parsed)
-        names = _names(parsed, columns.source, keys)
+        names = _names(columns)
     if not len(rows.key):
         raise UserError(f"{input}: every row is rejected, the first for: {_first_cause(columns)}")
-    with phase("season"):
+    with watch.step("season"):
         series = sample_series(rows, parsed.keys, wishes.keys, wishes.rows)
         if series is None:
             raise UserError(
@@ -125,20 +108,23 @@ def find(input: str, wishes: Wishes) -> Found:
         most = _rows_for(season, rhythm, wishes.rows)
         series = sample_series(rows, parsed.keys, wishes.keys, most) or series
     unit = float(UNIT_US[rhythm.unit])
-    with phase("fit and rank"):
+    with watch.step("fit and rank"):
         choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
-    with phase("fit the choice"):
+    with watch.step("fit the choice"):
         final = finish(series, columns.spec.measurement, choice, unit, rhythm.step_in_units)
-    with phase("filter"):
+    with watch.step("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    notes += [
-        *_doubts(table, roles, keys, parsed, final),
-        *long_series(rows, len(final.definition["states"])),
-    ]
+    columns.notes.extend([*_doubts(columns, final), *long_series(rows, len(final.definition["states"]))])
     return Found(
-        table, columns.files, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered,
-        notes, phase.seconds,
-    )  # fmt: skip
+        **vars(columns),
+        names=names,
+        season=season,
+        series=series,
+        choice=choice,
+        final=final,
+        filtered=filtered,
+        seconds=watch.seconds,
+    )
 
 
 def _first_cause(columns: Columns) -> str:
@@ -152,13 +138,14 @@ def _first_cause(columns: Columns) -> str:
     return explained(columns.spec, str(parsed.reason[place]), payloads(source, first)[place].as_py())
 
 
-def _names(parsed: ParsedRows, source: Source, keys: Keys) -> list[str]:
+def _names(found: Columns) -> list[str]:
     """Return each key as text, its columns' values joined by a slash."""
+    parsed, keys = found.parsed, found.keys
     if not keys.columns:
         return [ALL_ROWS]
     first = np.full(parsed.keys, 0)
     first[parsed.key[::-1]] = np.arange(len(parsed.key))[::-1]
-    columns = [source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
+    columns = [found.source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
     return ["/".join(str(value) for value in values) for values in zip(*columns, strict=True)]
 
 
@@ -226,8 +213,9 @@ def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
     return mean, np.sqrt(np.maximum(variance, 0.0))
 
 
-def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: Final) -> list[str]:
+def _doubts(found: Columns, final: Final) -> list[str]:
     """Return what a person should look at."""
+    table, roles, keys = found.table, found.roles, found.keys
     notes: list[str] = []
     if roles.time.note is not None:
         notes.append(roles.time.note)

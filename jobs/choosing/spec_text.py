@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from jobs.choosing.finding import Wishes, missing_values
+from jobs.choosing.columns import Wishes
+from jobs.choosing.finding import missing_values
 from jobs.choosing.model_finding import Found
 from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import span

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from jobs import filter as filter_verb
 from jobs import init
-from jobs.choosing.columns import Given, Roles, find_roles
-from jobs.choosing.finding import Wishes, _refuse_time_apart, skeleton
+from jobs.choosing.columns import Roles, Wishes, find_roles
+from jobs.choosing.finding import _refuse_time_apart, skeleton
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.rhythm import find_rhythm, span
 from jobs.choosing.spec_text import _word
@@ -47,9 +47,10 @@ def found(folder: Path, frame: Frame, **wishes: Any) -> tuple[Table, Roles, Keys
 
 def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
     table = read_table([path])
-    roles = find_roles(table, UTC, Given(wishes.get("time"), wishes.get("time_format")))
-    keys = find_keys(table, roles, [], "series")
-    _refuse_time_apart(table, roles, keys, Wishes(time=wishes.get("time")))
+    given = Wishes(wishes.get("time"), wishes.get("time_format"))
+    roles = find_roles(table, given)
+    keys = find_keys(table, roles, given)
+    _refuse_time_apart(table, roles, keys, given)
     known = roles.time.known
     rhythm = find_rhythm(keys.code[known], roles.time.micros[known])
     spec = skeleton(roles, keys, rhythm, Wishes())
