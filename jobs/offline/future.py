@@ -19,9 +19,10 @@ from jobs.landing.csv_parquet import check_columns
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
+from jobs.landing.values.keys import find_places
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.spec_columns import take_columns
-from jobs.offline.key_inputs import key_codes, key_texts
+from jobs.offline.key_inputs import key_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange
 
@@ -117,12 +118,8 @@ def steps_through(
     Raises:
         UserError: a row is there twice, or a wanted one is missing; it names key and time.
     """
-    size, known = len(last), len(future.time)
-    joined = [pa.concat_arrays([a, b]) for a, b in zip(keys, future.keys, strict=True)]
-    code = key_codes(joined, size + known)
-    place = np.full(int(code.max(initial=-1)) + 1, -1)
-    place[code[:size]] = np.arange(size)
-    key = place[code[size:]]
+    size = len(last)
+    key = find_places(future.keys, keys, len(future.time), size)
     after = np.flatnonzero((key >= 0) & (future.time > np.append(last, 0)[key]))
     order = after[np.lexsort((future.time[after], key[after]))]
     key, time = key[order], future.time[order]
