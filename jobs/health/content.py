@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.arrow import to_numpy
 from jobs.health import reading
-from jobs.health.reading import Estimates, Reason
+from jobs.health.reading import Reason
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation
+from jobs.lineage.live_rows import Estimates, batches
 from jobs.offline.quantity import measured_direction
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
@@ -217,7 +218,7 @@ def _span(root: str, estimates: Estimates) -> tuple[int, int] | None:
     """Return the first and the last event time of the rows that count, in microseconds."""
     ends = [
         (_micros(part["event_time"]).min(), _micros(part["event_time"]).max())
-        for part in reading.batches(root, estimates, ["event_time"])
+        for part in batches(root, estimates, ["event_time"])
     ]
     return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
 
@@ -241,7 +242,7 @@ class _Sums:
         self._components = len(spec.measurement)
         self.judges = self._components == 1
         self.columns = ["nis", *([] if self.judges else ["innovation", "measured"])]
-        for part in reading.batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
+        for part in batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
@@ -348,7 +349,7 @@ def _examples(
     """Return the newest rows of chosen keys: of the first measured column where all versions measure it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    parts = list(reading.batches(root, estimates, columns, ("key", keys)))
+    parts = list(batches(root, estimates, columns, ("key", keys)))
     rows = pa.concat_tables(parts, promote_options="default").sort_by("event_time")
     names = np.asarray(rows["key"].cast(pa.string()).to_pylist(), object)
     landed = reading.measured_rows(root, spec, keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -13,27 +13,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.lineage.chain import LineageSegment
-from jobs.lineage.live_rows import counted_rows
+from jobs.lineage.live_rows import Estimates, counted_estimates
 from jobs.observability.progress import COLUMNS as PROGRESS_COLUMNS
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import files_of
-from jobs.storage.queries import among, literal, open_queries, quoted
 from jobs.storage.table_rows import column_types, parts_of, read_table
-
-
-class Estimates(NamedTuple):
-    """The table of estimates that is looked at, and which of its rows count.
-
-    last_batch: by generation; empty for a table of history, whose rows all count. has_corrections: of some rows only
-    those of the latest micro-batch count (`jobs.lineage.live_rows`).
-    """
-
-    table: str
-    last_batch: Mapping[str, int]
-    has_corrections: bool = False
-
-
-_NO_END = np.iinfo(np.int64).max
+from jobs.storage.tables import estimates, estimates_history
 
 
 def _utc(at: Any) -> datetime | None:
@@ -43,50 +28,11 @@ def _utc(at: Any) -> datetime | None:
 
 def estimates_of(root: str, model: str, lineage: Sequence[LineageSegment]) -> Estimates | None:
     """Return the model's live estimates, by their lineage, else those of its history; None: it has neither."""
-    live = {name: _NO_END if last is None else last for name, last in lineage}
-    for table, kept in ((f"estimates/{model}", live), (f"estimates_history/{model}", {})):
-        columns = column_types(root, table)
-        if columns and (kept or not table.startswith("estimates/")):
-            found = Estimates(table, kept)
-            return (
-                found
-                if "correction" not in columns
-                else found._replace(has_corrections=_corrected(root, table))
-            )
+    if lineage and column_types(root, estimates(model)):
+        return counted_estimates(root, estimates(model), lineage)
+    if column_types(root, estimates_history(model)):
+        return counted_estimates(root, estimates_history(model))
     return None
-
-
-def _corrected(root: str, table: str) -> bool:
-    """Tell if some estimates are corrections."""
-    with open_queries(root) as queries:
-        queries.add("estimates", table)
-        return bool(queries.run("SELECT bool_or(correction) AS found FROM estimates")["found"][0].as_py())
-
-
-def batches(
-    root: str,
-    estimates: Estimates,
-    columns: Sequence[str],
-    wanted: tuple[str, Sequence[str]] | None = None,
-) -> Iterator[pa.Table]:
-    """Yield the rows that count, some thousands at a time, with the columns that the table has, and `generation`.
-
-    wanted: a column and the texts of which a row must have one; None: all rows.
-    """
-    segments = [
-        f"(generation = {literal(name)} AND batch_id <= {last})"
-        for name, last in estimates.last_batch.items()
-    ]
-    where = f"({' OR '.join(segments) or 'true'})"
-    if wanted is not None:
-        where += f" AND {among(quoted(wanted[0]), wanted[1])}"
-    with open_queries(root) as queries:
-        schema = queries.add("estimates", estimates.table)
-        have = [] if schema is None else schema.names
-        names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
-        for batch in queries.batches(counted_rows("estimates", names, where, estimates.has_corrections)):
-            if batch.num_rows:
-                yield pa.Table.from_batches([batch])
 
 
 class Reason(NamedTuple):

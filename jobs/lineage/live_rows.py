@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from jobs.storage.queries import quoted
+import pyarrow as pa
 
+from jobs.lineage.chain import LineageSegment
+from jobs.storage.queries import among, literal, open_queries, quoted
+from jobs.storage.table_rows import column_types
+
+_NO_END = (1 << 63) - 1
 _SAME = ("generation", "key", "event_time")
 
 
@@ -30,3 +36,54 @@ def counted_rows(table: str, columns: Sequence[str], where: str, has_corrections
         f"RIGHT JOIN (SELECT * FROM {table} WHERE {where}) r ON {' AND '.join(f'r.{one} = c.{one}' for one in _SAME)} "
         f"WHERE c.newest IS NULL OR r.batch_id = c.newest"
     )
+
+
+class Estimates(NamedTuple):
+    """A table of estimates, and which of its rows count.
+
+    last_batch: by generation; empty for a table of history, whose rows all count. has_corrections: of some rows only
+    those of the latest micro-batch count.
+    """
+
+    table: str
+    last_batch: Mapping[str, int]
+    has_corrections: bool
+
+
+def counted_estimates(root: str, table: str, lineage: Sequence[LineageSegment] = ()) -> Estimates:
+    """Return a table of live estimates with their lineage, or one of history, without."""
+    last_batch = {name: _NO_END if last is None else last for name, last in lineage}
+    return Estimates(table, last_batch, "correction" in column_types(root, table) and _corrected(root, table))
+
+
+def _corrected(root: str, table: str) -> bool:
+    """Tell if some estimates are corrections."""
+    with open_queries(root) as queries:
+        queries.add("estimates", table)
+        return bool(queries.run("SELECT bool_or(correction) AS found FROM estimates")["found"][0].as_py())
+
+
+def batches(
+    root: str,
+    estimates: Estimates,
+    columns: Sequence[str],
+    wanted: tuple[str, Sequence[str]] | None = None,
+) -> Iterator[pa.Table]:
+    """Yield the rows that count, some thousands at a time, with the columns that the table has, and `generation`.
+
+    wanted: a column and the texts of which a row must have one; None: all rows.
+    """
+    segments = [
+        f"(generation = {literal(name)} AND batch_id <= {last})"
+        for name, last in estimates.last_batch.items()
+    ]
+    where = f"({' OR '.join(segments) or 'true'})"
+    if wanted is not None:
+        where += f" AND {among(quoted(wanted[0]), wanted[1])}"
+    with open_queries(root) as queries:
+        schema = queries.add("estimates", estimates.table)
+        have = [] if schema is None else schema.names
+        names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
+        for batch in queries.batches(counted_rows("estimates", names, where, estimates.has_corrections)):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])
