@@ -191,7 +191,7 @@ def _remarks(
     span: tuple[int, int] | tuple[None, None],
 ) -> list[str]:
     """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement."""
-    from jobs.landing.values.absent_values import absent_notes
+    from jobs.landing.remarks import absent_notes
     from jobs.landing.values.rejected import doubtful_epoch, repeated
 
     rows = sum(one.rows for one in new)

@@ -164,8 +164,8 @@ def _report(
 
 
 def _columns(found: Found) -> list[str]:
-    from jobs.choosing.describing import dialect_words
     from jobs.choosing.rhythm import span
+    from jobs.landing.file_rows import dialect_words
 
     written = dialect_words(found.table.files[0], found.files)
     rhythm, keys, season = found.rhythm, found.keys, found.season

@@ -18,17 +18,12 @@ from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
-from jobs.landing.csv_parquet import FORMATS, found_dialect
-from jobs.landing.csv_records import PLAIN
-from jobs.landing.dialects import NAMES, header_words
-from jobs.landing.file_rows import files_of, first_rows
+from jobs.landing.file_rows import dialect_words, files_of, first_rows
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.remarks import remarks_on
-from jobs.landing.shapes.wide_files import wide_words
 from jobs.landing.values.spec_columns import take_columns
-from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5
@@ -112,7 +107,10 @@ def describe(input: str) -> Description:
         _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
         table.source.rows,
         _rejected(found.parsed),
-        [*(f"note: {note}" for note in notes), *remarks_on(found.spec, found.source, found.parsed)],
+        [
+            *(f"note: {note}" for note in notes),
+            *remarks_on(found.spec, found.source, found.parsed, table.files),
+        ],
     )
 
 
@@ -135,29 +133,8 @@ def describe_by_spec(input: str, spec: ModelSpec) -> Description:
         _understood(spec, taken, parsed),
         source.rows,
         _rejected(parsed),
-        remarks_on(spec, source, parsed),
+        remarks_on(spec, source, parsed, files[:1]),
     )
-
-
-def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
-    """Return in words how a CSV file is written, where it is not as most are.
-
-    Args:
-        path: of the file.
-        files: what the spec says of the dialect.
-        columns: that the file has, to find its dialect by.
-    """
-    is_csv = path.name.lower().endswith(FORMATS[:2])
-    dialect = found_dialect(path, columns, files.model_copy(update={"wide": None})) if is_csv else PLAIN
-    words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != "," else []
-    words += header_words(dialect)
-    words += ["a comma before fractions"] if files.decimal == "," else []
-    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
-    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
-    words += [f"{name} in {unit}" for name, unit in files.units.items()]
-    words += [f"{word} is {number:g}" for word, number in files.words.items()]
-    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
-    return words + ([] if files.wide is None else [wide_words(files.wide)])
 
 
 def _found_readings(found: Columns) -> list[ColumnReading]:

@@ -26,9 +26,7 @@ from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.values.absent_values import absent_in
 from jobs.landing.values.key_from_name import name_of
-from jobs.landing.values.rejected import clock_notes
 from jobs.landing.values.spec_columns import take_columns
 from jobs.landing.values.times import times_of_keys
 from jobs.specs.column_names import part_of_time
@@ -88,8 +86,7 @@ def find_columns(input: str, table: Table, wishes: Wishes, watch: Stopwatch) -> 
         spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
-    clocks = [note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)]
-    notes += [*marked, *absent_in(spec, parsed, table.files), *clocks, *left_out_texts(table, roles, keys)]
+    notes += [*marked, *left_out_texts(table, roles, keys)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
 

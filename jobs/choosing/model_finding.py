@@ -27,8 +27,9 @@ from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.file_rows import files_of
 from jobs.landing.parsing import parse
 from jobs.landing.reading import ALWAYS_READ, reader_of
+from jobs.landing.remarks import absent_in
 from jobs.landing.values.payloads import payloads
-from jobs.landing.values.rejected import explained
+from jobs.landing.values.rejected import clock_notes, explained
 from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
 from jobs.offline.filtering import fit as fit_of
@@ -114,7 +115,14 @@ def find(input: str, wishes: Wishes) -> Found:
         final = finish(series, columns.spec.measurement, choice, unit, rhythm.step_in_units)
     with watch.step("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    columns.notes.extend([*_doubts(columns, final), *long_series(rows, len(final.definition["states"]))])
+    columns.notes.extend(
+        [
+            *absent_in(columns.spec, parsed, table.files),
+            *(note.removeprefix("note: ") for note in clock_notes(columns.spec, parsed.clocks)),
+            *_doubts(columns, final),
+            *long_series(rows, len(final.definition["states"])),
+        ]
+    )
     return Found(
         **vars(columns),
         names=names,
