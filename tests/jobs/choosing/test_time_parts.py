@@ -20,12 +20,11 @@ from jobs.choosing.columns import Roles, Wishes, find_roles
 from jobs.choosing.finding import _refuse_time_apart, skeleton
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.rhythm import find_rhythm, span
-from jobs.choosing.spec_text import _word
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.specs.yaml_text import parse
+from jobs.specs.yaml_text import flow_text, parse
 
 Frame = Any
 HOURS: Any = pd.date_range("2025-01-30", periods=240, freq="h")
@@ -313,5 +312,5 @@ def test_a_spec_is_written_and_read_by_filter(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
 def test_any_name_is_written_as_yaml_reads_it_back(name: str) -> None:
-    document = parse(f"a: {_word(name)}    # why\nb: [{_word(name)}, x]\n")
+    document = parse(f"a: {flow_text(name)}    # why\nb: [{flow_text(name)}, x]\n")
     assert document.value == {"a": name, "b": [name, "x"]}
