@@ -125,7 +125,8 @@ def _report(
     applied = estimates.applied
     rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
-    ratio = nis_ratio(estimates.nis, estimates.flag == None, rows.y)  # noqa: E711 - elementwise
+    unflagged = estimates.flag == None  # noqa: E711 - elementwise
+    ratio = nis_ratio(np.where(unflagged, estimates.nis, np.nan), rows.y)
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,

@@ -121,7 +121,7 @@ def run(
     )
     found = find(input, wishes)
     path.parent.mkdir(parents=True, exist_ok=True)  # the folder of models, before the first one
-    spec = write_spec(path, spec_text(model, input, found, wishes), force)
+    spec = write_spec(path, spec_text(model, input, found), force)
     drawn, note = (
         (None, None) if no_picture else _draw(Path(picture or path.with_suffix(".png")), spec.name, found)
     )

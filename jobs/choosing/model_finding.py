@@ -24,15 +24,19 @@ from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
+from jobs.landing.checking import payloads
 from jobs.landing.file_rows import files_of
 from jobs.landing.parsing import parse
 from jobs.landing.reading import ALWAYS_READ, reader_of
 from jobs.landing.remarks import absent_in
-from jobs.landing.values.payloads import payloads
 from jobs.landing.values.rejected import clock_notes, explained
 from jobs.landing.values.spec_columns import take_columns
-from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
+from jobs.offline.filtering import Fit, in_order, nis_ratio, unflagged_nis
 from jobs.offline.filtering import fit as fit_of
+from jobs.offline.quantity import seen
+from jobs.state.row_filter import RowFilter
+from kalman.evaluation.row_figures import INNOVATION
+from kalman.linalg.packing import unpack
 
 Floats = NDArray[np.float64]
 
@@ -183,42 +187,23 @@ def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, un
     model = kalman.build(final.definition)
     as_written = kalman.initial_states(model, keys)
     _, out = kalman.run(model, as_written, rows, unit)
-    of_spec = nis_ratio(out.nis, out.flag == 0, rows.y)
+    of_spec = nis_ratio(unflagged_nis(out), rows.y)
     own = np.repeat(final.usual[:, None], keys, axis=1)
     own[:, series.keys] = final.parameters
     states = as_written._replace(values=model.with_parameters(as_written.values, own))
-    watched = watch(model, states, rows)
-    _, out = kalman.run(model, states, rows, unit, watched)
-    innovations = np.full(rows.y.shape, np.nan) if watched is None else watched.normalised()
-    mean, deviation = _measured(final, out)
-    sampled = np.isin(rows.key, series.keys)
-    number = np.zeros(keys, np.int64)
-    number[series.keys] = np.arange(len(series.keys))
-    part = kalman.Outputs(
-        out.mean[:, sampled],
-        out.covariance[:, sampled],
-        out.log_likelihood[sampled],
-        out.nis[sampled],
-        out.flag[sampled],
-        out.late[sampled],
-        {},
-    )
-    judged = fit_of(number[rows.key[sampled]], part, len(series.keys), innovations[:, sampled])
-    ratio = nis_ratio(part.nis, part.flag == 0, rows.y[:, sampled])
-    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
-
-
-def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation (m, N) of what is measured, without its noise."""
+    _, out = RowFilter(model, unit, (INNOVATION,)).run(states, rows)
+    innovations = out.extra[INNOVATION]
     n = len(final.composed.states)
-    H = np.array(final.composed.H)
-    places = np.array([[max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for j in range(n)] for i in range(n)])
-    mean = H @ out.mean
-    used = [(h[:, None] * h).ravel() for h in H]  # an unused entry may be infinite while the start is diffuse
-    packed = out.covariance[places].reshape(n * n, -1)
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
-        variance = np.array([weights[weights != 0] @ packed[weights != 0] for weights in used])
-    return mean, np.sqrt(np.maximum(variance, 0.0))
+    covariance = unpack(out.covariance).reshape(n, n, -1).transpose(2, 0, 1)
+    measured = [seen(out.mean.T, covariance, np.array(row), 0.0) for row in final.composed.H]
+    mean, variance = (np.array(one) for one in zip(*measured, strict=True))
+    sampled = np.isin(rows.key, series.keys)
+    number = np.searchsorted(series.keys, rows.key[sampled])
+    nis = unflagged_nis(out)[sampled]
+    judged = fit_of(number, nis, len(series.keys), innovations[:, sampled])
+    ratio = nis_ratio(nis, rows.y[:, sampled])
+    deviation = np.sqrt(np.maximum(variance, 0.0))
+    return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
 
 
 def _doubts(found: Columns, final: Final) -> list[str]:

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from jobs.choosing.columns import Wishes
-from jobs.choosing.finding import missing_values
 from jobs.choosing.model_finding import Found
 from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import span
@@ -23,7 +21,7 @@ from jobs.specs.yaml_text import flow_text
 from jobs.state.kernel import load_checked_spec
 
 
-def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
+def spec_text(name: str, input: str, found: Found) -> str:
     """Return the spec: every field that was chosen, with the reason behind it."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
@@ -42,16 +40,15 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
     )
     if time.time_format is not None:
         lines.append(f"time_format: {json.dumps(time.time_format)}")
-    if wishes.time_zone != "UTC":
-        lines.append(f"time_zone: {wishes.time_zone}")
+    if found.spec.time_zone != "UTC":
+        lines.append(f"time_zone: {found.spec.time_zone}")
     lines += [
         f"time_unit: {rhythm.unit}{_pad(f'the usual step is {span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
         *_comment(_rhythm_words(found)),
         f"measurement: {flow_text([one.name for one in found.measurements])}",
     ]
-    missing = missing_values(found.roles)
-    if len(missing) > len(DEFAULT_MISSING):
-        lines.append(f"missing_values: {json.dumps(missing, ensure_ascii=False)}")
+    if len(found.spec.missing_values) > len(DEFAULT_MISSING):
+        lines.append(f"missing_values: {json.dumps(found.spec.missing_values, ensure_ascii=False)}")
     lines += [*_refused(found), *_ranked(found), *_model(found)]
     if rhythm.repeats:
         lines += [

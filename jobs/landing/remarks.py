@@ -12,12 +12,12 @@ import numpy as np
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
+from jobs.landing.checking import payloads
 from jobs.landing.csv_parquet import read_schema
 from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, is_json, object_of
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import is_text
-from jobs.landing.values.payloads import payloads
 from jobs.landing.values.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.specs.model_spec import ModelSpec
 

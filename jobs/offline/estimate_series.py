@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
@@ -72,24 +71,6 @@ class Series(NamedTuple):
             self.flagged[-rows:],
             self.measured[:, -rows:],
         )
-
-
-class Measuring(NamedTuple):
-    """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
-
-    H: Floats
-    offset: Floats
-
-
-def measuring(spec: ModelSpec) -> Measuring | None:
-    """Return how the states give the measurements; None where that depends on the row, or is not linear."""
-    kernel: Any = kalman.build(spec.definition())
-    try:
-        H = np.array(kernel.H, float)
-        offset = np.array(kernel.offset or np.zeros(len(H)), float)
-    except (AttributeError, TypeError, ValueError, kalman.ModelError):
-        return None
-    return Measuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
 
 
 def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int) -> list[Series]:

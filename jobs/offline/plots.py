@@ -104,7 +104,7 @@ def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Li
     ax.legend(loc="best", fontsize=8.5)
 
 
-def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:
+def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats) -> None:
     """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a correct model."""
     seen = np.isfinite(normalised)
     ax.plot(time[seen], normalised[seen], ".", color=ESTIMATE, markersize=3, alpha=0.7)
@@ -113,7 +113,7 @@ def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: fl
     outside = float(np.mean(np.abs(normalised[seen]) > BAND)) if seen.any() else np.nan
     ax.set_title(f"{outside:.1%} outside ±1.96 (5 % expected)", fontweight="normal")
     ax.set_ylabel("innovation / its\nstandard deviation")
-    ax.set_ylim(-reach, reach)
+    ax.set_ylim(-5.5, 5.5)
 
 
 def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
