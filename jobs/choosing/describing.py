@@ -76,38 +76,30 @@ def describe(input: str) -> Description:
         UserError: a file cannot be read, or there is no row.
     """
     table = read_table(files_of(input, ALWAYS_READ))
-    dialect = dialect_words(table.files[0], table.written)
-    written = _written(table.source, list(table.source.columns))
+    names = list(table.source.columns)
+    shown = Description(
+        table.files[0],
+        table.found,
+        dialect_words(table.files[0], table.written),
+        [ColumnReading(name, _example(table.source, name), "", "", "", "") for name in names],
+        _written(table.source, names),
+        understood=[],
+        rows=table.source.rows,
+        rejected={},
+        notes=[],
+    )
     try:
         found = find_columns(input, table, Wishes(), Stopwatch())
     except UserError as refusal:
-        readings = [
-            ColumnReading(name, _example(table.source, name), "", "", "", "") for name in table.source.columns
-        ]
-        return Description(
-            table.files[0],
-            table.found,
-            dialect,
-            readings,
-            written,
-            [],
-            table.source.rows,
-            {},
-            [],
-            str(refusal),
-        )
+        return shown._replace(refusal=str(refusal))
     doubt = found.roles.time.note
     notes = [*found.notes, *([] if doubt is None else [doubt])]
-    return Description(
-        table.files[0],
-        table.found,
-        dialect_words(table.files[0], found.files),
-        _found_readings(found),
-        written,
-        _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
-        table.source.rows,
-        _rejected(found.parsed),
-        [
+    return shown._replace(
+        dialect=dialect_words(table.files[0], found.files),
+        columns=_found_readings(found),
+        understood=_understood(found.spec, take_columns(found.spec, found.source), found.parsed),
+        rejected=_rejected(found.parsed),
+        notes=[
             *(f"note: {note}" for note in notes),
             *remarks_on(found.spec, found.source, found.parsed, table.files),
         ],

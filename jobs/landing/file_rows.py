@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,25 @@ def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
         UserError: the file cannot be read, or lacks a column.
     """
     schema_of(spec, str(path))
-    reader, found, rows = reader_of(spec, str(path)), list[Source](), 0
-    for source in (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns)):
-        found.append(source)
-        rows += source.rows
-        if rows >= most:
-            break
+    reader = reader_of(spec, str(path))
+    sources = (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns))
+    found = take_rows(sources, most)
     if is_json(path):
         found = _written_alike(found, [True] * len(found))
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
+
+
+def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
+    """Return the first of some batches of rows, until they have `most` rows together; all, if they have fewer."""
+    found: list[Source] = []
+    rows = 0
+    for source in sources:
+        found.append(source)
+        rows += source.rows
+        if rows >= most:
+            break
+    return found
 
 
 def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:

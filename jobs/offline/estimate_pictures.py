@@ -24,6 +24,7 @@ from jobs.offline.plots import (
     coverage_text,
     draw_estimate,
     draw_nis,
+    fit_values,
     inlined,
     joined,
     styled,
@@ -103,20 +104,7 @@ def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None)
             mean, variance = seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
         lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
     draw_estimate(ax, one.time, measured, lines)
-    _fit_axes(ax, one, measured, lines)
-
-
-def _fit_axes(ax: Axes, one: Series, measured: Floats, lines: list[Line]) -> None:
-    """Show all measurements and means, and bands as wide as most: a diffuse start has a band without end."""
-    known = np.concatenate(
-        [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
-    )
-    usual = [
-        float(np.median(line.deviation[np.isfinite(line.deviation)])) for line in lines if len(line.deviation)
-    ]
-    if len(known):
-        pad = max([0.1 * float(np.ptp(known)), *(2.2 * one for one in usual if np.isfinite(one))]) or 1.0
-        ax.set_ylim(known.min() - pad, known.max() + pad)
+    fit_values(ax, measured, lines)
     _date_axis(ax, one)
 
 

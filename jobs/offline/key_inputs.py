@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,15 +62,34 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     seen = np.ones(source.rows, bool)
     seen[np.unique(code, return_index=True)[1]] = False
     reject(reason, seen, "the key is there twice")
-    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
-    if len(bad):
-        at = int(bad[0])
-        key = ", ".join(str(column[at].as_py()) for column in keys)
-        more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
-        raise UserError(
-            f"{file}: row {at + 1} (key {key}): {reason[at]}{more}; a key has one row, and every input is a number"
-        )
+    refuse_rows(file, reason, {"key": keys}, "a key has one row, and every input is a number")
     return FileInputs(keys, u)
+
+
+def refuse_rows(
+    file: str, reason: NDArray[np.object_], names: Mapping[str, Sequence[pa.Array]], need: str
+) -> None:
+    """Refuse a file of which some rows cannot be used.
+
+    Args:
+        file: as errors name it.
+        reason: (N,) why each row cannot be used; None: it can.
+        names: the columns by which errors name a row, by what they are.
+        need: what the rows have to be.
+
+    Raises:
+        UserError: there is such a row.
+    """
+    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
+    if not len(bad):
+        return
+    at = int(bad[0])
+    row = ", ".join(
+        f"{what} {', '.join(str(column[at].as_py()) for column in columns)}"
+        for what, columns in names.items()
+    )
+    more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
+    raise UserError(f"{file}: row {at + 1} ({row}): {reason[at]}{more}; {need}")
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
