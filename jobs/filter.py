@@ -142,7 +142,7 @@ def _report(
         "gaps": None if estimates.gaps is None else estimates.gaps.gaps,
         "log_likelihood": float(np.nansum(estimates.log_likelihood)),
         "nis_per_component": ratio,
-        **({} if estimates.fit is None else estimates.fit.data),
+        **({} if estimates.fit is None else estimates.fit._asdict()),
         "seconds": round(seconds, 3),
     }
     lines = [

@@ -249,7 +249,7 @@ def _data(found: Found) -> dict[str, Any]:
         "keys_with_a_zero": found.final.still,
         "nis_per_component": found.filtered.ratio,
         "nis_per_component_of_spec": found.filtered.of_spec,
-        **found.filtered.fit.data,
+        **found.filtered.fit._asdict(),
         "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
     }
 

@@ -81,7 +81,7 @@ class Found(Columns):
     @property
     def rejected(self) -> int:
         """How many rows the spec rejects."""
-        return int((self.parsed.reason != None).sum())  # noqa: E711 - elementwise
+        return int((~self.parsed.accepted).sum())
 
 
 def find(input: str, wishes: Wishes) -> Found:
@@ -144,9 +144,8 @@ def _first_cause(columns: Columns) -> str:
     reader = reader_of(columns.spec, str(columns.table.files[0]))
     source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
     parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
-    first = parsed.reason != None  # noqa: E711 - elementwise
-    first &= np.cumsum(first) == 1
-    place = int(np.argmax(first))
+    place = int(np.argmin(parsed.accepted))
+    first = np.arange(source.rows) == place
     return explained(columns.spec, str(parsed.reason[place]), payloads(source, first)[place].as_py())
 
 

@@ -51,7 +51,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
         )
         for name in spec.id_columns
     ]
-    fits = reason == None  # noqa: E711 - elementwise
+    fits = rows.accepted
     numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
         pa.nulls(len(reason), pa.string()) if fits.all() else arrow.texts(reason.tolist()),

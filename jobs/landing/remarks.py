@@ -34,7 +34,7 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequenc
         rows: the same N rows, parsed.
         files: that they are of.
     """
-    bad = rows.reason != None  # noqa: E711 - elementwise
+    bad = ~rows.accepted
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
     places = np.flatnonzero(bad)[first]
     shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
@@ -79,7 +79,7 @@ def absent_notes(
 
 def absent_in(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | Path]) -> list[str]:
     """Return the notes of `absent_notes` on parsed rows."""
-    accepted = rows.reason == None  # noqa: E711 - elementwise
+    accepted = rows.accepted
     counts = {
         name: int(np.isnan(values[accepted]).sum())
         for name, values in zip(spec.measurement, rows.y, strict=True)

@@ -148,7 +148,7 @@ def of_files(
     if measured is not None:
         rows = read_rows(spec, measured)
         parsed = parse(spec, rows, measured)
-        good = parsed.reason == None  # noqa: E711 - elementwise
+        good = parsed.accepted
         values = _Measured(_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
     chosen = _texts(spec, keys) or list(dict.fromkeys(names.tolist()))[:count]
     return _series(spec, estimates, chosen, values, str(path))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,30 +39,20 @@ Floats = NDArray[np.float64]
 class Fit(NamedTuple):
     """Counts of keys: with a NIS, with a NIS outside its bounds; tested for correlation, correlated."""
 
-    judged: int
-    outside: int
-    tested: int
-    correlated: int
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The counts for a program."""
-        return {
-            "keys_judged": self.judged,
-            "keys_nis_outside": self.outside,
-            "keys_tested": self.tested,
-            "keys_correlated": self.correlated,
-        }
+    keys_judged: int
+    keys_nis_outside: int
+    keys_tested: int
+    keys_correlated: int
 
     @property
     def lines(self) -> list[str]:
         """The counts for a person."""
-        if not self.judged:
+        if not self.keys_judged:
             return []
-        text = f"NIS outside its 95 % bounds: {_share(self.outside, self.judged)}"
-        if self.tested:
-            text += f"; innovations correlated (Ljung-Box): {_share(self.correlated, self.tested)}"
-        return [f"{text}; 5 % are expected of a correct model" if self.judged > 1 else text]
+        text = f"NIS outside its 95 % bounds: {_share(self.keys_nis_outside, self.keys_judged)}"
+        if self.keys_tested:
+            text += f"; innovations correlated (Ljung-Box): {_share(self.keys_correlated, self.keys_tested)}"
+        return [f"{text}; 5 % are expected of a correct model" if self.keys_judged > 1 else text]
 
 
 def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> Fit:
@@ -202,7 +192,7 @@ def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[
 
     With a rule for duplicates, duplicates are rejected first.
     """
-    good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
+    good = np.flatnonzero(rows.accepted)
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     if rule is not None:
         if rule.id is None:

@@ -76,8 +76,9 @@ def prior_of(
     line = f"parameters of snapshot {learned.snapshot}"
     if spec.learn is None or spec.learn.scope not in ("group", "key"):
         return Prior(kernel, states, [line], data)
-    codes, firsts = np.unique(rows.key[rows.reason == None], return_index=True)  # noqa: E711 - elementwise
-    places = np.flatnonzero(rows.reason == None)[firsts]  # noqa: E711 - elementwise
+    good = np.flatnonzero(rows.accepted)
+    codes, firsts = np.unique(rows.key[good], return_index=True)
+    places = good[firsts]
     texts = [columns[name].take(arrow.integers(places)).cast(pa.string()) for name in spec.key]
     states[:, codes], known = own_begin(root, spec, learned, kernel, texts, len(codes))
     by_group = spec.learn.scope == "group"
