@@ -1,7 +1,7 @@
 """Compare models of the same measurements by how well they predict rows that they were not fitted on.
 
 Of each sampled key every model learns, as its spec's `learn` says, from the first part of the rows, and predicts the
-others one by one. The rows are those that have landed for the first model, or those of files, which needs no Spark.
+others one by one. The rows are those that have landed for the first model, or those of files. No Spark.
 """
 
 from __future__ import annotations
@@ -64,16 +64,11 @@ def run(
         source, what = read_rows(wide, input), input
     else:
         from jobs.choosing.landed import landed_rows
-        from jobs.spark.conf import short_command_conf
-        from jobs.spark.session import spark_session
-        from jobs.spark.warehouse import Warehouse
         from jobs.storage.tables import need_measurements
         from jobs.storage.warehouse import Tables
 
         need_measurements(Tables(settings.warehouse), specs[0].name)
-        spark = spark_session(settings, f"compare {specs[0].name}", short_command_conf())
-        warehouse = Warehouse(spark, settings.warehouse)
-        source = landed_rows(warehouse, specs[0], columns_of(specs), keys, rows)
+        source = landed_rows(settings.warehouse, specs[0], columns_of(specs), keys, rows)
         what = f"the landed rows of {specs[0].name}"
     found = compare(specs, source, what, keys, rows)
     return _report(what, found, perf_counter() - start)

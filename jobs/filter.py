@@ -125,7 +125,8 @@ def _report(
     applied = estimates.applied
     rejected = Counter(str(reason) for reason in rows.reason[~applied])
     flagged = Counter(str(flag) for flag in estimates.flag[applied] if flag is not None)
-    ratio = nis_ratio(estimates.nis, estimates.flag == None, rows.y)  # noqa: E711 - elementwise
+    unflagged = estimates.flag == None  # noqa: E711 - elementwise
+    ratio = nis_ratio(np.where(unflagged, estimates.nis, np.nan), rows.y)
     data: dict[str, Any] = {
         "model": spec.name,
         "version": spec.version,
@@ -141,7 +142,7 @@ def _report(
         "gaps": None if estimates.gaps is None else estimates.gaps.gaps,
         "log_likelihood": float(np.nansum(estimates.log_likelihood)),
         "nis_per_component": ratio,
-        **({} if estimates.fit is None else estimates.fit.data),
+        **({} if estimates.fit is None else estimates.fit._asdict()),
         "seconds": round(seconds, 3),
     }
     lines = [

@@ -184,11 +184,10 @@ def _from_snapshot(
 ) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
     from jobs.core.clock import now
-    from jobs.offline.forecasting import write_forecasts
+    from jobs.offline.forecasting import forecast_states, write_forecasts
     from jobs.offline.future import read_future
-    from jobs.offline.live_keys import live_keys
     from jobs.offline.result_files import check_target
-    from jobs.offline.snapshot_keys import forecast_snapshot, snapshot_keys
+    from jobs.offline.stored_keys import live_keys, snapshot_keys
 
     check_target(Path(request.output), Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot
@@ -198,7 +197,7 @@ def _from_snapshot(
     if found is None or isinstance(found, str):
         why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     ahead = None if request.future is None else read_future(spec, request.future)
-    forecasts = forecast_snapshot(spec, found, request.horizon, ahead)
+    forecasts = forecast_states(spec, found.kernel, found.keys, found.columns, request.horizon, ahead)
     write_forecasts(Path(request.output), spec, forecasts, request.probability)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {

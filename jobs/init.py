@@ -99,7 +99,8 @@ def run(
         UserError: a file cannot be read, has no time or no numbers, or too few rows; the spec is there already. Nothing
             is written then.
     """
-    from jobs.choosing.finding import Wishes, file_name
+    from jobs.choosing.columns import Wishes
+    from jobs.choosing.finding import file_name
     from jobs.choosing.model_finding import find
     from jobs.choosing.spec_text import exists, spec_text, write_spec
 
@@ -120,7 +121,7 @@ def run(
     )
     found = find(input, wishes)
     path.parent.mkdir(parents=True, exist_ok=True)  # the folder of models, before the first one
-    spec = write_spec(path, spec_text(model, input, found, wishes), force)
+    spec = write_spec(path, spec_text(model, input, found), force)
     drawn, note = (
         (None, None) if no_picture else _draw(Path(picture or path.with_suffix(".png")), spec.name, found)
     )
@@ -163,8 +164,8 @@ def _report(
 
 
 def _columns(found: Found) -> list[str]:
-    from jobs.choosing.describing import dialect_words
     from jobs.choosing.rhythm import span
+    from jobs.landing.file_rows import dialect_words
 
     written = dialect_words(found.table.files[0], found.files)
     rhythm, keys, season = found.rhythm, found.keys, found.season
@@ -248,7 +249,7 @@ def _data(found: Found) -> dict[str, Any]:
         "keys_with_a_zero": found.final.still,
         "nis_per_component": found.filtered.ratio,
         "nis_per_component_of_spec": found.filtered.of_spec,
-        **found.filtered.fit.data,
+        **found.filtered.fit._asdict(),
         "phases": {phase: round(took, 3) for phase, took in found.seconds.items()},
     }
 

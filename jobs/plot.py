@@ -75,7 +75,8 @@ def run(
         from jobs.offline.estimate_pictures import draw
     except ImportError:
         raise UserError("pictures need matplotlib: pip install kalman-pipeline[demo]") from None
-    from jobs.offline.estimate_series import measuring, of_files, of_warehouse
+    from jobs.offline.estimate_series import of_files, of_warehouse
+    from jobs.offline.quantity import measuring
 
     if input is not None:
         what, series = Path(input).name, of_files(spec, path_of(input), measured, key or [], keys)

@@ -25,8 +25,9 @@ import kalman  # noqa: E402
 from jobs import filter  # noqa: E402
 from jobs.core.settings import Settings  # noqa: E402
 from jobs.offline.estimate_pictures import figure_of  # noqa: E402
-from jobs.offline.estimate_series import measuring, of_files  # noqa: E402
+from jobs.offline.estimate_series import of_files  # noqa: E402
 from jobs.offline.plots import BAND, BOUND, ESTIMATE, MEASURED, SMOOTHED, STYLE  # noqa: E402
+from jobs.offline.quantity import measuring  # noqa: E402
 from jobs.state.kernel import load_checked_spec  # noqa: E402
 from kalman.evaluation.forecast import forecast  # noqa: E402
 from kalman.smoothers.smooth import Smoothed, smooth  # noqa: E402

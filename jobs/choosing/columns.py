@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from datetime import tzinfo
+from collections.abc import Mapping, Sequence
+from datetime import UTC, tzinfo
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -57,13 +58,27 @@ VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a
 """Names that a measurement has more often than a key, of columns that could be either."""
 
 
-class Given(NamedTuple):
-    """What the user says of the columns: names, and the format of the time; None and () where nothing is said."""
+class Wishes(NamedTuple):
+    """What the user says: the columns' roles, the time zone and format, the structure; and how much to try.
+
+    keys, rows: sampled keys, and the last rows of each that structures are fitted on
+    """
 
     time: str | None = None
     time_format: str | None = None
-    measurement: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()
+    time_zone: str = "UTC"
+    key: Sequence[str] = ()
+    key_from_name: str | None = None
+    measurement: Sequence[str] = ()
+    structure: str | None = None
+    keys: int = 32
+    rows: int = 400
+    no_key: bool = False
+
+    @property
+    def zone(self) -> tzinfo:
+        """The time zone of times without an offset."""
+        return UTC if self.time_zone == "UTC" else ZoneInfo(self.time_zone)
 
 
 class Roles(NamedTuple):
@@ -83,16 +98,16 @@ class Roles(NamedTuple):
     refused: dict[str, str]
 
 
-def find_roles(table: Table, zone: tzinfo, given: Given) -> Roles:
-    """Find the roles of a table's columns; those that are given are checked.
+def find_roles(table: Table, wishes: Wishes) -> Roles:
+    """Find the roles of a table's columns; those that the user names are checked.
 
     Raises:
         UserError: no column is a time, or a number; or a given one is not.
     """
-    measurement, key = given.measurement, given.key
+    measurement, key = wishes.measurement, wishes.key
     for name in (*measurement, *key):
         _check_there(table, name)
-    found = _find_time(table, zone, given)
+    found = _find_time(table, wishes)
     refused = dict(table.partial)
     numbers: list[Numbers] = []
     keys: list[str] = []
@@ -150,29 +165,30 @@ def _check_there(table: Table, name: str) -> None:
         raise UserError(f"{table.files[0]}: there is no column '{name}'; {hint}")
 
 
-def _find_time(table: Table, zone: tzinfo, given: Given) -> TimeColumn:
-    taken = {*given.measurement, *given.key}
-    if given.time is not None:
-        columns = [given.time] if given.time in table.source.columns else given.time.split(",")
+def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
+    zone, form = wishes.zone, wishes.time_format
+    taken = {*wishes.measurement, *wishes.key}
+    if wishes.time is not None:
+        columns = [wishes.time] if wishes.time in table.source.columns else wishes.time.split(",")
         for name in columns:
             _check_there(table, name)
         if len(columns) > 1:
-            return given_parts(table, columns, zone, given.time_format)
-        found = time_of(table, given.time, zone, given.time_format, is_given=True)
+            return given_parts(table, columns, zone, form)
+        found = time_of(table, wishes.time, zone, form, is_given=True)
         if isinstance(found, str):
-            raise UserError(f"--time {given.time}: {found}")
+            raise UserError(f"--time {wishes.time}: {found}")
         return found
     why: dict[str, str] = dict(table.partial)
     times: list[TimeColumn] = []
     for name in table.source.columns:
         if name in taken:
             continue
-        one = time_of(table, name, zone, given.time_format)
+        one = time_of(table, name, zone, form)
         if isinstance(one, str):
             why[name] = one
         else:
             times.append(one)
-    parts = find_parts(table, zone, given.time_format)
+    parts = find_parts(table, zone, form)
     if parts is not None and not taken & {*parts.columns}:
         # A column with the whole time is preferred to several, of which none is the time by itself.
         whole = [one for one in times if one.name not in parts.columns and one.note is None]

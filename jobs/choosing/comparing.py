@@ -72,10 +72,10 @@ def compare(
         UserError: too few rows, or a model that cannot be fitted.
     """
     parsed = [parse(spec, source, what) for spec in specs]
-    reason = parsed[0].reason
+    common = parsed[0]
     for other in parsed[1:]:
-        reason = np.where(reason == None, other.reason, reason)  # noqa: E711 - elementwise
-    order, rows = in_order(parsed[0]._replace(reason=reason), specs[0].duplicates)
+        common = common._replace(reason=np.where(common.accepted, other.reason, common.reason))
+    order, rows = in_order(common, specs[0].duplicates)
     found = sample_rows(rows, parsed[0].keys, most_keys, most_rows)
     if found is None:
         raise UserError(f"{what}: no key has {FEWEST} rows with each measurement")
@@ -96,7 +96,7 @@ def compare(
         ranking = rank(names, found.number[held], scores)
     except ValueError as error:
         raise UserError(f"{', '.join(names)}: {error}") from error
-    return Compared(ranking, parsed[0].keys, int((reason != None).sum()))  # noqa: E711 - elementwise
+    return Compared(ranking, parsed[0].keys, int((~common.accepted).sum()))
 
 
 def _sorted(rows: ParsedRows, key: np.ndarray, places: np.ndarray) -> kalman.SortedRows:

@@ -11,22 +11,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.choosing.columns import Numbers
-from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.columns import Wishes
+from jobs.choosing.finding import Columns, find_columns
+from jobs.choosing.missing_marks import Numbers
+from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
+from jobs.core.stopwatch import Stopwatch
 from jobs.core.time_counts import COUNTS
-from jobs.landing.csv_parquet import FORMATS, found_dialect
-from jobs.landing.csv_records import PLAIN
-from jobs.landing.dialects import NAMES, header_words
-from jobs.landing.file_rows import files_of, first_rows
+from jobs.landing.file_rows import dialect_words, files_of, first_rows
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.remarks import remarks_on
-from jobs.landing.shapes.wide_files import wide_words
 from jobs.landing.values.spec_columns import take_columns
-from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5
@@ -79,38 +76,33 @@ def describe(input: str) -> Description:
         UserError: a file cannot be read, or there is no row.
     """
     table = read_table(files_of(input, ALWAYS_READ))
-    dialect = dialect_words(table.files[0], table.written)
-    written = _written(table.source, list(table.source.columns))
-    try:
-        found = find_columns(input, table, Wishes(), Phases())
-    except UserError as refusal:
-        readings = [
-            ColumnReading(name, _example(table.source, name), "", "", "", "") for name in table.source.columns
-        ]
-        return Description(
-            table.files[0],
-            table.found,
-            dialect,
-            readings,
-            written,
-            [],
-            table.source.rows,
-            {},
-            [],
-            str(refusal),
-        )
-    doubt = found.roles.time.note
-    notes = [*found.notes, *([] if doubt is None else [doubt])]
-    return Description(
+    names = list(table.source.columns)
+    shown = Description(
         table.files[0],
         table.found,
-        dialect_words(table.files[0], found.files),
-        _found_readings(found.table, found),
-        written,
-        _understood(found.spec, take_columns(found.spec, found.source), found.parsed),
-        table.source.rows,
-        _rejected(found.parsed),
-        [*(f"note: {note}" for note in notes), *remarks_on(found.spec, found.source, found.parsed)],
+        dialect_words(table.files[0], table.written),
+        [ColumnReading(name, _example(table.source, name), "", "", "", "") for name in names],
+        _written(table.source, names),
+        understood=[],
+        rows=table.source.rows,
+        rejected={},
+        notes=[],
+    )
+    try:
+        found = find_columns(input, table, Wishes(), Stopwatch())
+    except UserError as refusal:
+        return shown._replace(refusal=str(refusal))
+    doubt = found.roles.time.note
+    notes = [*found.notes, *([] if doubt is None else [doubt])]
+    return shown._replace(
+        dialect=dialect_words(table.files[0], found.files),
+        columns=_found_readings(found),
+        understood=_understood(found.spec, take_columns(found.spec, found.source), found.parsed),
+        rejected=_rejected(found.parsed),
+        notes=[
+            *(f"note: {note}" for note in notes),
+            *remarks_on(found.spec, found.source, found.parsed, table.files),
+        ],
     )
 
 
@@ -133,34 +125,13 @@ def describe_by_spec(input: str, spec: ModelSpec) -> Description:
         _understood(spec, taken, parsed),
         source.rows,
         _rejected(parsed),
-        remarks_on(spec, source, parsed),
+        remarks_on(spec, source, parsed, files[:1]),
     )
 
 
-def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
-    """Return in words how a CSV file is written, where it is not as most are.
-
-    Args:
-        path: of the file.
-        files: what the spec says of the dialect.
-        columns: that the file has, to find its dialect by.
-    """
-    is_csv = path.name.lower().endswith(FORMATS[:2])
-    dialect = found_dialect(path, columns, files.model_copy(update={"wide": None})) if is_csv else PLAIN
-    words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != "," else []
-    words += header_words(dialect)
-    words += ["a comma before fractions"] if files.decimal == "," else []
-    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
-    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
-    words += [f"{name} in {unit}" for name, unit in files.units.items()]
-    words += [f"{word} is {number:g}" for word, number in files.words.items()]
-    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
-    return words + ([] if files.wide is None else [wide_words(files.wide)])
-
-
-def _found_readings(table: Table, found: Columns) -> list[ColumnReading]:
+def _found_readings(found: Columns) -> list[ColumnReading]:
     """Return the readings of the columns that were found, in the files' order; the file's name as a key comes last."""
-    roles, keys = found.roles, found.keys
+    table, roles, keys = found.table, found.roles, found.keys
     numbers = {one.name: one for one in roles.measurements}
     others = [name for name in roles.keys if name not in keys.columns]
     readings: list[ColumnReading] = []

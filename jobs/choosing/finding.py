@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from pathlib import Path
-from time import perf_counter
-from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.choosing.columns import Given, Roles, find_roles
-from jobs.choosing.keys import Keys, find_keys, no_key
+from jobs.choosing.columns import Roles, Wishes, find_roles
+from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
@@ -26,13 +21,12 @@ from jobs.choosing.times import TimeColumn
 from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.core.stopwatch import Stopwatch
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
-from jobs.landing.values.absent_values import absent_in
 from jobs.landing.values.key_from_name import name_of
-from jobs.landing.values.rejected import clock_notes
 from jobs.landing.values.spec_columns import take_columns
 from jobs.landing.values.times import times_of_keys
 from jobs.specs.column_names import part_of_time
@@ -44,41 +38,8 @@ Floats = NDArray[np.float64]
 MOST_MEASUREMENTS = 4
 
 
-class Wishes(NamedTuple):
-    """What the user says: the columns' roles, the time zone and format, the structure; and how much to try.
-
-    keys, rows: sampled keys, and the last rows of each that structures are fitted on
-    """
-
-    time: str | None = None
-    time_format: str | None = None
-    time_zone: str = "UTC"
-    key: list[str] = []
-    key_from_name: str | None = None
-    measurement: list[str] = []
-    structure: str | None = None
-    keys: int = 32
-    rows: int = 400
-    no_key: bool = False
-
-
-@dataclass
-class Phases:
-    """Seconds of each phase, in order."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase."""
-        start = perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
-
-
-class Columns(NamedTuple):
+@dataclass(frozen=True)
+class Columns:
     """What the columns of files are, and the rows as a spec of them reads these.
 
     spec: a model of the columns, whose structure nobody has chosen yet; source (N,): the rows as written, with the key
@@ -95,36 +56,37 @@ class Columns(NamedTuple):
     parsed: ParsedRows
     notes: list[str]
 
+    @property
+    def measurements(self) -> list[Numbers]:
+        """The measured columns."""
+        return self.roles.measurements
 
-def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Columns:
+
+def find_columns(input: str, table: Table, wishes: Wishes, watch: Stopwatch) -> Columns:
     """Find what the columns of files are, and read the rows by it.
 
     Raises:
         UserError: there is no time or measurement, or a wish that cannot be met.
     """
-    zone = UTC if wishes.time_zone == "UTC" else ZoneInfo(wishes.time_zone)
-    with phase("columns"):
-        given = Given(wishes.time, wishes.time_format, tuple(wishes.measurement), tuple(wishes.key))
-        table = as_long(table, given)
-        roles = find_roles(table, zone, given)
+    with watch.step("columns"):
+        table = as_long(table, wishes)
+        roles = find_roles(table, wishes)
         measurements, notes = _measurements(roles, wishes)
         roles = roles._replace(measurements=measurements)
-        keys = _keys(table, roles, wishes)
+        keys = find_keys(table, roles, wishes)
         _refuse_time_apart(table, roles, keys, wishes)
         roles = _without_attributes(roles, keys, wishes)
         measurements, marked = name_marks(roles.measurements, keys.code)
         roles = roles._replace(measurements=measurements)
-        if zone is not UTC and not roles.time.parts:
-            roles = roles._replace(time=_in_passes(table, roles.time, keys, zone))
+        if wishes.zone is not UTC and not roles.time.parts:
+            roles = roles._replace(time=_in_passes(table, roles.time, keys, wishes.zone))
         rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
-    with phase("rows"):
-        measured = [one.name for one in measurements]
-        files = table.numbers.added_to(table.written, measured)
+    with watch.step("rows"):
+        files = table.numbers.added_to(table.written, [one.name for one in measurements])
         spec = skeleton(roles, keys, rhythm, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
-    clocks = [note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)]
-    notes += [*marked, *absent_in(spec, parsed, table.files), *clocks, *left_out_texts(table, roles, keys)]
+    notes += [*marked, *left_out_texts(table, roles, keys)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
 
@@ -136,25 +98,6 @@ def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str
     return found[:MOST_MEASUREMENTS], [
         f"the first {MOST_MEASUREMENTS} measurements are taken, without {rest}; name others with --measurement"
     ]
-
-
-def _keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
-    if wishes.no_key:
-        if wishes.key or wishes.key_from_name is not None:
-            raise UserError("--no-key says that all rows are one series: leave out --key and --key-from-name")
-        return no_key(table, "as given: all rows are one series")
-    if wishes.key_from_name is not None:
-        _check_free(table, wishes.key_from_name)
-        code = table.file
-        if not wishes.key:
-            return Keys([wishes.key_from_name], wishes.key_from_name, "as given", code, len(table.files))
-        given = find_keys(table, roles, wishes.key, wishes.key_from_name)
-        both = np.unique(given.code * len(table.files) + code, return_inverse=True)[1]
-        columns = [*wishes.key, wishes.key_from_name]
-        return Keys(columns, wishes.key_from_name, "as given", both, int(both.max()) + 1)
-    taken = {name.casefold() for name in (*table.source.columns, *table.partial)}
-    name = next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
-    return find_keys(table, roles, wishes.key, name)
 
 
 def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
@@ -208,15 +151,6 @@ def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> Time
     """Return times with the hours that clocks repeat told apart within each key."""
     column = table.source.columns[time.name]
     return time._replace(micros=times_of_keys(column, time.time_format, zone, keys.code, time.name).micros)
-
-
-def _check_free(table: Table, name: str) -> None:
-    if name.casefold() in {one.casefold() for one in (*table.source.columns, *table.partial)}:
-        raise UserError(
-            f"--key-from-name {name}: the files have a column of that name; use --key, or another name"
-        )
-    if not name.isidentifier() or name.startswith("_"):
-        raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
 
 
 def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Files = ANY) -> ModelSpec:

@@ -12,7 +12,7 @@ Their grid goes on from the Gaussian point, with smaller noises at first, in all
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -95,20 +95,8 @@ def fit_grid(
         whole = np.concatenate([points / counted[:, None, None], np.ones((1, *points.shape[1:]))])
         return _concentrated(*_evaluate(model, plan, whole))
 
-    first = np.array(list(product(*(_grid(name) for name in names)))).T
-    points = np.repeat(first[:, None, :], keys, axis=1)
-    best, value, scale = _best(points, *likelihoods(points))
-    reach = FIRST
-    for _ in range(finer):
-        points = _around(best, reach)
-        other, higher, wide = _best(points, *likelihoods(points))
-        better = higher > value
-        best, value, scale = (
-            np.where(better, other, best),
-            np.maximum(value, higher),
-            np.where(better, wide, scale),
-        )
-        reach *= FACTOR
+    first = np.array(list(product(*(GRIDS[name] for name in names)))).T
+    best, scale = _climb(np.repeat(first[:, None, :], keys, axis=1), likelihoods, finer)
     variances = np.where(powers[:, None] == 2, scale, 1.0)
     parameters = np.concatenate([best / counted[:, None] * variances, scale[None]])
     return GridFit(parameters, (best == 0.0).any(axis=0))
@@ -138,17 +126,25 @@ def fit_robust(
     step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps lead from one key to the next
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
-    best, value = plain.parameters, np.full(keys, -np.inf)
-    for turn in range(finer + 1):
-        points = points if turn == 0 else _around(best, FIRST * FACTOR ** (turn - 1))
-        likelihood, _, _ = _evaluate(model, plan, points)
-        other, higher, _ = _best(points, likelihood, likelihood)
-        best, value = np.where(higher > value, other, best), np.maximum(value, higher)
+    best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)
     return GridFit(best, (best[:-1] == 0.0).any(axis=0))
 
 
-def _grid(name: str) -> tuple[float, ...]:
-    return GRIDS[name]
+def _climb(
+    points: Floats, evaluate: Callable[[Floats], tuple[Floats, Floats]], finer: int
+) -> tuple[Floats, Floats]:
+    """Return each series' best point (p, K) of some points (p, K, C) and of finer grids around the best, and its scale.
+
+    evaluate: returns the log-likelihood and the scale (K, C) at points.
+    """
+    best, value, scale = _best(points, *evaluate(points))
+    for turn in range(finer):
+        points = _around(best, FIRST * FACTOR**turn)
+        other, higher, wide = _best(points, *evaluate(points))
+        better = higher > value
+        best, scale = np.where(better, other, best), np.where(better, wide, scale)
+        value = np.maximum(value, higher)
+    return best, scale
 
 
 def _around(best: Floats, reach: float) -> Floats:

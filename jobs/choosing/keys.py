@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles
+from jobs.choosing.columns import DESCRIBES, KEY, SERIES, Roles, Wishes
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
+from jobs.landing.values.keys import codes_of, join_codes
 
 Ints = NDArray[np.int64]
 FEW = 0.01
@@ -42,32 +42,19 @@ class Keys(NamedTuple):
     count: int
 
 
-def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
-    """Find the key columns, or check the given ones.
-
-    Args:
-        table: N rows.
-        roles: of the columns.
-        given: columns that the user names; none: find them.
-        name: what the key column is called where a file's name is the key.
+def find_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
+    """Find the key columns, or check those that the user names.
 
     Raises:
-        UserError: a given column is the time or a measurement.
+        UserError: a wish that cannot be met, such as a key that is the time or a measurement.
     """
-    file = table.file
-    if given:
-        taken = {*roles.time.columns, *(one.name for one in roles.measurements)}
-        for column in given:
-            if column in taken:
-                raise UserError(f"--key {column}: is the time, or a measurement; a column has one role")
-        code = _code([*(_codes(table, column) for column in given)])
-        if (
-            _repeats(code, roles) > FEW
-            and len(table.files) > 1
-            and _repeats(_code([code, file]), roles) <= FEW
-        ):
-            return _keys([*given, name], name, "as given, and the file's name", _code([code, file]))
-        return _keys(given, None, "as given", code)
+    if wishes.no_key:
+        if wishes.key or wishes.key_from_name is not None:
+            raise UserError("--no-key says that all rows are one series: leave out --key and --key-from-name")
+        return _no_key(table, "as given: all rows are one series")
+    if wishes.key or wishes.key_from_name is not None:
+        return _given_keys(table, roles, wishes)
+    file, name = table.file, _free_name(table)
     candidates = _candidates(table, roles)
     within = _repeats(file, roles)
     per_file = _constant_in_files(table, roles, candidates)
@@ -79,21 +66,58 @@ def find_keys(table: Table, roles: Roles, given: list[str], name: str) -> Keys:
             if apart is not None:
                 return _keys([apart], None, "its values are different series", _codes(table, apart))
         if _continue_each_other(table, roles):
-            return no_key(table, "the files continue each other: all rows are one series")
+            return _no_key(table, "the files continue each other: all rows are one series")
         why = "each time is once in a file" if len(table.files) > 1 else "each time is there once"
         return _keys([name], name, f"the file's name: {why}", file)
     best = _fewest(table, roles, candidates)
     if best is None:
         return _keys([name], name, "the file's name: no column tells rows of one time apart", file)
     columns, left, with_file = best
-    code = _code([*(_codes(table, column) for column in columns), *([file] if with_file else [])])
+    code = join_codes([*(_codes(table, column) for column in columns), *([file] if with_file else [])])
     why = "rows of one time differ in it" + ("" if left <= FEW else f"; {left:.1%} still repeat key and time")
     return _keys([*columns, *([name] if with_file else [])], name if with_file else None, why, code)
 
 
-def no_key(table: Table, why: str) -> Keys:
-    """Return that all rows are of one series."""
+def _no_key(table: Table, why: str) -> Keys:
     return Keys([], None, why, np.zeros(len(table.file), np.int64), 1)
+
+
+def _given_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
+    """Return the keys that the user names; the file's name is one of them where rows repeat key and time without it."""
+    name, why = wishes.key_from_name, "as given"
+    if name is not None:
+        _check_free(table, name)
+    taken = {*roles.time.columns, *(one.name for one in roles.measurements)}
+    for column in wishes.key:
+        if column in taken:
+            raise UserError(f"--key {column}: is the time, or a measurement; a column has one role")
+    code = join_codes([np.zeros(len(table.file), np.int64), *(_codes(table, one) for one in wishes.key)])
+    both = join_codes([code, table.file])
+    repeats = len(table.files) > 1 and _repeats(code, roles) > FEW
+    if name is None and repeats and _repeats(both, roles) <= FEW:
+        name, why = _free_name(table), "as given, and the file's name"
+    if name is None:
+        return _keys([*wishes.key], None, why, code)
+    return _keys([*wishes.key, name], name, why, both)
+
+
+def _check_free(table: Table, name: str) -> None:
+    if name.casefold() in _taken_names(table):
+        raise UserError(
+            f"--key-from-name {name}: the files have a column of that name; use --key, or another name"
+        )
+    if not name.isidentifier() or name.startswith("_"):
+        raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
+
+
+def _free_name(table: Table) -> str:
+    """Return what the key column is called where a file's name is the key."""
+    taken = _taken_names(table)
+    return next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
+
+
+def _taken_names(table: Table) -> set[str]:
+    return {name.casefold() for name in (*table.source.columns, *table.partial)}
 
 
 def _continue_each_other(table: Table, roles: Roles) -> bool:
@@ -124,16 +148,7 @@ def _candidates(table: Table, roles: Roles) -> list[str]:
 
 
 def _codes(table: Table, name: str) -> Ints:
-    encoded = table.source.columns[name].dictionary_encode()
-    codes = arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
-    return np.unique(codes, return_inverse=True)[1].astype(np.int64)
-
-
-def _code(parts: list[Ints]) -> Ints:
-    code = np.zeros(len(parts[0]), np.int64)
-    for part in parts:
-        code = np.unique(code * (int(part.max()) + 1) + part, return_inverse=True)[1].astype(np.int64)
-    return code
+    return codes_of(table.source.columns[name])
 
 
 def _repeats(code: Ints, roles: Roles) -> float:
@@ -245,7 +260,7 @@ def _fewest(table: Table, roles: Roles, candidates: list[str]) -> tuple[list[str
         for chosen in combinations(names, count):
             for with_file in (False, True) if len(table.files) > 1 else (False,):
                 parts = [*(codes[name] for name in chosen), *([table.file] if with_file else [])]
-                left = _repeats(_code(parts), roles)
+                left = _repeats(join_codes(parts), roles)
                 one = (0.0 if left <= FEW else round(left, 3), count + with_file, list(chosen), with_file)
                 if best is None or one[:2] < best[:2]:
                     best = one

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import kalman
-from jobs.choosing.columns import Roles
-from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
+from jobs.choosing.columns import Wishes
+from jobs.choosing.finding import Columns, find_columns
 from jobs.choosing.held_out import FEWEST
-from jobs.choosing.keys import Keys
-from jobs.choosing.missing_marks import Numbers
 from jobs.choosing.rhythm import Rhythm
 from jobs.choosing.search import Choice, Final, finish, search
 from jobs.choosing.seasons import Season, find_season
 from jobs.choosing.series import Series, sample_series
 from jobs.choosing.structures import structures
-from jobs.choosing.table import Table, read_table
+from jobs.choosing.table import read_table
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
 from jobs.encoding import arrow
 from jobs.encoding.keys import ALL_ROWS
+from jobs.landing.checking import payloads
 from jobs.landing.file_rows import files_of
-from jobs.landing.parsing import ParsedRows, parse
-from jobs.landing.raw_rows import Source
+from jobs.landing.parsing import parse
 from jobs.landing.reading import ALWAYS_READ, reader_of
-from jobs.landing.values.payloads import payloads
-from jobs.landing.values.rejected import explained
+from jobs.landing.remarks import absent_in
+from jobs.landing.values.rejected import clock_notes, explained
 from jobs.landing.values.spec_columns import take_columns
-from jobs.offline.filtering import Fit, in_order, nis_ratio, watch
+from jobs.offline.filtering import Fit, in_order, nis_ratio, unflagged_nis
 from jobs.offline.filtering import fit as fit_of
-from jobs.specs.files import Files
+from jobs.offline.quantity import seen
+from jobs.state.row_filter import RowFilter
+from kalman.evaluation.row_figures import INNOVATION
+from kalman.linalg.packing import unpack
 
 Floats = NDArray[np.float64]
 
@@ -63,29 +66,22 @@ class Filtered(NamedTuple):
     of_spec: float | None
 
 
-class Found(NamedTuple):
-    """All that was found, in the order in which it was."""
+@dataclass(frozen=True)
+class Found(Columns):
+    """All that was found. names: of each key, as text; seconds: of each phase, in order."""
 
-    table: Table
-    files: Files
-    roles: Roles
-    measurements: list[Numbers]
-    keys: Keys
     names: list[str]
-    rhythm: Rhythm
-    parsed: ParsedRows
     season: Season | None
     series: Series
     choice: Choice
     final: Final
     filtered: Filtered
-    notes: list[str]
     seconds: dict[str, float]
 
     @property
     def rejected(self) -> int:
         """How many rows the spec rejects."""
-        return int((self.parsed.reason != None).sum())  # noqa: E711 - elementwise
+        return int((~self.parsed.accepted).sum())
 
 
 def find(input: str, wishes: Wishes) -> Found:
@@ -94,25 +90,17 @@ def find(input: str, wishes: Wishes) -> Found:
     Raises:
         UserError: there is no file, time or measurement, too few rows, or a wish that cannot be met.
     """
-    phase = Phases()
-    with phase("read"):
+    watch = Stopwatch()
+    with watch.step("read"):
         table = read_table(files_of(input, ALWAYS_READ))
-    columns = find_columns(input, table, wishes, phase)
-    table, roles, keys, rhythm, parsed, notes = (
-        columns.table,
-        columns.roles,
-        columns.keys,
-        columns.rhythm,
-        columns.parsed,
-        columns.notes,
-    )
-    measurements = roles.measurements
-    with phase("rows"):
+    columns = find_columns(input, table, wishes, watch)
+    rhythm, parsed = columns.rhythm, columns.parsed
+    with watch.step("rows"):
         _, rows = in_order(parsed)
-        names = _names(parsed, columns.source, keys)
+        names = _names(columns)
     if not len(rows.key):
         raise UserError(f"{input}: every row is rejected, the first for: {_first_cause(columns)}")
-    with phase("season"):
+    with watch.step("season"):
         series = sample_series(rows, parsed.keys, wishes.keys, wishes.rows)
         if series is None:
             raise UserError(
@@ -125,20 +113,30 @@ def find(input: str, wishes: Wishes) -> Found:
         most = _rows_for(season, rhythm, wishes.rows)
         series = sample_series(rows, parsed.keys, wishes.keys, most) or series
     unit = float(UNIT_US[rhythm.unit])
-    with phase("fit and rank"):
+    with watch.step("fit and rank"):
         choice = search(series, structures(rhythm, season), unit, rhythm.step_in_units, wishes.structure)
-    with phase("fit the choice"):
+    with watch.step("fit the choice"):
         final = finish(series, columns.spec.measurement, choice, unit, rhythm.step_in_units)
-    with phase("filter"):
+    with watch.step("filter"):
         filtered = _filter(rows, parsed.keys, series, final, unit)
-    notes += [
-        *_doubts(table, roles, keys, parsed, final),
-        *long_series(rows, len(final.definition["states"])),
-    ]
+    columns.notes.extend(
+        [
+            *absent_in(columns.spec, parsed, table.files),
+            *(note.removeprefix("note: ") for note in clock_notes(columns.spec, parsed.clocks)),
+            *_doubts(columns, final),
+            *long_series(rows, len(final.definition["states"])),
+        ]
+    )
     return Found(
-        table, columns.files, roles, measurements, keys, names, rhythm, parsed, season, series, choice, final, filtered,
-        notes, phase.seconds,
-    )  # fmt: skip
+        **vars(columns),
+        names=names,
+        season=season,
+        series=series,
+        choice=choice,
+        final=final,
+        filtered=filtered,
+        seconds=watch.seconds,
+    )
 
 
 def _first_cause(columns: Columns) -> str:
@@ -146,19 +144,19 @@ def _first_cause(columns: Columns) -> str:
     reader = reader_of(columns.spec, str(columns.table.files[0]))
     source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
     parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
-    first = parsed.reason != None  # noqa: E711 - elementwise
-    first &= np.cumsum(first) == 1
-    place = int(np.argmax(first))
+    place = int(np.argmin(parsed.accepted))
+    first = np.arange(source.rows) == place
     return explained(columns.spec, str(parsed.reason[place]), payloads(source, first)[place].as_py())
 
 
-def _names(parsed: ParsedRows, source: Source, keys: Keys) -> list[str]:
+def _names(found: Columns) -> list[str]:
     """Return each key as text, its columns' values joined by a slash."""
+    parsed, keys = found.parsed, found.keys
     if not keys.columns:
         return [ALL_ROWS]
     first = np.full(parsed.keys, 0)
     first[parsed.key[::-1]] = np.arange(len(parsed.key))[::-1]
-    columns = [source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
+    columns = [found.source.columns[name].take(arrow.integers(first)).to_pylist() for name in keys.columns]
     return ["/".join(str(value) for value in values) for values in zip(*columns, strict=True)]
 
 
@@ -188,46 +186,28 @@ def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, un
     model = kalman.build(final.definition)
     as_written = kalman.initial_states(model, keys)
     _, out = kalman.run(model, as_written, rows, unit)
-    of_spec = nis_ratio(out.nis, out.flag == 0, rows.y)
+    of_spec = nis_ratio(unflagged_nis(out), rows.y)
     own = np.repeat(final.usual[:, None], keys, axis=1)
     own[:, series.keys] = final.parameters
     states = as_written._replace(values=model.with_parameters(as_written.values, own))
-    watched = watch(model, states, rows)
-    _, out = kalman.run(model, states, rows, unit, watched)
-    innovations = np.full(rows.y.shape, np.nan) if watched is None else watched.normalised()
-    mean, deviation = _measured(final, out)
+    _, out = RowFilter(model, unit, (INNOVATION,)).run(states, rows)
+    innovations = out.extra[INNOVATION]
+    n = len(final.composed.states)
+    covariance = unpack(out.covariance).reshape(n, n, -1).transpose(2, 0, 1)
+    measured = [seen(out.mean.T, covariance, np.array(row), 0.0) for row in final.composed.H]
+    mean, variance = (np.array(one) for one in zip(*measured, strict=True))
     sampled = np.isin(rows.key, series.keys)
-    number = np.zeros(keys, np.int64)
-    number[series.keys] = np.arange(len(series.keys))
-    part = kalman.Outputs(
-        out.mean[:, sampled],
-        out.covariance[:, sampled],
-        out.log_likelihood[sampled],
-        out.nis[sampled],
-        out.flag[sampled],
-        out.late[sampled],
-        {},
-    )
-    judged = fit_of(number[rows.key[sampled]], part, len(series.keys), innovations[:, sampled])
-    ratio = nis_ratio(part.nis, part.flag == 0, rows.y[:, sampled])
+    number = np.searchsorted(series.keys, rows.key[sampled])
+    nis = unflagged_nis(out)[sampled]
+    judged = fit_of(number, nis, len(series.keys), innovations[:, sampled])
+    ratio = nis_ratio(nis, rows.y[:, sampled])
+    deviation = np.sqrt(np.maximum(variance, 0.0))
     return Filtered(rows, mean, deviation, innovations, out.nis, judged, ratio, of_spec)
 
 
-def _measured(final: Final, out: kalman.Outputs) -> tuple[Floats, Floats]:
-    """Return mean and standard deviation (m, N) of what is measured, without its noise."""
-    n = len(final.composed.states)
-    H = np.array(final.composed.H)
-    places = np.array([[max(i, j) * (max(i, j) + 1) // 2 + min(i, j) for j in range(n)] for i in range(n)])
-    mean = H @ out.mean
-    used = [(h[:, None] * h).ravel() for h in H]  # an unused entry may be infinite while the start is diffuse
-    packed = out.covariance[places].reshape(n * n, -1)
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
-        variance = np.array([weights[weights != 0] @ packed[weights != 0] for weights in used])
-    return mean, np.sqrt(np.maximum(variance, 0.0))
-
-
-def _doubts(table: Table, roles: Roles, keys: Keys, parsed: ParsedRows, final: Final) -> list[str]:
+def _doubts(found: Columns, final: Final) -> list[str]:
     """Return what a person should look at."""
+    table, roles, keys = found.table, found.roles, found.keys
     notes: list[str] = []
     if roles.time.note is not None:
         notes.append(roles.time.note)

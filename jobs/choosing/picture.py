@@ -20,6 +20,7 @@ from jobs.offline.plots import (
     draw_estimate,
     draw_innovations,
     draw_nis,
+    fit_values,
     joined,
     styled,
 )
@@ -74,11 +75,7 @@ def _draw_series(ax: Axes, found: Found, key: int, m: int) -> None:
     measured = filtered.rows.y[m, mine]
     draw_estimate(ax, time, measured, [line])
     date_axis(ax, 4, 9)
-    known = measured[np.isfinite(measured)]
-    if len(known):  # a diffuse start has a band without end
-        low, high = known.min(), known.max()
-        pad = 0.08 * (high - low) or 1.0
-        ax.set_ylim(low - pad, high + pad)
+    fit_values(ax, measured, [line])
     text = coverage_text(filtered.nis[mine], np.isfinite(filtered.rows.y[:, mine]).sum(axis=0))
     ax.set_title(joined(f"{found.names[key]}: {found.measurements[m].name}", text))
 

@@ -99,14 +99,13 @@ class Ranking(NamedTuple):
         return next(one for one in self.scores if one.name == name)
 
 
-def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: int = 0) -> Ranking:
+def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats]) -> Ranking:
     """Rank models by scores (H,) of held-out rows whose keys (H,) are non-decreasing.
 
     Args:
-        names: of the models.
+        names: of the models; the first one is that which `at_least` compares with.
         key: of each held-out row.
         scores: log-likelihood of each held-out row, for each model; NaN where a model has none.
-        reference: the place of the model that `at_least` compares with.
 
     Raises:
         ValueError: there is no row that every model gives a likelihood for.
@@ -135,7 +134,7 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats], reference: i
             float((winner == m).mean()),
             float(overall[best] - overall[m]),
             0.0 if m == best else standard_error(code, behind[m]),
-            float(1.0 - losing(code, table[reference] - table[m]).mean()),
+            float(1.0 - losing(code, table[0] - table[m]).mean()),
             int(missing[m]),
             float((np.bincount(code, capped[m]) / counts).mean()),
             0.0 if m == best else standard_error(code, capped[m]),

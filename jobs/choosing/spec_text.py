@@ -9,9 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from jobs.choosing.finding import Wishes, missing_values
 from jobs.choosing.model_finding import Found
 from jobs.choosing.ranking import Ranking
 from jobs.choosing.rhythm import span
@@ -20,11 +17,11 @@ from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.landing.values.number_writing import setting_text
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
-from jobs.specs.yaml_text import YamlError, parse
+from jobs.specs.yaml_text import flow_text
 from jobs.state.kernel import load_checked_spec
 
 
-def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
+def spec_text(name: str, input: str, found: Found) -> str:
     """Return the spec: every field that was chosen, with the reason behind it."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
@@ -32,26 +29,26 @@ def spec_text(name: str, input: str, found: Found, wishes: Wishes) -> str:
         "it freely.",
         f"name: {name}",
         "version: 1",
-        f"key: {_list(keys.columns)}{_pad(keys.why)}",
+        f"key: {flow_text(keys.columns)}{_pad(keys.why)}",
     ]
     if keys.from_name is not None:
-        lines.append(f"key_from_name: {_word(keys.from_name)}{_pad('the value is the name of the file')}")
+        lines.append(f"key_from_name: {flow_text(keys.from_name)}{_pad('the value is the name of the file')}")
     lines += _written(found)
     lines.append(
-        f"time: {_flow(time.written)}" + (_pad("the columns make the time together") if time.parts else "")
+        f"time: {flow_text(time.written)}"
+        + (_pad("the columns make the time together") if time.parts else "")
     )
     if time.time_format is not None:
         lines.append(f"time_format: {json.dumps(time.time_format)}")
-    if wishes.time_zone != "UTC":
-        lines.append(f"time_zone: {wishes.time_zone}")
+    if found.spec.time_zone != "UTC":
+        lines.append(f"time_zone: {found.spec.time_zone}")
     lines += [
         f"time_unit: {rhythm.unit}{_pad(f'the usual step is {span(rhythm.step)} ({rhythm.regular:.0%} of all)')}",
         *_comment(_rhythm_words(found)),
-        f"measurement: {_list([one.name for one in found.measurements])}",
+        f"measurement: {flow_text([one.name for one in found.measurements])}",
     ]
-    missing = missing_values(found.roles)
-    if len(missing) > len(DEFAULT_MISSING):
-        lines.append(f"missing_values: {json.dumps(missing, ensure_ascii=False)}")
+    if len(found.spec.missing_values) > len(DEFAULT_MISSING):
+        lines.append(f"missing_values: {json.dumps(found.spec.missing_values, ensure_ascii=False)}")
     lines += [*_refused(found), *_ranked(found), *_model(found)]
     if rhythm.repeats:
         lines += [
@@ -150,21 +147,21 @@ def _model(found: Found) -> list[str]:
     of = f"the medians of {len(found.series.keys):,} keys" if several else "the values learned from its rows"
     lines = [
         "filter: linear",
-        f"states: {_list(composed.states)}",
+        f"states: {flow_text(composed.states)}",
         *(["process:", *_process(composed.process)] if "parts" in composed.process else []),
-        *([] if "parts" in composed.process else [f"process: {_flow(composed.process)}{_pad(of)}"]),
+        *([] if "parts" in composed.process else [f"process: {flow_text(composed.process)}{_pad(of)}"]),
     ]
     observation: dict[str, Any] = {"R": composed.R}
     if len(found.measurements) > 1:
         observation = {"H": composed.H, **observation}
     lines += [
-        f"observation: {_flow(observation)}",
+        f"observation: {flow_text(observation)}",
         "initial: {diffuse: true}" + _pad("nothing is known of a key before its first rows"),
-        f"learn: {{parameters: {_list(composed.learned)}, scope: key}}"
+        f"learn: {{parameters: {flow_text(composed.learned)}, scope: key}}"
         + _pad("what pretrain learns, for each key"),
     ]
     if robust is not None:
-        lines.append(f"robust: {_flow(robust)}" + _pad("rows far from their prediction count less"))
+        lines.append(f"robust: {flow_text(robust)}" + _pad("rows far from their prediction count less"))
     return lines
 
 
@@ -172,7 +169,7 @@ def _process(process: dict[str, Any]) -> Iterable[str]:
     yield f"  kind: {process['kind']}"
     yield "  parts:"
     for part in process["parts"]:
-        yield f"    - {_flow(part)}"
+        yield f"    - {flow_text(part)}"
 
 
 def _comment(text: str) -> list[str]:
@@ -181,35 +178,6 @@ def _comment(text: str) -> list[str]:
 
 def _pad(comment: str) -> str:
     return f"    # {comment}"
-
-
-def _list(names: Iterable[str]) -> str:
-    return f"[{', '.join(_word(name) for name in names)}]"
-
-
-def _word(text: str) -> str:
-    """Return a text as YAML reads it back, quoted where it would be something else."""
-    try:
-        plain = yaml.safe_load(text) == text and yaml.safe_load(f"[{text}]") == [text]
-        plain = plain and parse(f"a: {text}  # b").value == {"a": text}
-    except (yaml.YAMLError, YamlError):
-        plain = False
-    if plain and text not in ("y", "n", "Y", "N"):
-        return text
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in escaped) + '"'
-
-
-def _flow(value: Any) -> str:
-    """Return a value on one line; a number is written so that YAML 1.1 reads a number."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    if isinstance(value, float):
-        text = repr(value)
-        return text.replace("e", ".0e") if "e" in text and "." not in text else text
-    return _word(value) if isinstance(value, str) else json.dumps(value)
 
 
 def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:

@@ -14,7 +14,7 @@ from jobs.core.errors import UserError
 from jobs.landing.csv_parquet import FORMATS, found_dialect, parts, read_part, written_as
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY
-from jobs.landing.file_rows import columns_of, member_rows
+from jobs.landing.file_rows import columns_of, member_rows, take_rows
 from jobs.landing.json_rows import is_json
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source, joined
 from jobs.landing.values.number_writing import Writing, find_writing
@@ -103,15 +103,8 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
 
 def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[Source, bool]:
     """Return the first rows of a file, and whether there are more."""
-    found: list[Source] = []
-    rows = 0
-    for source in _rows_of(path, names, written):
-        left = most - rows
-        if left <= 0:
-            return joined(found, names), True
-        found.append(_first(source, names, left))
-        rows += source.rows
-    return joined(found, names), rows > most
+    whole = joined(take_rows(_rows_of(path, names, written), most + 1), names)
+    return _first(whole, names, most), whole.rows > most
 
 
 def _rows_of(path: Path, names: list[str], written: Files) -> Iterator[Source]:

@@ -8,7 +8,7 @@ from datetime import UTC
 
 import numpy as np
 
-from jobs.choosing.columns import Given, numbers_in
+from jobs.choosing.columns import Wishes, numbers_in
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import find_parts
 from jobs.choosing.times import TimeColumn, time_of
@@ -42,7 +42,7 @@ _QUANTITIES = frozenset(
 _UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
 
 
-def as_long(table: Table, given: Given) -> Table:
+def as_long(table: Table, given: Wishes) -> Table:
     """Return a table of wide files as rows of one measurement each, with the setting; any other table as it is.
 
     given: what the user says of the columns; who names a key or a measurement says that the files are not wide.
@@ -126,7 +126,7 @@ def _columns_of_parts(table: Table, names: Sequence[str]) -> tuple[Wide, list[st
     return None
 
 
-def _columns_of_series(table: Table, names: Sequence[str], given: Given) -> tuple[Wide, list[str]] | None:
+def _columns_of_series(table: Table, names: Sequence[str], given: Wishes) -> tuple[Wide, list[str]] | None:
     """Return the setting for files with a column for each series, and these columns."""
     times = [name for name in names if isinstance(time_of(table, name), TimeColumn)]
     if len(times) + (given.time is not None) != 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import TracebackType
 from typing import ParamSpec, Protocol, TypeVar
@@ -50,6 +51,15 @@ class Stopwatch:
         """End the innermost step."""
         self._count()
         self._open.pop()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time what is done meanwhile as a step."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
         """Yield the items, and time how long each takes to produce; the time of their consumer does not count."""

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.core.errors import UserError
+from jobs.encoding.arrow import texts as texts_of
 from jobs.encoding.keys import KeyKind
 from jobs.storage.columns import arrow_schema
 
@@ -21,12 +22,8 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
     Raises:
         UserError: a column has a type of which no table has columns.
     """
-    if not kind.columns:
-        return {}
     distinct = text.dictionary_encode()
-    values = (
-        [distinct.dictionary] if len(kind.columns) == 1 else _parts(distinct.dictionary, len(kind.columns))
-    )
+    values = split_keys(distinct.dictionary, len(kind.columns))
     return {
         name: _typed(one, arrow_type(type_)).take(distinct.indices)
         for name, type_, one in zip(kind.columns, kind.types, values, strict=True)
@@ -64,8 +61,10 @@ def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.array(found.astype(np.int64), mask=np.isnat(found)).cast(whole).cast(kind)
 
 
-def _parts(texts: pa.Array, count: int) -> list[pa.Array]:
-    """Return the values of JSON arrays of `count` texts or nulls."""
+def split_keys(texts: pa.Array, count: int) -> list[pa.Array]:
+    """Return the text of each of `count` key columns, from the texts of keys: of several a JSON array."""
+    if count < 2:
+        return [texts][:count]
     part = r'"([^"\\]*)"'
     pattern = r"^\[" + ",".join(part.replace("(", f"(?P<v{i}>") for i in range(count)) + r"\]$"
     found = pc.extract_regex(texts, pattern=pattern)  # type: ignore[attr-defined]
@@ -77,6 +76,6 @@ def _parts(texts: pa.Array, count: int) -> list[pa.Array]:
     rows = [json.loads(one) for one in texts.filter(others).to_pylist()]
     functions: Any = pc
     return [
-        functions.replace_with_mask(one, others, pa.array([row[i] for row in rows], pa.string()))
+        functions.replace_with_mask(one, others, texts_of([row[i] for row in rows]))
         for i, one in enumerate(values)
     ]

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.arrow import distinct_values, to_numpy
 from jobs.health import reading
-from jobs.health.reading import Estimates, Reason
+from jobs.health.reading import Reason
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation
+from jobs.lineage.live_rows import Estimates, batches, counted
 from jobs.observability.progress_log import all_records
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
@@ -202,7 +203,7 @@ def _span(root: str, estimates: Estimates) -> tuple[int, int] | None:
     """Return the first and the last event time of the rows that count, in microseconds."""
     ends = [
         (reading.micros(part["event_time"]).min(), reading.micros(part["event_time"]).max())
-        for part in reading.batches(root, estimates, ["event_time"])
+        for part in batches(root, estimates, ["event_time"])
     ]
     return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
 
@@ -222,7 +223,7 @@ class _Sums:
         self._components = len(spec.measurement)
         self.judges = self._components == 1
         self.columns = ["nis", *([] if self.judges else ["innovation", "measured"])]
-        for part in reading.batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
+        for part in batches(root, estimates, ["key", "event_time", "flags", *self.columns]):
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
@@ -327,9 +328,7 @@ def _examples(
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
     name, is_measured = examples.shown_quantity(spec)
     with open_queries(root) as queries:
-        rows = examples.newest_rows(
-            queries, reading.counted(queries, estimates, columns, among(quoted("key"), keys))
-        )
+        rows = examples.newest_rows(queries, counted(queries, estimates, columns, among(quoted("key"), keys)))
         measured = examples.measured_rows(queries, spec, name, keys) if is_measured else None
 
     def line(mine: pa.Table) -> examples.EstimateLine:

@@ -5,6 +5,9 @@ One parser, `jobs.landing.parsing`, serves files in every process, tables, messa
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -13,7 +16,6 @@ from jobs.encoding import arrow
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.values.keys import typed_key
-from jobs.landing.values.payloads import payloads
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -49,7 +51,7 @@ def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) 
         )
         for name in spec.id_columns
     ]
-    fits = reason == None  # noqa: E711 - elementwise
+    fits = rows.accepted
     numbers = [arrow.numbers(np.where(fits, values, np.nan)) for values in (*rows.y, *rows.u)]
     columns = [
         pa.nulls(len(reason), pa.string()) if fits.all() else arrow.texts(reason.tolist()),
@@ -69,6 +71,39 @@ def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
     return ", ".join(f"`{name}` {types[name]}" for name in spec.columns)
 
 
+def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
+    """Return the wanted raw rows as JSON objects without their null members; null for all other rows.
+
+    The quarantine keeps rows so.
+    """
+    places = np.flatnonzero(wanted)
+    if not len(places):
+        return pa.nulls(source.rows, pa.string())
+    texts: list[str | None] = [None] * source.rows
+    taken = {name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()}
+    for at, place in enumerate(places.tolist()):
+        row = {name: values[at] for name, values in taken.items() if values[at] is not None}
+        texts[place] = json.dumps(row, default=str, ensure_ascii=False)
+    return arrow.texts(texts)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return values for a payload; a time that Python cannot hold is the number that is stored, and its type."""
+    try:
+        return column.to_pylist()
+    except (ValueError, OverflowError):
+        if not pa.types.is_temporal(column.type):
+            raise
+        return [_time(column[place]) for place in range(len(column))]
+
+
+def _time(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):  # outside of the years 1 to 9999
+        return f"{value.value} ({value.type})"
+
+
 def _blank(column: pa.Array, missing: NDArray[np.bool_]) -> pa.Array:
     """Return a column with null at the missing values."""
-    return column.take(pa.array(np.arange(len(column)), mask=missing)) if missing.any() else column
+    return column.take(arrow.integers(np.arange(len(column)), ~missing)) if missing.any() else column

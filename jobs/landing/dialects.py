@@ -214,11 +214,7 @@ def header_words(dialect: Dialect) -> list[str]:
 def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
     """Return the likely reason why a file's header lacks columns, with the setting; empty if it is not its dialect."""
     found = find_dialect(beginning, columns, named)
-    _, text = _text_of(beginning, named)
-    below = text.split("\n", found.skip)[-1]
-    rows = [
-        one.fields for one in read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
-    ]
+    rows = _rows_below(beginning, found)
     if found.names or not rows:
         return ""
     if not set(columns) & set(rows[0]) and has_no_header(rows):
@@ -237,6 +233,14 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
             f"with {NAMES[found.separator]} as files.separator its header is one field ({_shown(rows[0][0])})"
         )
     return ""
+
+
+def _rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
+    """Return the fields of the records below the lines that are left out above a header."""
+    _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
+    below = text.split("\n", found.skip)[-1]
+    records = read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
+    return [one.fields for one in records]
 
 
 def settings_of(beginning: bytes) -> Files:
@@ -262,13 +266,11 @@ def _is_windows(beginning: bytes) -> bool:
 
 def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
     """Return names for the columns of a file without a header; none of any other file."""
-    _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
-    text = text.split("\n", found.skip)[-1]
-    records = read_records(text, found.separator, found.quote, len(beginning) == BEGINNING)
-    rows = [one.fields for one in records if not (found.comment and one.fields[0].startswith(found.comment))]
+    records = _rows_below(beginning, found)
+    rows = [one for one in records if not (found.comment and one[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
         return ()
-    above = records[0].fields  # which may be a header that begins like a comment, as in `#YY,MM,DD`
+    above = records[0]  # which may be a header that begins like a comment, as in `#YY,MM,DD`
     if len(above) == len(rows[0]) and not any(NUMBER_OR_TIME.fullmatch(text) for text in above):
         return ()
     return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
 from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read, read_schema
-from jobs.landing.csv_records import COMMA
+from jobs.landing.csv_records import COMMA, PLAIN
 from jobs.landing.dialects import ANY, NAMES, header_words
 from jobs.landing.json_rows import (
     SCHEMA_DOCUMENTS,
@@ -72,16 +72,25 @@ def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
         UserError: the file cannot be read, or lacks a column.
     """
     schema_of(spec, str(path))
-    reader, found, rows = reader_of(spec, str(path)), list[Source](), 0
-    for source in (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns)):
-        found.append(source)
-        rows += source.rows
-        if rows >= most:
-            break
+    reader = reader_of(spec, str(path))
+    sources = (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns))
+    found = take_rows(sources, most)
     if is_json(path):
         found = _written_alike(found, [True] * len(found))
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
+
+
+def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
+    """Return the first of some batches of rows, until they have `most` rows together; all, if they have fewer."""
+    found: list[Source] = []
+    rows = 0
+    for source in sources:
+        found.append(source)
+        rows += source.rows
+        if rows >= most:
+            break
+    return found
 
 
 def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
@@ -153,18 +162,33 @@ def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -
 
 def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
     """Return in words how CSV files are written that are not written as most are: no line where all of them are."""
-    found: Counter[str] = Counter()
-    for path in map(Path, paths):
-        if path.name.lower().endswith((".csv", ".csv.gz")):
-            dialect = found_dialect(path, spec.file_columns, spec.files)
-            words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
-            words += header_words(dialect)
-            words += [] if spec.files.wide is None else [wide_words(spec.files.wide)]
-            words += [f"no header, columns {', '.join(dialect.names)}"] if dialect.names else []
-            words += ["a comma before fractions"] if spec.files.decimal == "," else []
-            if words:
-                found["; ".join(words)] += 1
-    return [f"read {plural(count, 'file')}: {words}" for words, count in sorted(found.items())]
+    words = (dialect_words(path, spec.files, spec.file_columns) for path in map(Path, paths) if _is_csv(path))
+    found = Counter("; ".join(one) for one in words if one)
+    return [f"read {plural(count, 'file')}: {said}" for said, count in sorted(found.items())]
+
+
+def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
+    """Return in words how a file is written, where it is not as most are.
+
+    Args:
+        path: of the file.
+        files: what the spec says of it.
+        columns: that the file has, to find the dialect of a CSV file by.
+    """
+    dialect = found_dialect(path, columns, files) if _is_csv(path) else PLAIN
+    words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
+    words += header_words(dialect)
+    words += ["a comma before fractions"] if files.decimal == "," else []
+    words += [f"{files.thousands!r} between thousands"] if files.thousands is not None else []
+    words += [f"negative numbers by {files.negative}"] if files.negative != "minus" else []
+    words += [f"{name} in {unit}" for name, unit in files.units.items()]
+    words += [f"{word} is {number:g}" for word, number in files.words.items()]
+    words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
+    return words + ([] if files.wide is None else [wide_words(files.wide)])
+
+
+def _is_csv(path: Path) -> bool:
+    return path.name.lower().endswith((".csv", ".csv.gz"))
 
 
 def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jobs.core.report import Report, plural
-from jobs.landing.values.absent_values import absent_notes
+from jobs.landing.remarks import absent_notes
 from jobs.landing.values.rejected import advice, doubtful_epoch, repeated
 from jobs.landing.written_pieces import RowCounts
 from jobs.specs.model_spec import ModelSpec

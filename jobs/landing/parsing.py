@@ -45,6 +45,11 @@ class ParsedRows(NamedTuple):
     ids: Ints
     clocks: ClockChanges = ClockChanges()
 
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        """Which rows (N,) are accepted."""
+        return self.reason == None  # noqa: E711 - elementwise
+
 
 def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     """Parse the columns; a rejected row keeps its first reason.

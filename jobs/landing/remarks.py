@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.encoding import arrow
+from jobs.landing.checking import payloads
+from jobs.landing.csv_parquet import read_schema
+from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, is_json, object_of
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
-from jobs.landing.values.absent_values import absent_in
-from jobs.landing.values.payloads import payloads
+from jobs.landing.text_lines import is_text
 from jobs.landing.values.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.specs.model_spec import ModelSpec
 
+MOST_FILES = 20
+"""Files in which the cause of missing measurements is looked for."""
 
-def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequence[Path] = ()) -> list[str]:
+
+def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequence[Path]) -> list[str]:
     """Return what mends rejected rows, and notes about repeats and times.
 
     Args:
@@ -27,7 +34,7 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequenc
         rows: the same N rows, parsed.
         files: that they are of.
     """
-    bad = rows.reason != None  # noqa: E711 - elementwise
+    bad = ~rows.accepted
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
     places = np.flatnonzero(bad)[first]
     shown = payloads(source, np.isin(np.arange(len(bad)), places)).take(arrow.integers(places)).to_pylist()
@@ -45,6 +52,67 @@ def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequenc
     repeats = len(good) - len(np.unique(np.stack([rows.key[good], times]), axis=1).T)
     if repeats and spec.duplicates is None:
         lines.append(repeated(spec, repeats, span))
-    lines += [f"note: {note}" for note in absent_in(spec, rows, list(files))]
+    lines += [f"note: {note}" for note in absent_in(spec, rows, files)]
     doubt = doubtful_epoch(spec, *span)
     return lines if doubt is None else [*lines, f"note: {doubt}"]
+
+
+def absent_notes(
+    spec: ModelSpec, absent: Mapping[str, int], rows: int, paths: Sequence[str | Path]
+) -> list[str]:
+    """Return a note for each measurement that some accepted rows lack.
+
+    Args:
+        spec: of the model.
+        absent: measurement: how many rows lack it.
+        rows: how many rows were accepted.
+        paths: the files that they are from.
+    """
+    notes = []
+    for name in spec.measurement:
+        if count := absent.get(name, 0):
+            causes = (_cause(spec, Path(path), spec.file_names([name])[0]) for path in paths[:MOST_FILES])
+            cause = next((one for one in causes if one is not None), "")
+            notes.append(f"{name} is missing in {count:,} of {plural(rows, 'row')}{cause}")
+    return notes
+
+
+def absent_in(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | Path]) -> list[str]:
+    """Return the notes of `absent_notes` on parsed rows."""
+    accepted = rows.accepted
+    counts = {
+        name: int(np.isnan(values[accepted]).sum())
+        for name, values in zip(spec.measurement, rows.y, strict=True)
+    }
+    return absent_notes(spec, counts, int(accepted.sum()), paths)
+
+
+def _cause(spec: ModelSpec, path: Path, name: str) -> str | None:
+    """Return why a file's rows lack a measurement, or None if the file does not show it."""
+    try:
+        if is_json(path):
+            return _cause_in_documents(path, name)
+        if is_text(path):
+            return None
+        names = read_schema(path, spec.file_columns, spec.files).names
+        others = [other for other in names if other != name and _plain(other) == _plain(name)]
+    except UserError:
+        return None
+    return f": {path.name} has the column {others[0]!r} too; give both one name" if others else None
+
+
+def _cause_in_documents(path: Path, name: str) -> str | None:
+    rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
+    lacking = [row for row in rows if name not in row]
+    if not lacking:
+        return None
+    others = Counter(other for row in lacking for other in row if _plain(other) == _plain(name))
+    instead = "".join(
+        f"; {count:,} of these have {other!r}: give both one name" for other, count in others.most_common(1)
+    )
+    return f": member {name!r} is absent in {len(lacking):,} of the first {len(rows):,} rows of {path.name}{instead}"
+
+
+def _plain(name: str) -> str:
+    """Return a name without case and the marks between its words."""
+    return re.sub(r"[\W_]", "", name).casefold()

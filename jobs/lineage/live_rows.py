@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from jobs.storage.queries import quoted
+import pyarrow as pa
 
+from jobs.lineage.generations import LineageSegment
+from jobs.storage.queries import Queries, literal, open_queries, quoted
+from jobs.storage.table_rows import column_types
+
+_NO_END = (1 << 63) - 1
+_NAME = "estimates"
+"""Of the table in queries."""
 _SAME = ("generation", "key", "event_time")
 
 
@@ -30,3 +38,51 @@ def counted_rows(table: str, columns: Sequence[str], where: str, has_corrections
         f"RIGHT JOIN (SELECT * FROM {table} WHERE {where}) r ON {' AND '.join(f'r.{one} = c.{one}' for one in _SAME)} "
         f"WHERE c.newest IS NULL OR r.batch_id = c.newest"
     )
+
+
+class Estimates(NamedTuple):
+    """A table of estimates, and which of its rows count.
+
+    last_batch: by generation; empty for a table of history, whose rows all count. has_corrections: of some rows only
+    those of the latest micro-batch count.
+    """
+
+    table: str
+    last_batch: Mapping[str, int]
+    has_corrections: bool
+
+
+def counted_estimates(root: str, table: str, lineage: Sequence[LineageSegment] = ()) -> Estimates:
+    """Return a table of live estimates with their lineage, or one of history, without."""
+    last_batch = {name: _NO_END if last is None else last for name, last in lineage}
+    return Estimates(table, last_batch, "correction" in column_types(root, table) and _corrected(root, table))
+
+
+def _corrected(root: str, table: str) -> bool:
+    """Tell if some estimates are corrections."""
+    with open_queries(root) as queries:
+        queries.add(_NAME, table)
+        return bool(queries.run(f"SELECT bool_or(correction) AS found FROM {_NAME}")["found"][0].as_py())
+
+
+def counted(queries: Queries, estimates: Estimates, columns: Sequence[str], condition: str = "true") -> str:
+    """Return the query of the rows that count, with the columns that the table has, and `generation`."""
+    segments = [
+        f"(generation = {literal(name)} AND batch_id <= {last})"
+        for name, last in estimates.last_batch.items()
+    ]
+    schema = queries.add(_NAME, estimates.table)
+    have = [] if schema is None else schema.names
+    names = [name for name in dict.fromkeys([*columns, "generation"]) if name in have]
+    where = f"({' OR '.join(segments) or 'true'}) AND {condition}"
+    return counted_rows(_NAME, names, where, estimates.has_corrections)
+
+
+def batches(
+    root: str, estimates: Estimates, columns: Sequence[str], condition: str = "true"
+) -> Iterator[pa.Table]:
+    """Yield the rows that count (`counted`), some thousands at a time."""
+    with open_queries(root) as queries:
+        for batch in queries.batches(counted(queries, estimates, columns, condition)):
+            if batch.num_rows:
+                yield pa.Table.from_batches([batch])

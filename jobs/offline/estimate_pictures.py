@@ -14,7 +14,7 @@ from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.encoding.keys import ONLY, readable
-from jobs.offline.estimate_series import Measuring, Series
+from jobs.offline.estimate_series import Series
 from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import (
     BOUND,
@@ -24,10 +24,12 @@ from jobs.offline.plots import (
     coverage_text,
     draw_estimate,
     draw_nis,
+    fit_values,
     inlined,
     joined,
     styled,
 )
+from jobs.offline.quantity import Measuring, seen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,23 +101,10 @@ def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None)
         if measuring is None:
             mean, variance = line.mean[:, number], line.covariance[:, number, number]
         else:
-            mean, variance = _seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
+            mean, variance = seen(line.mean, line.covariance, measuring.H[number], measuring.offset[number])
         lines.append(Line(mean, np.sqrt(np.maximum(variance, 0.0)), label, colour))
     draw_estimate(ax, one.time, measured, lines)
-    _fit_axes(ax, one, measured, lines)
-
-
-def _fit_axes(ax: Axes, one: Series, measured: Floats, lines: list[Line]) -> None:
-    """Show all measurements and means, and bands as wide as most: a diffuse start has a band without end."""
-    known = np.concatenate(
-        [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
-    )
-    usual = [
-        float(np.median(line.deviation[np.isfinite(line.deviation)])) for line in lines if len(line.deviation)
-    ]
-    if len(known):
-        pad = max([0.1 * float(np.ptp(known)), *(2.2 * one for one in usual if np.isfinite(one))]) or 1.0
-        ax.set_ylim(known.min() - pad, known.max() + pad)
+    fit_values(ax, measured, lines)
     _date_axis(ax, one)
 
 
@@ -124,14 +113,6 @@ def _date_axis(ax: Axes, one: Series) -> None:
     margin = (one.time[-1] - one.time[0]) / 50
     if margin:
         ax.set_xlim(one.time[0] - margin, one.time[-1] + margin)
-
-
-def _seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
-    """Return mean and variance (N,) of h x + offset, without the noise of measuring, of the states that h uses."""
-    used = np.flatnonzero(h)
-    part = covariance[:, used[:, None], used]
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
-        return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])
 
 
 def _draw_nis_over_time(ax: Axes, one: Series) -> None:

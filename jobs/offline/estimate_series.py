@@ -8,32 +8,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-import kalman
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.encoding import arrow
 from jobs.landing.csv_parquet import read
+from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
+from jobs.landing.values.keys import codes_of, join_codes
+from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.times import find_times
 from jobs.lineage.generations import live_lineage
+from jobs.lineage.live_rows import batches, counted_estimates
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.queries import among, quoted
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 Floats = NDArray[np.float64]
-Frame = Any
-"""A data frame of pandas, whose methods no checker knows the types of."""
 
-_TABLE = ("key", "event_time", "mean", "covariance", "nis", "flags")
-_MARKS = ("generation", "batch_id", "correction")
 SMOOTHED = "smoothed_"
+_MOMENTS = ("mean", "covariance", f"{SMOOTHED}mean", f"{SMOOTHED}covariance")
+_TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags")
 
 
 class Line(NamedTuple):
@@ -72,24 +74,6 @@ class Series(NamedTuple):
         )
 
 
-class Measuring(NamedTuple):
-    """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
-
-    H: Floats
-    offset: Floats
-
-
-def measuring(spec: ModelSpec) -> Measuring | None:
-    """Return how the states give the measurements; None where that depends on the row, or is not linear."""
-    kernel: Any = kalman.build(spec.definition())
-    try:
-        H = np.array(kernel.H, float)
-        offset = np.array(kernel.offset or np.zeros(len(H)), float)
-    except (AttributeError, TypeError, ValueError, kalman.ModelError):
-        return None
-    return Measuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
-
-
 def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int) -> list[Series]:
     """Return the live estimates of a model, or those of its history.
 
@@ -105,15 +89,29 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
     """
     tables = Tables(root)
     name = need_estimates(tables, spec.name, which)
-    have = tables.column_names(name)
-    more = [one for one in (*_MARKS, f"{SMOOTHED}mean", f"{SMOOTHED}covariance") if one in have]
-    chosen = _texts(spec, keys) or sorted(_distinct(tables.columns(name, ("key",))))[:count]
-    found = read_table(root, name, [*_TABLE, *more], among=("key", chosen))
-    frame: Any = pd.DataFrame() if found is None else found.to_pandas()
-    if which == LIVE and len(frame):
-        frame = frame[_is_live(tables, spec.name, frame)]
-    _refuse_unknown(frame, chosen, name)
-    return _series(spec, frame, chosen, _landed(tables, spec, chosen))
+    chosen = _texts(spec, keys)
+    if not chosen:
+        have = tables.columns(name, ("key",))["key"].unique().drop_null().to_pylist()
+        chosen = sorted(have)[:count]
+    lineage = live_lineage(tables, spec.name) if which == LIVE else []
+    found: list[pa.Table] = []
+    if chosen and (lineage or which != LIVE):
+        wanted = among(quoted("key"), chosen)
+        found = list(batches(root, counted_estimates(root, name, lineage), _TABLE, wanted))
+    if not found:
+        raise UserError(f"{name}: has no estimates" + (f" of key {chosen[0]}" if chosen else ""))
+    table = pa.concat_tables(found)
+    columns = {one: table[one].combine_chunks() for one in table.column_names}
+    source = Source(columns, np.zeros(0, bool), table.num_rows)
+    lines = [_line(spec, source, prefix, name) for prefix in ("", SMOOTHED)]
+    estimates = _Estimates(
+        np.array(columns["key"].to_pylist(), dtype=object),
+        _micros(columns["event_time"]),
+        [one for one in lines if one is not None],
+        arrow.to_numpy(columns["nis"], np.nan),
+        arrow.to_numpy(columns["flags"].is_valid()),
+    )
+    return _series(spec, estimates, chosen, _landed(tables, spec, chosen), name)
 
 
 def of_files(
@@ -132,36 +130,48 @@ def of_files(
         UserError: a file cannot be read, or was not written by `filter` with this spec; there are no such keys.
     """
     source = read(path)
-    n, columns = len(spec.states), source.columns
-    frame: Any = pd.DataFrame(
-        {"key": _key_texts(spec, source), "event_time": _times(spec, source, str(path))}
-    )
-    for prefix in ("", SMOOTHED):
-        names = [f"{prefix}mean", f"{prefix}covariance"]
-        if names[0] in columns:  # Parquet
-            frame[names[0]], frame[names[1]] = (columns[name].to_pylist() for name in names)
-        elif f"{names[0]}_{spec.states[0]}" in columns:
-            full = [f"{names[1]}_{a}_{b}" for a in spec.states for b in spec.states]
-            several = full if full[0] in columns else [f"{names[1]}_{one}" for one in spec.states]
-            frame[names[0]] = _number_lists(columns, [f"{names[0]}_{one}" for one in spec.states], path)
-            frame[names[1]] = _number_lists(columns, several, path)
-    if "mean" not in frame or "nis" not in columns:
+    names, times = _key_texts(spec, source), _times(spec, source, str(path))
+    line = _line(spec, source, "", str(path))
+    smoothed = _line(spec, source, SMOOTHED, str(path))
+    if line is None or "nis" not in source.columns:
         raise UserError(
-            f"{path}: has no estimates of {plural(n, 'state')} {', '.join(spec.states)}: give a file that "
-            f"`kalman-pipeline filter --model {spec.name}` wrote"
+            f"{path}: has no estimates of {plural(len(spec.states), 'state')} {', '.join(spec.states)}: give a file "
+            f"that `kalman-pipeline filter --model {spec.name}` wrote"
         )
-    frame["nis"] = _number_lists(columns, ["nis"], path)
-    frame["nis"] = frame["nis"].str[0]
-    frame["flags"] = columns["flag"].to_pylist() if "flag" in columns else None
-    chosen = _texts(spec, keys) or list(dict.fromkeys(frame["key"]))[:count]
-    values: Any = pd.DataFrame()
+    flag = source.columns.get("flag", pa.nulls(source.rows))
+    estimates = _Estimates(
+        names,
+        times,
+        [line] if smoothed is None else [line, smoothed],
+        _numbers(source, ["nis"], str(path))[0],
+        arrow.to_numpy(flag.is_valid()),
+    )
+    values = None
     if measured is not None:
         rows = read_rows(spec, measured)
         parsed = parse(spec, rows, measured)
-        values = _measured(spec, _key_texts(spec, rows), parsed.time.astype("datetime64[us]"), parsed.y)
-        values = values[parsed.reason == None]  # noqa: E711 - elementwise
-    _refuse_unknown(frame, chosen, str(path))
-    return _series(spec, frame, chosen, values)
+        good = parsed.accepted
+        values = _Measured(_key_texts(spec, rows)[good], parsed.time[good], parsed.y[:, good])
+    chosen = _texts(spec, keys) or list(dict.fromkeys(names.tolist()))[:count]
+    return _series(spec, estimates, chosen, values, str(path))
+
+
+class _Estimates(NamedTuple):
+    """Estimates of N rows in any order: text of the key, microseconds, lines, NIS, whether flagged."""
+
+    key: NDArray[np.object_]
+    time: NDArray[np.int64]
+    lines: list[Line]
+    nis: Floats
+    flagged: NDArray[np.bool_]
+
+
+class _Measured(NamedTuple):
+    """The measured values (m, N) of rows, with texts of keys and microseconds (N,)."""
+
+    key: NDArray[np.object_]
+    time: NDArray[np.int64]
+    y: Floats
 
 
 def _texts(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
@@ -175,114 +185,110 @@ def _json(values: Sequence[Any]) -> str:
     return json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
 
 
-def _refuse_unknown(frame: Frame, keys: Sequence[str], where: str) -> None:
-    absent = [key for key in keys if not len(frame) or not (frame["key"] == key).any()]
-    if absent or not keys:
-        raise UserError(f"{where}: has no estimates" + (f" of key {absent[0]}" if absent else ""))
-
-
-def _series(spec: ModelSpec, frame: Frame, keys: Sequence[str], measured: Frame) -> list[Series]:
-    """Return the series of the keys; `measured` has columns key, event_time and one for each measurement."""
-    n, found = len(spec.states), list[Series]()
-    by_key = dict(list(frame.groupby("key")))
-    values = dict(list(measured.groupby("key"))) if len(measured) else {}
+def _series(
+    spec: ModelSpec, estimates: _Estimates, keys: Sequence[str], measured: _Measured | None, where: str
+) -> list[Series]:
+    """Return the series of the keys."""
+    if not keys:
+        raise UserError(f"{where}: has no estimates")
+    found: list[Series] = []
+    has_mean = np.asarray(~np.isnan(estimates.lines[0].mean).all(axis=1))
     for key in keys:
-        rows = by_key[key].sort_values("event_time", kind="stable")
-        rows = rows[rows["mean"].notna()]
-        time = rows["event_time"].to_numpy("datetime64[us]")
-        lines = [
-            Line(_array(rows[f"{prefix}mean"], n), _covariances(rows[f"{prefix}covariance"], n))
-            for prefix in ("", SMOOTHED)
-            if f"{prefix}mean" in rows
-        ]
-        y = np.full((len(spec.measurement), len(rows)), np.nan)
-        if key in values:
-            known = values[key].drop_duplicates("event_time", keep="last").set_index("event_time")
-            y = known.reindex(pd.DatetimeIndex(time))[spec.measurement].to_numpy(float).T
-        flagged = rows["flags"].notna().to_numpy()
-        found.append(Series(key, time, lines, rows["nis"].to_numpy(float), flagged, y))
+        mine = np.flatnonzero(estimates.key == key)
+        if not len(mine):
+            raise UserError(f"{where}: has no estimates of key {key}")
+        mine = mine[has_mean[mine]]
+        mine = mine[np.argsort(estimates.time[mine], kind="stable")]
+        time = estimates.time[mine]
+        y = np.full((len(spec.measurement), len(mine)), np.nan)
+        if measured is not None:
+            known = np.flatnonzero(measured.key == key)
+            last = dict(zip(measured.time[known].tolist(), known.tolist(), strict=True))
+            there = np.flatnonzero(np.isin(time, measured.time[known]))
+            y[:, there] = measured.y[:, [last[at] for at in time[there].tolist()]]
+        lines = [Line(one.mean[mine], one.covariance[mine]) for one in estimates.lines]
+        nis, flagged = estimates.nis[mine], estimates.flagged[mine]
+        found.append(Series(key, time.astype("datetime64[us]"), lines, nis, flagged, y))
     return found
 
 
-def _array(values: Any, width: int) -> Floats:
-    return np.array([np.full(width, np.nan) if one is None else one for one in values], float).reshape(
-        -1, width
-    )
+def _line(spec: ModelSpec, source: Source, prefix: str, where: str) -> Line | None:
+    """Return the estimates of rows, or with a prefix the smoothed ones; None: there are none."""
+    mean, covariance = f"{prefix}mean", f"{prefix}covariance"
+    columns, states = source.columns, spec.states
+    if mean in columns:  # Parquet
+        return Line(_lists(columns[mean]), _matrices(_lists(columns[covariance]), len(states)))
+    if f"{mean}_{states[0]}" not in columns:
+        return None
+    full = [f"{covariance}_{a}_{b}" for a in states for b in states]
+    several = full if full[0] in columns else [f"{covariance}_{one}" for one in states]
+    means = _numbers(source, [f"{mean}_{one}" for one in states], where)
+    return Line(means.T, _matrices(_numbers(source, several, where).T, len(states)))
 
 
-def _covariances(values: Any, n: int) -> Floats:
-    """Return matrices (N, n, n) from lists of n variances or n * n numbers."""
-    width = next((len(one) for one in values if one is not None), n * n)
-    numbers = _array(values, width)
-    if width == n * n:
-        return numbers.reshape(-1, n, n)
-    matrices = np.full((len(numbers), n, n), np.nan)
-    matrices[:, range(n), range(n)] = numbers
+def _lists(column: pa.ListArray) -> Floats:
+    """Return lists of d numbers as (N, d), NaN in the place of a missing list."""
+    valid = arrow.to_numpy(column.is_valid())
+    numbers = arrow.to_numpy(column.flatten(), np.nan).reshape(int(valid.sum()), -1)
+    found = np.full((len(column), numbers.shape[1]), np.nan)
+    found[valid] = numbers
+    return found
+
+
+def _matrices(values: Floats, n: int) -> Floats:
+    """Return matrices (N, n, n) from n variances or n * n numbers each."""
+    if values.shape[1] == n * n:
+        return values.reshape(-1, n, n)
+    matrices = np.full((len(values), n, n), np.nan)
+    matrices[:, range(n), range(n)] = values
     return matrices
 
 
-def _is_live(tables: Tables, model: str, frame: Frame) -> Any:
-    """Return which rows are live, those that a later micro-batch has corrected left out."""
-    live: Any = pd.Series(False, frame.index)
-    for generation, last in live_lineage(tables, model):
-        mine = frame["generation"] == generation
-        live |= mine if last is None else mine & (frame["batch_id"] <= last)
-    if "correction" in frame:
-        mine = frame[live]
-        same = mine.groupby(["key", "event_time"])
-        corrected = same["correction"].transform("max").fillna(False).astype(bool)
-        live[mine.index] = ~corrected | (mine["batch_id"] == same["batch_id"].transform("max"))
-    return live
-
-
-def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> Frame:
+def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured | None:
     """Return the measured values of keys that have landed."""
     name = measurements(spec.name)
     columns = [*spec.key, spec.time, *spec.measurement]
     if not tables.exists(name) or not set(columns) <= set(tables.column_names(name)):
-        return pd.DataFrame()
+        return None
     first = None
     if spec.key:
         texts = keys if len(spec.key) == 1 else [json.loads(key)[0] for key in keys]
         first = (spec.key[0], list(dict.fromkeys(texts)))
     found = read_table(tables.root, name, columns, among=first)
     if found is None:
-        return pd.DataFrame()
+        return None
     source = Source({one: found[one].combine_chunks() for one in columns}, np.zeros(0, bool), found.num_rows)
-    time = found[spec.time].cast(pa.timestamp("us")).to_numpy()
-    y = np.array([found[one].cast(pa.float64()).to_numpy() for one in spec.measurement])
-    return _measured(spec, _key_texts(spec, source), time, y)
+    y = _numbers(source, spec.measurement, name)
+    return _Measured(_key_texts(spec, source), _micros(source.columns[spec.time]), y)
 
 
-def _measured(spec: ModelSpec, key: list[str], time: NDArray[Any], y: Floats) -> Frame:
-    return pd.DataFrame({"key": key, "event_time": time, **dict(zip(spec.measurement, y, strict=True))})
-
-
-def _key_texts(spec: ModelSpec, source: Source) -> list[str]:
+def _key_texts(spec: ModelSpec, source: Source) -> NDArray[np.object_]:
     """Return the texts of the keys of rows, as in the column `key` of the tables."""
     texts = [source.columns[name].cast(pa.string()).to_pylist() for name in spec.key]
     if len(texts) == 1:
-        return texts[0]
+        return np.array(texts[0], dtype=object)
     rows = zip(*texts, strict=True) if texts else [()] * source.rows
-    return [_json(row) for row in rows]
+    return np.array([_json(row) for row in rows], dtype=object)
 
 
-def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[Any]:
+def _micros(column: pa.Array) -> NDArray[np.int64]:
+    return arrow.to_numpy(column.cast(pa.timestamp("us")).cast(pa.int64()))
+
+
+def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[np.int64]:
     column = source.columns.get(spec.time)
     if column is None:
         raise UserError(f"{file}: has no column '{spec.time}', the time of {spec.name}")
-    codes = np.unique(np.array(_key_texts(spec, source), dtype=object).astype(str), return_inverse=True)[1]
-    return find_times(spec, column, codes, file).micros.astype("datetime64[us]")
+    codes = join_codes(
+        [np.zeros(source.rows, np.int64), *(codes_of(source.columns[name]) for name in spec.key)]
+    )
+    return find_times(spec, column, codes, file).micros
 
 
-def _number_lists(columns: dict[str, pa.Array], names: Sequence[str], path: Path) -> list[list[float]]:
-    """Return a list of numbers for each row, from a column for each number; an empty field is NaN."""
-    absent = [name for name in names if name not in columns]
+def _numbers(source: Source, names: Sequence[str], where: str) -> Floats:
+    """Return the numbers (d, N) in columns, NaN where there is none."""
+    absent = [name for name in names if name not in source.columns]
     if absent:
-        raise UserError(f"{path}: has no column '{absent[0]}'; was it written with another spec?")
-    numbers = [pd.to_numeric(columns[name].to_pandas(), errors="coerce") for name in names]
-    return np.array(numbers, float).T.tolist()
-
-
-def _distinct(column: pa.Table) -> list[str]:
-    return column["key"].unique().drop_null().to_pylist()
+        raise UserError(f"{where}: has no column '{absent[0]}'; was it written with another spec?")
+    reason = np.full(source.rows, None, dtype=object)
+    return numbers_of(names, "estimate", source, rules_of((), ANY), where, reason)

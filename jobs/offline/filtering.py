@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from jobs.state import duplicates
 from jobs.state.expiry import lives
 from jobs.state.row_filter import RowFilter
 from jobs.training.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_row
-from kalman.evaluation.diagnostics import Watch, consistency, ljung_box
+from kalman.evaluation.diagnostics import consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
 from kalman.linalg.packing import unpack
 
@@ -39,45 +39,26 @@ Floats = NDArray[np.float64]
 class Fit(NamedTuple):
     """Counts of keys: with a NIS, with a NIS outside its bounds; tested for correlation, correlated."""
 
-    judged: int
-    outside: int
-    tested: int
-    correlated: int
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The counts for a program."""
-        return {
-            "keys_judged": self.judged,
-            "keys_nis_outside": self.outside,
-            "keys_tested": self.tested,
-            "keys_correlated": self.correlated,
-        }
+    keys_judged: int
+    keys_nis_outside: int
+    keys_tested: int
+    keys_correlated: int
 
     @property
     def lines(self) -> list[str]:
         """The counts for a person."""
-        if not self.judged:
+        if not self.keys_judged:
             return []
-        text = f"NIS outside its 95 % bounds: {_share(self.outside, self.judged)}"
-        if self.tested:
-            text += f"; innovations correlated (Ljung-Box): {_share(self.correlated, self.tested)}"
-        return [f"{text}; 5 % are expected of a correct model" if self.judged > 1 else text]
+        text = f"NIS outside its 95 % bounds: {_share(self.keys_nis_outside, self.keys_judged)}"
+        if self.keys_tested:
+            text += f"; innovations correlated (Ljung-Box): {_share(self.keys_correlated, self.keys_tested)}"
+        return [f"{text}; 5 % are expected of a correct model" if self.keys_judged > 1 else text]
 
 
-def watch(model: kalman.Filter, states: kalman.KeyStates, rows: kalman.SortedRows) -> Watch | None:
-    """Return an observer of a run's innovations, None where the filter has none."""
-    try:
-        return Watch(model, states, rows)
-    except kalman.ModelError:
-        return None
-
-
-def fit(key: NDArray[np.int64], outputs: kalman.Outputs, keys: int, innovations: NDArray[np.float64]) -> Fit:
-    """Test the outputs and normalised innovations (m, N) of a run over rows of keys (N,)."""
-    well = np.where(outputs.flag == 0, outputs.nis, np.nan)
+def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> Fit:
+    """Test the NIS (N,), NaN where a row is flagged, and the normalised innovations (m, N) of rows of keys (N,)."""
     components = np.isfinite(innovations).sum(axis=0)
-    whole = consistency(key, well, np.maximum(components, 1), keys)
+    whole = consistency(key, nis, np.maximum(components, 1), keys)
     correlated = np.zeros(keys, bool)
     tested = np.zeros(keys, bool)
     for values in innovations:
@@ -93,9 +74,14 @@ def fit(key: NDArray[np.int64], outputs: kalman.Outputs, keys: int, innovations:
     )
 
 
-def nis_ratio(nis: Floats, unflagged: NDArray[np.bool_], y: Floats) -> float | None:
+def unflagged_nis(out: kalman.Outputs) -> Floats:
+    """Return the NIS of rows (N,), NaN where one is flagged."""
+    return np.where(out.flag == 0, out.nis, np.nan)
+
+
+def nis_ratio(nis: Floats, y: Floats) -> float | None:
     """Return the mean NIS a measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
-    observed = np.isfinite(nis) & unflagged
+    observed = np.isfinite(nis)
     components = int((~np.isnan(y[:, observed])).sum())
     return float(nis[observed].sum()) / components if components else None
 
@@ -156,7 +142,7 @@ def filter_rows(
     }
     row_filter = RowFilter(model, spec.unit_us, tuple(beside))
     out, smoothed = _filtered(spec, row_filter, states, sorted_rows, smooth)
-    tested = fit(sorted_rows.key, out, keys, out.extra[INNOVATION]) if judged else None
+    tested = fit(sorted_rows.key, unflagged_nis(out), keys, out.extra[INNOVATION]) if judged else None
     given = {MEASURED: sorted_rows.y, CONTROL: sorted_rows.u}
     wanted = {name: given[name] if name in given else out.extra[name] for name in spec.outputs.columns}
     extra = {name: out.extra[name] for name in model.outputs} | wanted | smoothed
@@ -206,7 +192,7 @@ def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[
 
     With a rule for duplicates, duplicates are rejected first.
     """
-    good = np.flatnonzero(rows.reason == None)  # noqa: E711 - elementwise
+    good = np.flatnonzero(rows.accepted)
     order = good[order_rows(rows.key[good], rows.time[good], rows.y[:, good], rows.u[:, good])]
     if rule is not None:
         if rule.id is None:

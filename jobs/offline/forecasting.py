@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from jobs.specs.model_spec import ModelSpec, takes_steps
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.forecast import Forecast
+from kalman.types import Filter
 
 Ints = NDArray[np.int64]
 
@@ -174,12 +176,32 @@ def forecast_keys(
     else:
         states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
     places, states = _with_state(rows, order, states)
-    names = [key_texts(source.columns[name].take(arrow.integers(places))) for name in spec.key]
-    keys = Keys(names, states, rows.u[len(spec.control) :, places])
-    found = ahead(spec, kernel, keys, horizon, future, _median_gap(sorted_rows, int(spec.unit_us)))
-    columns = {name: source.columns[name].take(arrow.integers(places[found.kept])) for name in spec.key}
-    omitted = len(places) - len(found.kept)
-    return Forecasts(columns, found.time, found.wanted, found.expected, found.length, omitted)
+    columns = {name: source.columns[name].take(arrow.integers(places)) for name in spec.key}
+    keys = Keys(list(map(key_texts, columns.values())), states, rows.u[len(spec.control) :, places])
+    typical = _median_gap(sorted_rows, int(spec.unit_us))
+    return forecast_states(spec, kernel, keys, columns, horizon, future, typical)
+
+
+def forecast_states(
+    spec: ModelSpec,
+    kernel: Filter,
+    keys: Keys,
+    columns: Mapping[str, pa.Array],
+    horizon: Horizon,
+    future: Future | None,
+    typical: int | None = None,
+) -> Forecasts:
+    """Forecast K keys from their states, as `ahead`.
+
+    columns: the K values of each key column.
+
+    Raises:
+        UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
+    """
+    found = ahead(spec, kernel, keys, horizon, future, typical)
+    kept = {name: values.take(arrow.integers(found.kept)) for name, values in columns.items()}
+    omitted = len(keys.states.count) - len(found.kept)
+    return Forecasts(kept, found.time, found.wanted, found.expected, found.length, omitted)
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:

@@ -19,9 +19,10 @@ from jobs.landing.csv_parquet import check_columns
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject
+from jobs.landing.values.keys import find_places
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.spec_columns import take_columns
-from jobs.offline.key_inputs import key_codes, key_texts
+from jobs.offline.key_inputs import key_texts, refuse_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange
 
@@ -73,15 +74,8 @@ def read_future(spec: ModelSpec, file: str) -> Future:
         inputs = numbers_of(inputs_columns, "input", source, rules, file, rows.reason)
         for name, values in zip(inputs_columns, inputs, strict=True):
             reject(rows.reason, np.isnan(values), f"input {name}: missing")
-    bad = np.flatnonzero(rows.reason != None)  # noqa: E711 - elementwise
-    if len(bad):
-        at = int(bad[0])
-        key = ", ".join(str(source.columns[name][at].as_py()) for name in spec.key)
-        more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
-        raise UserError(
-            f"--future {file}: row {at + 1} (key {key}, {spec.time} {source.columns[spec.time][at].as_py()}): "
-            f"{rows.reason[at]}{more}; a forecast needs every input of every future row"
-        )
+    names = {"key": [source.columns[name] for name in spec.key], spec.time: [source.columns[spec.time]]}
+    refuse_rows(f"--future {file}", rows.reason, names, "a forecast needs every input of every future row")
     keys = [key_texts(source.columns[name]) for name in spec.key]
     return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
 
@@ -117,12 +111,8 @@ def steps_through(
     Raises:
         UserError: a row is there twice, or a wanted one is missing; it names key and time.
     """
-    size, known = len(last), len(future.time)
-    joined = [pa.concat_arrays([a, b]) for a, b in zip(keys, future.keys, strict=True)]
-    code = key_codes(joined, size + known)
-    place = np.full(int(code.max(initial=-1)) + 1, -1)
-    place[code[:size]] = np.arange(size)
-    key = place[code[size:]]
+    size = len(last)
+    key = find_places(future.keys, keys, len(future.time), size)
     after = np.flatnonzero((key >= 0) & (future.time > np.append(last, 0)[key]))
     order = after[np.lexsort((future.time[after], key[after]))]
     key, time = key[order], future.time[order]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +14,9 @@ from jobs.encoding import arrow
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source, reject
+from jobs.landing.values.keys import codes_of, find_places, join_codes
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.spec_columns import take_columns
-from jobs.specs.files import Files
 from jobs.specs.model_spec import ModelSpec
 
 REASON = "inputs: the file of inputs has no row for the key"
@@ -37,13 +37,8 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     names = [*(spec.inputs.key or spec.key), *spec.inputs.columns.values()]
-    source = read_all(file, spec.file_names(names), _without_columns(spec))
+    source = read_all(file, spec.file_names(names), spec.files.own_header())
     return checked_inputs(spec, take_columns(spec, source, names), file)
-
-
-def _without_columns(spec: ModelSpec) -> Files:
-    """Return what the spec says of a file of inputs: its header is its own."""
-    return spec.files.own_header()
 
 
 def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
@@ -63,19 +58,38 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     u = numbers_of(columns, "input", source, rules, file, reason)
     for name, values in zip(columns, u, strict=True):
         reject(reason, np.isnan(values), f"{name} is missing")
-    code = key_codes([key_texts(column) for column in keys], source.rows)
+    code = join_codes([np.zeros(source.rows, np.int64), *(codes_of(key_texts(one)) for one in keys)])
     seen = np.ones(source.rows, bool)
     seen[np.unique(code, return_index=True)[1]] = False
     reject(reason, seen, "the key is there twice")
-    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
-    if len(bad):
-        at = int(bad[0])
-        key = ", ".join(str(column[at].as_py()) for column in keys)
-        more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
-        raise UserError(
-            f"{file}: row {at + 1} (key {key}): {reason[at]}{more}; a key has one row, and every input is a number"
-        )
+    refuse_rows(file, reason, {"key": keys}, "a key has one row, and every input is a number")
     return FileInputs(keys, u)
+
+
+def refuse_rows(
+    file: str, reason: NDArray[np.object_], names: Mapping[str, Sequence[pa.Array]], need: str
+) -> None:
+    """Refuse a file of which some rows cannot be used.
+
+    Args:
+        file: as errors name it.
+        reason: (N,) why each row cannot be used; None: it can.
+        names: the columns by which errors name a row, by what they are.
+        need: what the rows have to be.
+
+    Raises:
+        UserError: there is such a row.
+    """
+    bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
+    if not len(bad):
+        return
+    at = int(bad[0])
+    row = ", ".join(
+        f"{what} {', '.join(str(column[at].as_py()) for column in columns)}"
+        for what, columns in names.items()
+    )
+    more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
+    raise UserError(f"{file}: row {at + 1} ({row}): {reason[at]}{more}; {need}")
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
@@ -110,15 +124,9 @@ def inputs_of(
     """
     assert spec.inputs is not None
     by = spec.inputs.key or spec.key
-    row_keys = [keys[spec.key.index(name)] for name in by]
-    known, size = table.u.shape[1], len(row_keys[0])
-    joined = [
-        pa.concat_arrays([key_texts(a), key_texts(b)]) for a, b in zip(table.keys, row_keys, strict=True)
-    ]
-    code = key_codes(joined, known + size)
-    place = np.full(int(code.max(initial=-1)) + 1, -1)
-    place[code[:known]] = np.arange(known)
-    at = place[code[known:]]
+    wanted = [key_texts(keys[spec.key.index(name)]) for name in by]
+    known = table.u.shape[1]
+    at = find_places(wanted, list(map(key_texts, table.keys)), len(wanted[0]), known)
     defaults = spec.inputs.defaults
     missing = np.full((len(spec.input_names), 1), 0.0)
     if defaults is not None:
@@ -131,13 +139,3 @@ def key_texts(column: pa.Array) -> pa.Array:
     """Return the values of a key column as texts."""
     texts = column.cast(pa.string())
     return arrow.compute().coalesce(texts, arrow.repeated("", len(texts)))  # `fill_null` imports pandas
-
-
-def key_codes(columns: Sequence[pa.Array], size: int) -> NDArray[np.int64]:
-    """Return codes (N,) that are equal where the texts of all columns are equal."""
-    code = np.zeros(size, np.int64)
-    for column in columns:
-        encoded = column.dictionary_encode()
-        part = arrow.to_numpy(encoded.indices).astype(np.int64)
-        code = np.unique(code * max(len(encoded.dictionary), 1) + part, return_inverse=True)[1]
-    return code.astype(np.int64, copy=False)

@@ -117,6 +117,19 @@ def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> Non
     ax.plot(time, line.mean, style, color=line.colour, linewidth=1.1, zorder=3, label=line.label)
 
 
+def fit_values(ax: Axes, measured: Floats, lines: list[Line]) -> None:
+    """Show all measurements and means, and bands as wide as most: a diffuse start has a band without end."""
+    known = np.concatenate(
+        [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
+    )
+    usual = [
+        float(np.median(line.deviation[np.isfinite(line.deviation)])) for line in lines if len(line.deviation)
+    ]
+    if len(known):
+        pad = max([0.1 * float(np.ptp(known)), *(2.2 * one for one in usual if np.isfinite(one))]) or 1.0
+        ax.set_ylim(known.min() - pad, known.max() + pad)
+
+
 def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:
     """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a correct model."""
     seen = np.isfinite(normalised)

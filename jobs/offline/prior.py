@@ -5,22 +5,22 @@ Parameters are taken from a snapshot, states never: each key starts from the ini
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
 from jobs.core.report import plural
 from jobs.encoding import arrow
+from jobs.encoding.key_texts import split_keys
 from jobs.landing.parsing import ParsedRows
-from jobs.snapshots.learned import KeyParameters, Learned, key_parameters
+from jobs.landing.values.keys import find_places
+from jobs.snapshots.learned import Learned, key_parameters
 from jobs.specs.model_spec import ModelSpec
-from kalman.filters.own_parameters import OwnParameters, own_parameters, with_own
+from kalman.filters.own_parameters import own_parameters, with_own
 from kalman.models.groups import GROUPS, begin_states
 from kalman.types import Filter
 
@@ -76,10 +76,11 @@ def prior_of(
     line = f"parameters of snapshot {learned.snapshot}"
     if spec.learn is None or spec.learn.scope not in ("group", "key"):
         return Prior(kernel, states, [line], data)
-    codes, firsts = np.unique(rows.key[rows.reason == None], return_index=True)  # noqa: E711 - elementwise
-    places = np.flatnonzero(rows.reason == None)[firsts]  # noqa: E711 - elementwise
-    texts = {name: columns[name].take(arrow.integers(places)).cast(pa.string()) for name in spec.key}
-    states[:, codes], known = own_begin(root, spec, learned, kernel, texts)
+    good = np.flatnonzero(rows.accepted)
+    codes, firsts = np.unique(rows.key[good], return_index=True)
+    places = good[firsts]
+    texts = [columns[name].take(arrow.integers(places)).cast(pa.string()) for name in spec.key]
+    states[:, codes], known = own_begin(root, spec, learned, kernel, texts, len(codes))
     by_group = spec.learn.scope == "group"
     whose = ("their group's", "those of all groups") if by_group else ("their own", "the population's")
     counts = {"keys_known": known, "keys_unknown": len(codes) - known}
@@ -88,30 +89,43 @@ def prior_of(
 
 
 def own_begin(
-    root: str, spec: ModelSpec, learned: Learned, kernel: Filter, texts: Mapping[str, pa.Array]
+    root: str, spec: ModelSpec, learned: Learned, kernel: Filter, texts: Sequence[pa.Array], size: int
 ) -> tuple[NDArray[np.float64], int]:
     """Return the states (size, K) in which keys begin with their group's or their own parameters, and for how many.
+
+    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
 
     Args:
         root: of the warehouse.
         spec: of the model.
         learned: parameters by group or by key.
         kernel: the filter with the pooled parameters, which the other keys have.
-        texts: the text of each key column of the K keys.
+        texts: of each key column of the K keys.
+        size: K; without key columns there is one key.
 
     Raises:
         UserError: the snapshot's rows cannot be read.
     """
-    # without key columns there is one key
-    codes = np.arange(len(texts[spec.key[0]]) if spec.key else 1)
-    states, own = kernel.initial(len(codes)), own_parameters(kernel)
     assert spec.learn is not None
+    states, own = kernel.initial(size), own_parameters(kernel)
     if spec.learn.scope == "group":
-        return states, _put_groups(spec, learned, codes, texts, states)
+        groups = learned.parameters.get(GROUPS)
+        if groups is None:
+            return states, 0
+        begin = begin_states(kalman.build, spec.definition(), learned.parameters)
+        mine = [texts[spec.key.index(name)] for name in groups["by"]]
+        known = [arrow.texts(values) for values in zip(*groups["values"], strict=True)]
+        at = find_places(mine, known, size, len(groups["values"]))
+        return begin[:, at], int((at >= 0).sum())  # the last state, at -1, is that of keys of no known group
     if not own.learned:
         return states, 0
-    stored = key_parameters(root, spec, learned, _width(own))
-    return _with_key_parameters(kernel, own, stored, codes, [texts[name] for name in spec.key], states)
+    stored = key_parameters(root, spec, learned, max(rows.stop for rows in own.rows.values()))
+    at = find_places(texts, split_keys(stored.keys, len(spec.key)), size, len(stored.keys))
+    found = np.flatnonzero(at >= 0)
+    field = stored.values[:, at[found]]
+    fixed = {name: field[own.rows[name]] for name in own.learned if name not in own.adapted}
+    states[:, found] = with_own(kernel, states[:, found], fixed)
+    return states, len(found)
 
 
 def _spec_lines(spec: ModelSpec, learned: Learned, asked: bool) -> list[str]:
@@ -124,58 +138,3 @@ def _spec_lines(spec: ModelSpec, learned: Learned, asked: bool) -> list[str]:
     lines = f"parameters: the spec's values, {learned.reason}"
     learns = "" if asked else f"; learn them with `kalman-pipeline pretrain --model {spec.name}`"
     return [lines + learns]
-
-
-def _width(own: OwnParameters) -> int:
-    return max(rows.stop for rows in own.rows.values())
-
-
-def _put_groups(
-    spec: ModelSpec,
-    learned: Learned,
-    codes: NDArray[np.int64],
-    texts: Mapping[str, pa.Array],
-    states: NDArray[np.float64],
-) -> int:
-    """Write the states in which the keys of known groups begin, in place; return how many keys these are."""
-    groups = learned.parameters.get(GROUPS)
-    if groups is None:
-        return 0
-    begin = begin_states(kalman.build, spec.definition(), learned.parameters)
-    place = {tuple(values): at for at, values in enumerate(groups["values"])}
-    columns = [texts[name].to_pylist() for name in groups["by"]]
-    at = np.array([place.get(values, -1) for values in zip(*columns, strict=True)], np.int64)
-    states[:, codes] = begin[:, at]  # the last column, -1, is that of keys of no known group
-    return int((at >= 0).sum())
-
-
-def _with_key_parameters(
-    kernel: Filter,
-    own: OwnParameters,
-    stored: KeyParameters,
-    codes: NDArray[np.int64],
-    texts: list[pa.Array],
-    states: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], int]:
-    """Return the states with the parameters of the keys that are stored, and how many these are.
-
-    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
-    """
-    index_in: Any = pc.index_in  # type: ignore[attr-defined]
-    if len(texts) == 1:
-        found = index_in(texts[0], value_set=stored.keys)
-        at = arrow.to_numpy(found, -1).astype(np.int64)
-    else:
-        place = {tuple(json.loads(key)): i for i, key in enumerate(stored.keys.to_pylist())}
-        columns = [column.to_pylist() for column in texts]
-        keys = (
-            zip(*columns, strict=True) if columns else [()] * len(codes)
-        )  # without key columns there is one key
-        at = np.array([place.get(values, -1) for values in keys], np.int64)
-    known = np.flatnonzero(at >= 0)
-    field = stored.values[:, at[known]]
-    fixed = [name for name in own.learned if name not in own.adapted]
-    states = states.copy()
-    part = with_own(kernel, states[:, codes[known]], {name: field[own.rows[name]] for name in fixed})
-    states[:, codes[known]] = part
-    return states, len(known)

@@ -1,14 +1,19 @@
-"""Which combination of the states a model measures, for pictures that show estimates over measurements."""
+"""How the states give what a model measures, for pictures that show estimates over measurements."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+import kalman
 from jobs.specs.model_spec import ModelSpec
 
+Floats = NDArray[np.float64]
 
-def measured_direction(spec: ModelSpec) -> NDArray[np.float64] | None:
+
+def measured_direction(spec: ModelSpec) -> Floats | None:
     """Return the first row of H (n,), None where it is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
@@ -21,3 +26,29 @@ def measured_direction(spec: ModelSpec) -> NDArray[np.float64] | None:
     except (TypeError, ValueError):
         return None
     return row if row.shape == (len(spec.states),) else None
+
+
+class Measuring(NamedTuple):
+    """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
+
+    H: Floats
+    offset: Floats
+
+
+def measuring(spec: ModelSpec) -> Measuring | None:
+    """Return how the states give the measurements; None where that depends on the row, or is not linear."""
+    kernel: Any = kalman.build(spec.definition())
+    try:
+        H = np.array(kernel.H, float)
+        offset = np.array(kernel.offset or np.zeros(len(H)), float)
+    except (AttributeError, TypeError, ValueError, kalman.ModelError):
+        return None
+    return Measuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
+
+
+def seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
+    """Return mean and variance (N,) of h x + offset, without the noise of measuring, of the states that h uses."""
+    used = np.flatnonzero(h)
+    part = covariance[:, used[:, None], used]
+    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
+        return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -176,3 +177,25 @@ def _check_node(node: yaml.Node, line: int, path: Path) -> None:
         )
     if isinstance(node, yaml.ScalarNode) and _UNFIT.search(node.value):
         raise YamlError("has a text with an escape that is no character", line, path=path)
+
+
+_PLAIN = re.compile(r"[^\W\d](?:[\w.]*\w)?")
+_NO_TEXTS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+"""Words that some reader of YAML takes for something else than a text."""
+
+
+def flow_text(value: Any) -> str:
+    """Return a value on one line, as every reader of YAML 1.1 and 1.2 reads it back."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow_text(name)}: {flow_text(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(flow_text, value))}]"
+    if isinstance(value, float):
+        text = repr(value)
+        return text.replace("e", ".0e") if "e" in text and "." not in text else text
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and value.casefold() not in _NO_TEXTS:
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in escaped) + '"'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,7 @@ def codes_of_keys(
     Raises:
         UserError: the type of a column cannot hold keys.
     """
-    codes = np.zeros(source.rows, dtype=np.int64)
-    count = 1
+    parts = [np.zeros(source.rows, np.int64)]
     for name in spec.key:
         column = source.columns[name]
         if any(is_kind(column.type) for is_kind in _NO_KEYS):
@@ -51,16 +50,48 @@ def codes_of_keys(
             )
         encoded = column.dictionary_encode()
         part = arrow.to_numpy(encoded.indices).astype(np.int64)
+        parts.append(part)
         bad = arrow.to_numpy(encoded.indices.is_null())
         if pa.types.is_string(column.type):
             bad |= np.array([text == "" for text in encoded.dictionary.to_pylist()] or [True])[part]
         elif pa.types.is_floating(column.type):
             bad |= np.isnan(arrow.to_numpy(column.cast(pa.float64()), math.nan))
         reject(reason, bad, f"key {name}: missing")
-        # Codes are made dense after every column, so that the product of the columns' sizes cannot overflow.
-        values, codes = np.unique(codes * max(len(encoded.dictionary), 1) + part, return_inverse=True)
-        count = len(values)
-    return codes.astype(np.int64, copy=False), count
+    codes = join_codes(parts)
+    return codes, int(codes.max(initial=-1)) + 1 if spec.key else 1
+
+
+def codes_of(column: pa.Array) -> Ints:
+    """Return codes (N,) from 0 of a column's values; a null is a value of its own."""
+    encoded = column.dictionary_encode()
+    return arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
+
+
+def join_codes(parts: Iterable[Ints]) -> Ints:
+    """Return codes (N,) from 0 that are equal where the codes (N,) of all parts, one at least, are equal."""
+    first, *others = parts
+    for part in others:
+        # Codes are dense after every part, so that the product of the parts' sizes cannot overflow.
+        first = np.unique(first * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
+    return first.astype(np.int64, copy=False)
+
+
+def find_places(
+    keys: Sequence[pa.Array], among: Sequence[pa.Array], size: int, known: int
+) -> NDArray[np.int64]:
+    """Return the place (N,) of each key among K known ones, -1 where it is none of them.
+
+    Args:
+        keys: the texts of each key column, N values each.
+        among: the same of the known keys, K values each.
+        size: N. Without key columns all keys are one.
+        known: K.
+    """
+    both = [codes_of(pa.concat_arrays([a, b])) for a, b in zip(among, keys, strict=True)]
+    code = join_codes([np.zeros(known + size, np.int64), *both])
+    place = np.full(int(code.max(initial=-1)) + 1, -1)
+    place[code[:known]] = np.arange(known)
+    return place[code[known:]]
 
 
 def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
@@ -74,14 +105,12 @@ def codes_of_ids(column: pa.Array, missing: NumberRules, what: str) -> Ints:
         return np.full(len(column), -1)
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):
         raise UserError(f"{what} holds {kind}; an id is text or a whole number")
-    encoded = column.dictionary_encode()
-    values = encoded.dictionary.to_pylist()
+    values, codes = arrow.distinct_values(column)
     absent = [
         value.strip(" ").casefold() in missing.texts if isinstance(value, str) else value in missing.numbers
         for value in values
     ]
-    codes = np.where(np.array(absent, bool), -1, np.arange(len(values)))
-    return np.append(codes, -1)[arrow.to_numpy(encoded.indices, len(values)).astype(np.int64)]
+    return np.where(np.array([*absent, True])[codes], -1, codes)
 
 
 def key_types_of(names: Sequence[str], schema: pa.Schema) -> KeyTypes:

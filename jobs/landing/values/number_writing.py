@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from jobs.encoding import arrow
 from jobs.specs.files import Files
+from jobs.specs.yaml_text import flow_text
 
 ABSENT = (
     *(
@@ -246,23 +246,10 @@ def _share(form: tuple[str, str | None], cores: Sequence[str]) -> float:
 
 def setting_text(changed: Mapping[str, Any]) -> str:
     """Return settings of `files` as they are written in a spec."""
-    return f"files: {{{', '.join(f'{name}: {_flow(value)}' for name, value in changed.items())}}}"
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_flow(name)}: {_flow(one)}" for name, one in value.items()) + "}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if not isinstance(value, str):
-        return json.dumps(value)
-    is_plain = re.fullmatch(r"[^\W\d]\w*", value) and value.casefold() not in _YAML
-    return value if is_plain else json.dumps(value, ensure_ascii=False)
-
-
-_YAML = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
+    words = {
+        word: int(value) if value == int(value) else value for word, value in changed.get("words", {}).items()
+    }
+    return f"files: {flow_text({**changed, 'words': words} if words else changed)}"
 
 
 class _Column(NamedTuple):

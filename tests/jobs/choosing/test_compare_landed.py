@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import yaml
 
 from jobs import compare, ingest
 from tests.jobs.support.pipeline import Pipeline
-
-pytestmark = pytest.mark.spark
 
 
 def test_landed_rows_rank_as_their_file_does(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 import pytest
 
 import kalman
-from jobs.choosing.columns import Given, Roles, find_roles
+from jobs.choosing.columns import Roles, Wishes, find_roles
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.model_finding import long_series
 from jobs.choosing.rhythm import find_rhythm, span
@@ -29,7 +28,7 @@ def table(folder: Path, **files: Any) -> Table:
 
 
 def roles(found: Table, **given: object) -> Roles:
-    return find_roles(found, UTC, Given(**given))  # type: ignore[arg-type]
+    return find_roles(found, Wishes(**given))  # type: ignore[arg-type]
 
 
 def noise(n: int, seed: int = 0) -> np.ndarray:
@@ -166,7 +165,7 @@ def test_what_is_no_measurement_says_why(tmp_path: Path) -> None:
 
 
 def keys(found: Table, *given: str) -> Keys:
-    return find_keys(found, roles(found, key=given), list(given), "series")
+    return find_keys(found, roles(found, key=given), Wishes(key=given))
 
 
 def test_the_key_is_a_column_or_the_files_name(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jobs import compare, filter, init
-from jobs.choosing.finding import Wishes
+from jobs.choosing.columns import Wishes
 from jobs.choosing.model_finding import find
 from jobs.choosing.ranking import Ranking, Score
 from jobs.choosing.spec_text import reason

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import filter, init
+from jobs.choosing.columns import Wishes
 from jobs.choosing.finding import left_out_texts, missing_values
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.missing_marks import name_marks
@@ -34,7 +35,7 @@ def write(folder: Path, frame: pd.DataFrame, name: str = "a") -> Path:
 def keys_in(*paths: Path) -> tuple[Table, Keys, list[str], list[str]]:
     table = read_table(list(paths))
     found = roles(table)
-    keys = find_keys(table, found, [], "series")
+    keys = find_keys(table, found, Wishes())
     return table, keys, [one.name for one in found.measurements], left_out_texts(table, found, keys)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.choosing.finding import Wishes
+from jobs.choosing.columns import Wishes
 from jobs.choosing.model_finding import find
 from jobs.choosing.table import Table
 from jobs.choosing.times import TimeColumn, time_of

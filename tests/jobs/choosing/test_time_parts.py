@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 
 from jobs import filter as filter_verb
 from jobs import init
-from jobs.choosing.columns import Given, Roles, find_roles
-from jobs.choosing.finding import Wishes, _refuse_time_apart, skeleton
+from jobs.choosing.columns import Roles, Wishes, find_roles
+from jobs.choosing.finding import _refuse_time_apart, skeleton
 from jobs.choosing.keys import Keys, find_keys
 from jobs.choosing.rhythm import find_rhythm, span
-from jobs.choosing.spec_text import _word
 from jobs.choosing.table import Table, read_table
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.specs.loading import load_spec
-from jobs.specs.yaml_text import parse
+from jobs.specs.yaml_text import flow_text, parse
 
 Frame = Any
 HOURS: Any = pd.date_range("2025-01-30", periods=240, freq="h")
@@ -47,9 +46,10 @@ def found(folder: Path, frame: Frame, **wishes: Any) -> tuple[Table, Roles, Keys
 
 def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
     table = read_table([path])
-    roles = find_roles(table, UTC, Given(wishes.get("time"), wishes.get("time_format")))
-    keys = find_keys(table, roles, [], "series")
-    _refuse_time_apart(table, roles, keys, Wishes(time=wishes.get("time")))
+    given = Wishes(wishes.get("time"), wishes.get("time_format"))
+    roles = find_roles(table, given)
+    keys = find_keys(table, roles, given)
+    _refuse_time_apart(table, roles, keys, given)
     known = roles.time.known
     rhythm = find_rhythm(keys.code[known], roles.time.micros[known])
     spec = skeleton(roles, keys, rhythm, Wishes())
@@ -312,5 +312,5 @@ def test_a_spec_is_written_and_read_by_filter(tmp_path: Path) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))
 def test_any_name_is_written_as_yaml_reads_it_back(name: str) -> None:
-    document = parse(f"a: {_word(name)}    # why\nb: [{_word(name)}, x]\n")
+    document = parse(f"a: {flow_text(name)}    # why\nb: [{flow_text(name)}, x]\n")
     assert document.value == {"a": name, "b": [name, "x"]}

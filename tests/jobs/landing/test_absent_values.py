@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs import filter, ingest
 from jobs.core.settings import Settings
-from jobs.landing.values.absent_values import absent_notes
+from jobs.landing.remarks import absent_notes
 from tests.jobs.landing.test_values import spec
 
 SPEC = """name: m

@@ -148,7 +148,7 @@ def test_every_dialect_gives_the_same_estimates(
     assert first["week"].tolist() == second["week"].tolist()
     said = " ".join(report.lines)
     assert ("fields separated by" in said) is (separator != ",")
-    assert ("no header, columns week, ppm" in said) is not header
+    assert ("no header: columns are called week, ppm" in said) is not header
     assert ("a comma before fractions" in said) is (decimal == ",")
 
 

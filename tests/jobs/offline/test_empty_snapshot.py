@@ -16,8 +16,7 @@ from deltalake import write_deltalake
 from jobs import filter as offline
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.offline.live_keys import live_keys
-from jobs.offline.snapshot_keys import snapshot_keys
+from jobs.offline.stored_keys import live_keys, snapshot_keys
 from jobs.specs.loading import load_spec
 from jobs.specs.model_spec import ModelSpec
 from tests.jobs.offline.test_learned_parameters import spec as spec_of
@@ -34,6 +33,9 @@ def settings(tmp_path: Path) -> Settings:
     settings = Settings.load(warehouse=str(root), models=models)
     made(settings, count=0)
     generation = {"generation": "g1", "model": "by_key", "status": "live", "snapshot_id": EMPTY}
+    generation |= {"model_version": 1, "fingerprint": "f", "checkpoint": "c", "partitions": 1, "blocks": 1}
+    generation |= {"start_position": '{"source": "delta", "table": "measurements/by_key", "version": 0}'}
+    generation |= {"parent": "g0", "parent_batch": 0, "owner": "one"}
     write(settings, "generations", [generation])
     names = pa.schema(
         [("key", pa.string()), ("generation", pa.string()), ("event_time", pa.timestamp("us", "UTC"))]

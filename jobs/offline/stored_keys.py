@@ -1,0 +1,260 @@
+"""Read the states of a snapshot's keys, or of a live stream's, to forecast from them. No Spark.
+
+Spark alone reads a stream's checkpoint. With `sinks: {latest: true}` the newest estimate of each key is in a table;
+where mean and covariance, or the filter's state beside them, are the whole state, forecasts follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+import kalman
+from jobs.core.errors import UserError
+from jobs.encoding import arrow
+from jobs.encoding.key_texts import split_keys
+from jobs.landing.raw_rows import Source
+from jobs.lineage.generations import live
+from jobs.offline.ahead import Keys
+from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
+from jobs.offline.prior import own_begin
+from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
+from jobs.specs.model_spec import ModelSpec
+from jobs.specs.sections import PRETRAINED
+from jobs.storage.table_rows import column_types, read_table, written_at
+from jobs.storage.tables import latest, measurements
+from jobs.storage.warehouse import Tables
+from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.state_layout import innermost, places
+from kalman.filters.state_output import OUTPUT, follows_from_moments
+from kalman.types import Filter
+
+Floats = NDArray[np.float64]
+
+_INTEGERS = ("byte", "short", "integer", "long")
+_COLUMNS = ("key", "event_time", "mean", "covariance", "flags", OUTPUT)
+_INSTEAD = (
+    "forecast into a table, which reads the state itself on Spark (leave out --output, or name a table)"
+)
+
+
+class StoredKeys(NamedTuple):
+    """Keys with a stored state: the filter, the values of each key column, and the keys as they are forecast.
+
+    snapshot: that they are of, or that their stream began from
+    generation: of a live stream, whose latest states these are; None: of the snapshot
+    """
+
+    kernel: Filter
+    columns: dict[str, pa.Array]
+    keys: Keys
+    snapshot: str
+    committed_at: datetime | None
+    position: dict[str, Any] | None
+    generation: str | None = None
+
+    @property
+    def newest(self) -> int:
+        """Microseconds of the newest row of any key."""
+        return int(self.keys.states.event_time.max())
+
+
+def snapshot_keys(
+    root: str, spec: ModelSpec, snapshot: str | None, wanted: Sequence[str], inputs: str | None
+) -> StoredKeys:
+    """Return keys of a snapshot with their states.
+
+    Args:
+        root: of the warehouse.
+        spec: of the model, as it was when the snapshot was made.
+        snapshot: its id; None: the newest good one of the spec.
+        wanted: keys as text; empty: all.
+        inputs: a file of the keys' inputs; None: their table.
+
+    Raises:
+        UserError: there is no such snapshot or key, or it cannot be read without Spark.
+    """
+    learned = learned_parameters(root, spec, snapshot)
+    manifest = learned.manifest
+    if manifest is None or snapshot == NONE:
+        raise UserError(
+            f"there is no state to forecast from: {learned.reason}; give the rows of a file with --input"
+        )
+    kernel = kalman.build(spec.definition(), learned.parameters)
+    rows = _sorted_by_key(
+        snapshot_rows(root, spec, learned, tuple(STATE), wanted),
+        *(spec, wanted, f"snapshot {manifest.snapshot_id}"),
+    )
+    if not rows.num_rows:
+        raise UserError(f"snapshot {manifest.snapshot_id} has no key: there is nothing to forecast from")
+    lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
+    parts = {
+        name: arrow.matrix(
+            lookup(rows["extras"], pa.scalar(name), "first").combine_chunks(), part.shape[0], name
+        )
+        for name, part in kernel.snapshot(kernel.initial(1))[2].items()
+    }
+    values = kernel.restore(*_moments(spec, rows), parts)
+    count = arrow.to_numpy(rows["state_index"].combine_chunks())
+    columns, keys = _with_inputs(root, spec, rows, values, count, inputs)
+    return StoredKeys(kernel, columns, keys, manifest.snapshot_id, manifest.committed_at, manifest.position)
+
+
+def live_keys(
+    root: str, spec: ModelSpec, wanted: Sequence[str], inputs: str | None
+) -> StoredKeys | str | None:
+    """Return keys of the live stream with their states; or the reason why they cannot be read; None: nothing is live.
+
+    Args:
+        root: of the warehouse.
+        spec: of the model.
+        wanted: keys as text; empty: all.
+        inputs: a file of the keys' inputs; None: their table.
+
+    Raises:
+        UserError: a wanted key has no state, or one that its latest estimate does not tell.
+    """
+    try:
+        generation = live(Tables(root), spec.name)
+        if generation is None:
+            return None
+        table, name = latest(spec.name), generation.generation
+        if not column_types(root, table):
+            return "it keeps no table of latest states; write sinks: {latest: true}"
+        learned = learned_parameters(root, spec, generation.snapshot_id)
+    except UserError as error:
+        return error.message
+    kernel = innermost(kalman.build(spec.definition(), learned.parameters))
+    why = _missing(spec, kernel, OUTPUT in column_types(root, table))
+    if why is not None:
+        return why
+    among = ("key", list(wanted)) if wanted else None
+    rows = read_table(root, table, _COLUMNS, {"generation": name}, None, among)
+    if rows is None:
+        rows = pa.table({"key": pa.nulls(0, pa.string())})
+    rows = _sorted_by_key(rows, spec, wanted, name)
+    _refuse_unsure(rows, name)
+    values = _live_values(root, spec, learned, kernel, rows)
+    count = np.ones(rows.num_rows, np.int64)
+    columns, keys = _with_inputs(root, spec, rows, values, count, inputs)
+    return StoredKeys(kernel, columns, keys, learned.snapshot, written_at(root, table), None, name)
+
+
+def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
+    """Return what the latest estimates of a model lack of the state, None: nothing."""
+    if not follows_from_moments(kernel):
+        lacks = "its estimates lack the filter's state, which they have with the section `forecast`"
+        return None if with_state else lacks
+    if spec.outputs.covariance != "full" and len(spec.states) > 1:
+        return "its estimates have variances alone; write outputs: {covariance: full}"
+    if spec.stream.new_keys == PRETRAINED and own_parameters(kernel).rows:
+        return "parameters of new keys are in its checkpoint alone"
+    return None
+
+
+def _sorted_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
+    """Return the rows ordered by key, of which every wanted one is there."""
+    there = rows["key"].to_pylist()
+    absent = [key for key in wanted if key not in set(there)]
+    if absent:
+        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
+        raise UserError(f"--key {absent[0]}: {where} has no state of it{several}")
+    return rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
+
+
+def _refuse_unsure(rows: pa.Table, generation: str) -> None:
+    """Refuse latest estimates of which one does not tell the state of its key."""
+    if not rows.num_rows:
+        raise UserError(
+            f"{generation} has no state yet, as it began without any and no row has come: there is nothing to forecast "
+            f"from; name a snapshot with --snapshot"
+        )
+    flagged = [one for one in rows.select(["key", "flags"]).to_pylist() if one["flags"] is not None]
+    if flagged:
+        raise UserError(
+            f"key {flagged[0]['key']}: its newest row was flagged ({flagged[0]['flags']}), so that the latest estimate "
+            f"does not tell the time of its state: {_INSTEAD}"
+        )
+
+
+def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, rows: pa.Table) -> Floats:
+    """Return the states (size, K) that the latest estimates tell."""
+    if not follows_from_moments(kernel):
+        column = rows[OUTPUT].combine_chunks()
+        if column.null_count:
+            at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+            raise UserError(
+                f"key {rows['key'][at].as_py()}: its latest estimate has no state of the filter, as it has had no row "
+                f"since: {_INSTEAD}"
+            )
+        return arrow.matrix(column, kernel.size, OUTPUT)
+    mean, covariance = _moments(spec, rows)
+    if not np.isfinite(covariance).all():
+        raise UserError(
+            f"a key's state is still diffuse, which its latest estimate does not tell: {_INSTEAD}"
+        )
+    values = kernel.from_moments(mean, covariance)
+    own = own_parameters(kernel)
+    if not own.rows or not learned.parameters:
+        return values
+    begin, _ = own_begin(root, spec, learned, kernel, _key_columns(spec, rows), rows.num_rows)
+    field = begin[places(kernel.fields)[FIELD]]
+    return with_own(kernel, values, {name: field[own.rows[name]] for name in own.learned})
+
+
+def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
+    """Return means (n, K) and covariances (n * n, K)."""
+    n = len(spec.states)
+    mean, covariance = (rows[name].combine_chunks() for name in ("mean", "covariance"))
+    return arrow.matrix(mean, n, "mean"), arrow.matrix(covariance, n * n, "covariance")
+
+
+def _with_inputs(
+    root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
+) -> tuple[dict[str, pa.Array], Keys]:
+    """Return the key columns in their types, and the keys with their inputs."""
+    time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
+    states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
+    names = _key_columns(spec, rows)
+    keys = Keys(names, states, _inputs(root, spec, names, len(time), inputs))
+    # The types of the measurements table: integers, else texts.
+    types = column_types(root, measurements(spec.name))
+    columns = {
+        name: texts.cast(pa.int64()) if types.get(name) in _INTEGERS else texts
+        for name, texts in zip(spec.key, names, strict=True)
+    }
+    return columns, keys
+
+
+def _key_columns(spec: ModelSpec, rows: pa.Table) -> list[pa.Array]:
+    """Return the texts of each key column."""
+    return split_keys(rows["key"].combine_chunks(), len(spec.key))
+
+
+def _inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], size: int, file: str | None) -> Floats:
+    """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN where a key has none."""
+    if spec.inputs is None:
+        if file is not None:
+            raise UserError(f"--inputs: {spec.name} takes none: omit the option")
+        return np.empty((0, size))
+    table = read_inputs(spec, file) if file is not None else _table(root, spec)
+    u, known = inputs_of(spec, table, names)
+    return np.where(known, u, np.nan)
+
+
+def _table(root: str, spec: ModelSpec) -> Any:
+    assert spec.inputs is not None
+    by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
+    name = spec.inputs_table
+    home, table = (root, name) if not name.startswith("/") else tuple(name.rstrip("/").rsplit("/", 1))
+    rows = read_table(home, table, [*by, *columns])
+    if rows is None:
+        raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
+    found = {one: rows[one].combine_chunks() for one in rows.column_names}
+    return checked_inputs(spec, Source(found, np.zeros(rows.num_rows, bool), rows.num_rows), name)
