@@ -34,7 +34,7 @@ from jobs.landing.values.absent_values import absent_in
 from jobs.landing.values.key_from_name import name_of
 from jobs.landing.values.rejected import clock_notes
 from jobs.landing.values.spec_columns import take_columns
-from jobs.landing.values.times import times_of_keys
+from jobs.landing.values.times import tell_passes
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -207,7 +207,9 @@ def _has_clock(table: Table, name: str) -> bool:
 def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> TimeColumn:
     """Return times with the hours that clocks repeat told apart within each key."""
     column = table.source.columns[time.name]
-    return time._replace(micros=times_of_keys(column, time.time_format, zone, keys.code, time.name).micros)
+    return time._replace(
+        micros=tell_passes(column, time.time_format, zone, keys.code, time.micros, time.known)[0]
+    )
 
 
 def _check_free(table: Table, name: str) -> None:

@@ -8,38 +8,82 @@ from datetime import UTC, datetime, tzinfo
 from functools import cache
 from typing import NamedTuple
 
-from jobs.core.time_counts import COUNTS, to_datetime, wall_us
-from jobs.core.times import COMPACT_FORMATS, UNIT_US, USUAL_FORMATS, TimeParser
+from jobs.core.time_counts import COUNTS, UNIT_US, to_datetime, wall_us
+from jobs.core.times import TimeParser
 
-EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
-_LIKELY = (
-    *(
-        "spreadsheet_days",
-        "epoch_days",
-        "julian_days",
-        "matlab_days",
-        "modified_julian_days",
-        "decimal_years",
-    ),
-    *(
-        "windows_filetime",
-        "dotnet_ticks",
-        "webkit_microseconds",
-        "sas_seconds",
-        "sas_days",
-        "stata_milliseconds",
-    ),
-    *(
-        "cocoa_seconds",
-        "gps_seconds",
-        "ntp_seconds",
-        "labview_seconds",
-        "spss_seconds",
-        "python_ordinal_days",
-    ),
-    *("spreadsheet_days_1904", "epoch_minutes", "epoch_hours"),
+_CLOCKS = (
+    "",
+    " %H:%M:%S",
+    " %H:%M",
+    "T%H:%M:%S",
+    " %I:%M:%S %p",
+    " %I:%M %p",
+    ", %H:%M:%S",
+    ", %I:%M:%S %p",
+    " %H:%M:%S %Z",
+    "-%H:%M:%S",
+    ":%H:%M:%S",
 )
-"""Counts in the order in which they are probable where several fit."""
+_DATES = (
+    *(
+        "%Y-%m-%d",
+        "%Y/%m/%d",
+        "%Y.%m.%d",
+        "%d.%m.%Y",
+        "%d/%m/%Y",
+        "%m/%d/%Y",
+        "%d-%m-%Y",
+        "%m-%d-%Y",
+        "%Y%m%d",
+    ),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%y/%m/%d"),
+)
+_NAMED = (
+    *(
+        "%d-%b-%Y",
+        "%d %b %Y",
+        "%d/%b/%Y",
+        "%b-%d-%Y",
+        "%b %d, %Y",
+        "%b %d %Y",
+        "%Y %b %d",
+        "%Y-%b-%d",
+        "%d%b%Y",
+    ),
+    *("%d-%b-%y", "%d %b %y", "%a %d %b %Y", "%a, %d %b %Y", "%a, %b %d, %Y", "%a %b %d %Y"),
+)
+USUAL_FORMATS = (
+    *(f"{date}{clock}" for date in (*_DATES, *_NAMED) for clock in _CLOCKS),
+    *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %Z %Y"),
+    *("%d%b%Y:%H:%M:%S", "%d%b%y:%H:%M:%S", "%H:%M:%S %d.%m.%Y", "%H:%M %d.%m.%Y"),
+    *("%b %Y", "%b-%Y", "%Y %b", "%b-%y", "%b %y", "%m/%Y", "%m.%Y", "%Y/%m"),
+    *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
+    *(
+        "%Y%m%d%H%M%S",
+        "%Y%m%d%H%M",
+        "%Y%m%d%H",
+        "%Y%m%dT%H%M%S%z",
+        "%Y%m%dT%H%M%S",
+        "%Y%m%d-%H%M%S",
+        "%Y%m%d_%H%M%S",
+    ),
+    *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
+    *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
+)
+"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
+COMPACT_FORMATS = {
+    4: ("%Y",),
+    6: ("%y%m%d", "%Y%m"),
+    7: ("%Y%j",),
+    8: ("%Y%m%d",),
+    10: ("%y%m%d%H%M", "%Y%m%d%H"),
+    12: ("%Y%m%d%H%M", "%y%m%d%H%M%S"),
+    14: ("%Y%m%d%H%M%S",),
+    17: ("%Y%m%d%H%M%S%f",),
+}
+"""Formats of digits alone, by the number of digits."""
+EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
+_OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # which are sas_days
 EARLY_US = 94_694_400_000_000
 """Three years: nearer to its beginning hardly any count is, and all numbers of too small a unit are."""
 _RECENT_US = wall_us(datetime(1990, 1, 1))
@@ -74,7 +118,7 @@ def forms_of(low: float, high: float) -> list[str]:
     """
     now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
     found: list[tuple[int, int, str]] = []
-    for place, form in enumerate((*EPOCHS, *_compact(low, high), *_LIKELY)):
+    for place, form in enumerate((*EPOCHS, *_compact(low, high), *_OTHER_COUNTS)):
         ends = [one for one in (_micros(form, low), _micros(form, high)) if one is not None]
         if len(ends) < 2 or not _is_plausible(form, low, min(ends), max(ends)):
             continue
@@ -129,7 +173,7 @@ def numbers_remedy(first: float | None) -> str:
         return f"{first} may be {named(readings)}: {setting} these"
     return (
         f"{setting} epoch_seconds (10 digits today), epoch_milliseconds (13), epoch_microseconds (16), "
-        f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_LIKELY[1:])}"
+        f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_OTHER_COUNTS[1:])}"
     )
 
 

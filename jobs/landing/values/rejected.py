@@ -9,7 +9,6 @@ from datetime import UTC
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from jobs.core.clock_changes import repeats_between
 from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
@@ -17,9 +16,10 @@ from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, nam
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.shapes.row_shapes import shape_cause
+from jobs.landing.values.clock_changes import ClockChanges, repeats_between
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_writing import setting_of, setting_text
-from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
+from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
