@@ -25,19 +25,9 @@ _CLOCKS = (
     ":%H:%M:%S",
 )
 _DATES = (
-    *(
-        "%Y-%m-%d",
-        "%Y/%m/%d",
-        "%Y.%m.%d",
-        "%d.%m.%Y",
-        "%d/%m/%Y",
-        "%m/%d/%Y",
-        "%d-%m-%Y",
-        "%m-%d-%Y",
-        "%Y%m%d",
-    ),
-    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%y/%m/%d"),
-)
+    "%Y-%m-%d %Y/%m/%d %Y.%m.%d %d.%m.%Y %d/%m/%Y %m/%d/%Y %d-%m-%Y %m-%d-%Y %Y%m%d "
+    "%d.%m.%y %d/%m/%y %m/%d/%y %d-%m-%y %m-%d-%y %y-%m-%d %y/%m/%d"
+).split()
 _NAMED = (
     *(
         "%d-%b-%Y",
@@ -58,15 +48,7 @@ USUAL_FORMATS = (
     *("%d%b%Y:%H:%M:%S", "%d%b%y:%H:%M:%S", "%H:%M:%S %d.%m.%Y", "%H:%M %d.%m.%Y"),
     *("%b %Y", "%b-%Y", "%Y %b", "%b-%y", "%b %y", "%m/%Y", "%m.%Y", "%Y/%m"),
     *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
-    *(
-        "%Y%m%d%H%M%S",
-        "%Y%m%d%H%M",
-        "%Y%m%d%H",
-        "%Y%m%dT%H%M%S%z",
-        "%Y%m%dT%H%M%S",
-        "%Y%m%d-%H%M%S",
-        "%Y%m%d_%H%M%S",
-    ),
+    *"%Y%m%d%H%M%S %Y%m%d%H%M %Y%m%d%H %Y%m%dT%H%M%S%z %Y%m%dT%H%M%S %Y%m%d-%H%M%S %Y%m%d_%H%M%S".split(),
     *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
     *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
 )
@@ -94,7 +76,8 @@ _RARE = ("epoch_minutes", "epoch_hours")
 _FEWEST_DAYS = 10_000
 """Smaller numbers are years, or days from another day, rather than days from the beginnings of programs."""
 _OLD_US, _FAR_US = wall_us(datetime(1900, 1, 1)), wall_us(datetime(2103, 1, 1))
-_DATE_YEARS = wall_us(datetime(1500, 1, 1)), wall_us(datetime(2200, 1, 1))
+YEARS = (1500, 2200)
+"""Years that dates written as digits may have."""
 _PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
 _MOST = 4
 """Readings that a sentence names."""
@@ -133,13 +116,18 @@ def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
     """Tell if numbers from `low` on may be times from `first` to `last` in a format."""
     count = COUNTS.get(form)
     if count is None:
-        return _DATE_YEARS[0] <= first and last <= _DATE_YEARS[1]
+        return YEARS[0] <= to_datetime(first).year and to_datetime(last).year < YEARS[1]
     earliest = _OLD_US
     if not count.is_years:
         earliest = max(earliest, count.origin + EARLY_US)
         if count.micros == UNIT_US["day"] and low < _FEWEST_DAYS:
             return False
     return earliest <= first and last <= _FAR_US
+
+
+def lacks_date(text: str) -> bool:
+    """Tell if a text begins with a time of day, so that a date may stand in another column."""
+    return re.match(r"\s*[0-9]{1,2}:[0-9]{2}(?![0-9])", text) is not None
 
 
 def readings_of(text: str) -> list[TimeReading]:

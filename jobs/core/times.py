@@ -13,17 +13,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.core.time_counts import (
-    EPOCH_DAY,
-    MAX_US,
-    MIN_US,
-    UNIT_US,
-    Count,
-    count_of,
-    count_us,
-    to_datetime,
-    wall_us,
-)
+from jobs.core.time_counts import EPOCH_DAY, MAX_US, MIN_US, UNIT_US, count_of, count_us, to_datetime, wall_us
 
 AVAILABLE_NOW = "available-now"
 

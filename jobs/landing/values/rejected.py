@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
-from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, named, readings_of
+from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, lacks_date, named, readings_of
 from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.shapes.row_shapes import shape_cause
@@ -197,7 +197,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
         return f"{unit if found.form in COUNTS else f'it reads as {found.form}'}; {setting}"
     if re.fullmatch(r"[0-9]{4}", value):
         return f'a year alone; write a date, such as {value}-01-01, or set time_format: "%Y" in the spec'
-    if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", value):
+    if lacks_date(value):
         return "a time of day without a date; write both, such as 2024-01-31 17:05"
     if re.fullmatch(r"[0-9][.,]?[0-9]*[eE][+]?[0-9]+", value):
         return "a spreadsheet has rounded the number; save its column with all digits"

@@ -71,7 +71,7 @@ def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], for
         f"{time}Z" if has_zone else time for time, has_zone in zip(written, zoned.tolist(), strict=True)
     ]
     bad = np.flatnonzero(present & ~valid)
-    shown = {part: _texts(column.take(arrow.integers(bad))) for part, column in columns.items()}
+    shown = {part: as_texts(column.take(arrow.integers(bad))) for part, column in columns.items()}
     for at, place in enumerate(bad.tolist()):
         texts[place] = ", ".join(f"{names[part]}={shown[part][at]}" for part in columns)
     for place in np.flatnonzero(~present).tolist():
@@ -105,17 +105,17 @@ def distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
     """Return the distinct values as trimmed texts, and each row's place among them; "" stands for a missing value."""
     is_number = arrow.is_number(column.type)
     if pa.types.is_nested(column.type):
-        column = arrow.texts(_texts(column))
+        column = arrow.texts(as_texts(column))
     values, places = arrow.distinct_values(column)
     if is_number:
         return [*("" if value != value else digits_of(value) for value in values), ""], places
     return [*(str(value).strip() for value in values), ""], places
 
 
-def _texts(column: pa.Array) -> list[str | None]:
-    """Return values as texts; a whole number without a fraction."""
+def as_texts(column: pa.Array) -> list[str]:
+    """Return values as texts; a whole number without a fraction, a missing value as ""."""
     write = digits_of if arrow.is_number(column.type) else str
-    return [None if value is None else write(value) for value in column.to_pylist()]
+    return ["" if value is None else write(value) for value in column.to_pylist()]
 
 
 def _are_present(column: pa.Array) -> Bools:
