@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
+from datetime import UTC
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -22,7 +22,6 @@ from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import column_within_times, shows_clock
-from jobs.choosing.times import TimeColumn
 from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
@@ -34,7 +33,6 @@ from jobs.landing.values.absent_values import absent_in
 from jobs.landing.values.key_from_name import name_of
 from jobs.landing.values.rejected import clock_notes
 from jobs.landing.values.spec_columns import take_columns
-from jobs.landing.values.times import tell_passes
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -114,15 +112,14 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
         roles = _without_attributes(roles, keys, wishes)
         measurements, marked = name_marks(roles.measurements, keys.code)
         roles = roles._replace(measurements=measurements)
-        if zone is not UTC and not roles.time.parts:
-            roles = roles._replace(time=_in_passes(table, roles.time, keys, zone))
-        rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with phase("rows"):
         measured = [one.name for one in measurements]
         files = table.numbers.added_to(table.written, measured)
-        spec = skeleton(roles, keys, rhythm, wishes, files)
+        spec = skeleton(roles, keys, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
+        rhythm = find_rhythm(keys.code[roles.time.known], parsed.time[roles.time.known])
+        spec = spec.model_copy(update={"time_unit": rhythm.unit})
     clocks = [note.removeprefix("note: ") for note in clock_notes(spec, parsed.clocks)]
     notes += [*marked, *absent_in(spec, parsed, table.files), *clocks, *left_out_texts(table, roles, keys)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
@@ -204,14 +201,6 @@ def _has_clock(table: Table, name: str) -> bool:
     return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
 
 
-def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> TimeColumn:
-    """Return times with the hours that clocks repeat told apart within each key."""
-    column = table.source.columns[time.name]
-    return time._replace(
-        micros=tell_passes(column, time.time_format, zone, keys.code, time.micros, time.known)[0]
-    )
-
-
 def _check_free(table: Table, name: str) -> None:
     if name.casefold() in {one.casefold() for one in (*table.source.columns, *table.partial)}:
         raise UserError(
@@ -221,7 +210,7 @@ def _check_free(table: Table, name: str) -> None:
         raise UserError(f"--key-from-name {name}: use letters, digits and _, beginning with a letter")
 
 
-def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Files = ANY) -> ModelSpec:
+def skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
     """Return a spec with the columns that were found, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
@@ -234,7 +223,6 @@ def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Fi
             "key": keys.columns,
             "key_from_name": keys.from_name,
             "time": roles.time.written,
-            "time_unit": rhythm.unit,
             "time_zone": wishes.time_zone,
             "time_format": roles.time.time_format,
             "missing_values": missing_values(roles),

@@ -20,7 +20,7 @@ from jobs.encoding import arrow
 from jobs.landing.values.clock_changes import Bools, ClockChanges, Ints, settle
 from jobs.specs.model_spec import ModelSpec
 
-PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
+_PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
 """Why a time that can be read is rejected."""
 _AHEAD = timezone(timedelta(hours=1))
@@ -55,27 +55,14 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
         unknown = np.flatnonzero(~known)
         texts = column.take(arrow.integers(unknown)).to_pylist()
         missing[unknown] |= np.array([not text for text in texts], bool)
-    micros, clocks = tell_passes(column, form, zone, key, micros, known)
-    return Times(micros, known, missing, clocks)
-
-
-def tell_passes(
-    column: pa.Array, time_format: str | None, zone: tzinfo, key: Ints, micros: Ints, known: Bools
-) -> tuple[Ints, ClockChanges]:
-    """Return times with repeated hours told apart within each key, and how local times met changes of the clocks.
-
-    Args:
-        column, time_format, zone: as of `read_times`.
-        key: (N,) codes of the rows' keys.
-        micros, known: what `read_times` returned.
-    """
 
     def walls(rows: Ints) -> tuple[Ints, Bools]:
         taken = column.take(arrow.integers(rows))
-        here, ahead = (read_times(taken, time_format, one, "the time")[0] for one in (UTC, _AHEAD))
+        here, ahead = (read_times(taken, form, one, "the time")[0] for one in (UTC, _AHEAD))
         return here, here != ahead  # a time with an offset of its own is the same in every zone
 
-    return settle(zone, micros, known, key, walls)
+    micros, clocks = settle(zone, micros, known, key, walls)
+    return Times(micros, known, missing, clocks)
 
 
 def after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
@@ -136,7 +123,7 @@ def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> t
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
-        matched = pc.match_substring_regex(column, f"^{PLAIN_TIME}{_OF_UTC}?$")
+        matched = pc.match_substring_regex(column, f"^{_PLAIN_TIME}{_OF_UTC}?$")
         plain = arrow.to_numpy(matched, False)
         cut = pc.utf8_rtrim(pc.utf8_replace_slice(column, 10, 11, " "), characters=" CGMTUZ")
         try:

@@ -52,7 +52,7 @@ def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
     _refuse_time_apart(table, roles, keys, Wishes(time=wishes.get("time")))
     known = roles.time.known
     rhythm = find_rhythm(keys.code[known], roles.time.micros[known])
-    spec = skeleton(roles, keys, rhythm, Wishes())
+    spec = skeleton(roles, keys, Wishes())
     assert spec.file_names([spec.time]) == [*roles.time.columns]
     return table, roles, keys, span(rhythm.step)
 
