@@ -7,11 +7,9 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +23,7 @@ from jobs.choosing.time_parts import column_within_times, shows_clock
 from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
+from jobs.core.times import zone_of
 from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.parsing import ParsedRows, parse
@@ -100,7 +99,7 @@ def find_columns(input: str, table: Table, wishes: Wishes, phase: Phases) -> Col
     Raises:
         UserError: there is no time or measurement, or a wish that cannot be met.
     """
-    zone = UTC if wishes.time_zone == "UTC" else ZoneInfo(wishes.time_zone)
+    zone = zone_of(wishes.time_zone)
     with phase("columns"):
         given = Given(wishes.time, wishes.time_format, tuple(wishes.measurement), tuple(wishes.key))
         table = as_long(table, given)

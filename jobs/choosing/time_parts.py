@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, tzinfo
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +25,17 @@ _MARKED = re.compile(r"[:h]|[.].*[.]")
 """What a time of day has that no number has."""
 _HAS_CLOCK = re.compile(r"\b[0-9]{1,2}:[0-9]{2}\b")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
-_DATE_DIGITS = ("%Y%m%d", "spreadsheet_days")
-"""How dates are written as numbers beside a time of day."""
 LONGEST_DAY = 1500
 """Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
 FEW = 0.01
 """Share of rows that may repeat key, time and number of another."""
+
+
+class DateForm(NamedTuple):
+    """How a date beside a time of day is written, without a format in ISO 8601 or as eight digits; and a doubt."""
+
+    time_format: str | None = None
+    note: str | None = None
 
 
 def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
@@ -44,7 +50,10 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
         raise UserError(f"--time {','.join(columns)}: {error}") from error
     if len(columns) == 2 and "time" in parts and clock_part(table, parts["time"]) == "hour":
         parts = {"date": parts["date"], "hour": parts["time"]}
-    found = _combined(table, parts, zone, time_format)
+    date = (
+        _date_form(table, parts["date"], is_given=True) if "date" in parts and time_format is None else None
+    )
+    found = _combine(table, parts, zone, date or DateForm(time_format))
     if found is None:
         raise UserError(
             f"--time {','.join(columns)}: the columns make a time in too few rows; give the format of the date with "
@@ -55,8 +64,11 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
 
 def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
     """Return the time that several columns make together; None if none do."""
-    found = (_combined(table, parts, zone, time_format) for parts in _candidates(table))
-    return next((one for one in found if one is not None), None)
+    for parts, date in _candidates(table):
+        found = _combine(table, parts, zone, date if time_format is None else DateForm(time_format))
+        if found is not None:
+            return found
+    return None
 
 
 def clock_part(table: Table, name: str) -> str | None:
@@ -73,8 +85,10 @@ def clock_part(table: Table, name: str) -> str | None:
     if named is None or not is_clock:
         return None
     numbers = whole_numbers(column)
-    if named in ("minute", "second") or numbers is None:
-        return named if named not in ("hour", "hhmm") and _can_be(texts, named) else None
+    if named in ("minute", "second") or named == "time" and numbers is None:
+        return named if _can_be(texts, named) else None
+    if numbers is None:
+        return None
     if named != "hhmm" and (named == "hour" or numbers.max() <= 24) and _can_be(texts, "hour"):
         return "hour"
     return "hhmm" if (named == "hhmm" or numbers.max() >= 100) and _can_be(texts, "hhmm") else None
@@ -91,7 +105,7 @@ def shows_clock(table: Table, name: str) -> bool:
 def _can_be(texts: Sequence[str], part: str) -> bool:
     """Tell if nearly all of some texts are read as a part of a time."""
     if part in CLOCK_PARTS:
-        return _are_most(texts, lambda text: CLOCK_PARTS[part](text.strip()))
+        return _are_most(texts, lambda text: time_of_day(text.strip(), part))
     rest = {"year": "2000", "month": "1"}
     return _are_most(texts, lambda text: date_us({**rest, part: text.strip()}))
 
@@ -153,30 +167,25 @@ def column_within_times(
     return None
 
 
-def _candidates(table: Table) -> Iterator[dict[str, str]]:
-    """Yield columns that may make a time together, by parts: those with a time of day first."""
+def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
+    """Yield columns that may make a time together, by parts, and how the date is written: times of day come first."""
     names = list(table.source.columns)
     clocks = {name: part for name in names if (part := clock_part(table, name)) is not None}
-    dates = sorted(
-        (name for name in names if _is_date(table, name)), key=lambda name: HINT.search(name) is None
-    )
-    days = list(_days(table))
-    for date in (*({"date": name} for name in dates), *days):
-        rest = {
-            name: part for name, part in clocks.items() if name not in date.values() and _varies(table, name)
-        }
+    dates = {name: form for name in names if (form := _date_form(table, name)) is not None}
+    days = [(parts, DateForm()) for parts in _days(table)]
+    hinted = sorted(dates, key=lambda name: HINT.search(name) is None)
+    for date, form in (*(({"date": name}, dates[name]) for name in hinted), *days):
+        rest = [name for name in clocks if name not in date.values() and _varies(table, name)]
         for wanted in ("time", "hhmm", "hour"):
-            name = next((name for name, part in rest.items() if part == wanted), None)
+            name = next((name for name in rest if clocks[name] == wanted), None)
             if name is None:
                 continue
             parts = {**date, wanted: name}
-            if wanted == "hour":
-                for smaller in ("minute", "second"):
-                    inner = next((name for name, part in clocks.items() if part == smaller), None)
-                    if inner is None:
-                        break
+            for larger, smaller in (("hour", "minute"), ("minute", "second")):
+                inner = next((name for name, part in clocks.items() if part == smaller), None)
+                if larger in parts and inner is not None:
                     parts[smaller] = inner
-            yield parts
+            yield parts, form
     yield from days
 
 
@@ -198,55 +207,39 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
             return
 
 
-def _is_date(table: Table, name: str) -> bool:
-    """Tell if a column has dates, with one time of day in all of its rows."""
+def _date_form(table: Table, name: str, is_given: bool = False) -> DateForm | None:
+    """Return how a column's dates are written; None if it has none.
+
+    is_given: the user says that it has dates, so its name need not look like it, and its times of day may differ.
+    """
     column = table.source.columns[name]
     numbers = whole_numbers(column)
     if numbers is not None:
-        named = part_of_time(name) == "date" or HINT.search(name) is not None
-        return named and _digits_form(numbers) is not None
-    if arrow.is_number(column.type):
-        return False
-    found = time_of(table, name, UTC)
-    return isinstance(found, TimeColumn) and len(np.unique(found.micros[found.known] % UNIT_US["day"])) == 1
-
-
-def _digits_form(numbers: NDArray[np.float64]) -> str | None:
-    """Return the format of numbers that may be dates beside a time of day, or None."""
-    return next((form for form in forms_of(*usual_range(numbers)) if form in _DATE_DIGITS), None)
-
-
-def _form_of(table: Table, parts: Mapping[str, str]) -> tuple[str | None, str | None]:
-    """Return the format of the date among the parts of a time, and a doubt to tell of.
-
-    No format stands for ISO 8601, or eight digits.
-    """
-    if "date" not in parts:
-        return None, None
-    numbers = whole_numbers(table.source.columns[parts["date"]])
-    if numbers is not None:
-        form = _digits_form(numbers)
-        return (None if form == "%Y%m%d" else form), None
-    found = time_of(table, parts["date"], UTC, is_given=True)
-    return (found.time_format, found.note) if isinstance(found, TimeColumn) else (None, None)
+        if not is_given and part_of_time(name) != "date" and HINT.search(name) is None:
+            return None
+        fitting = forms_of(*usual_range(numbers))
+        if "%Y%m%d" in fitting:
+            return DateForm()
+        return DateForm("spreadsheet_days") if "spreadsheet_days" in fitting else None
+    if arrow.is_number(column.type) and not is_given:
+        return None
+    found = time_of(table, name, UTC, is_given=is_given)
+    if isinstance(found, str):
+        return None
+    is_day = len(np.unique(found.micros[found.known] % UNIT_US["day"])) == 1
+    return DateForm(found.time_format, found.note) if is_given or is_day else None
 
 
 def _varies(table: Table, name: str) -> bool:
     return len(table.source.columns[name].drop_null().unique()) > 1
 
 
-def _combined(
-    table: Table, parts: dict[str, str], zone: tzinfo, time_format: str | None
-) -> TimeColumn | None:
-    """Return the time that columns make together; None if they make one in too few rows.
-
-    time_format: that the user says the date is in; None: find it.
-    """
-    form, note = _form_of(table, parts) if time_format is None else (time_format, None)
+def _combine(table: Table, parts: dict[str, str], zone: tzinfo, date: DateForm) -> TimeColumn | None:
+    """Return the time that columns make together; None if they make one in too few rows."""
     columns = {part: table.source.columns[name] for part, name in parts.items()}
-    combined = combine_times(columns, parts, form)
+    combined = combine_times(columns, parts, date.time_format)
     micros, known = read_times(combined, None, zone, "time")
     present = ~arrow.to_numpy(combined.is_null())
     if not present.any() or known[present].mean() < ENOUGH:
         return None
-    return TimeColumn("time", form, micros, known, note, parts)
+    return TimeColumn("time", date.time_format, micros, known, date.note, parts)

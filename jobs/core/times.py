@@ -7,10 +7,11 @@ their own are read by the same rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from jobs.core.errors import UserError
 from jobs.core.time_counts import EPOCH_DAY, MAX_US, MIN_US, UNIT_US, count_of, count_us, to_datetime, wall_us
@@ -86,22 +87,35 @@ _ISO = (
     f"(?:(?:[Tt]| {{1,2}}){_clock(':')})?"
 )
 """ISO 8601, and what is written like it: AM and PM, a comma before fractions, UTC, months and quarters."""
-_TIME_OF_DAY = re.compile(f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*{_clock(':.h')}")
-"""A time of day, which spreadsheets may write with the day from which they count."""
-_DIGITS_OF_DAY = re.compile("(?P<hour>[0-9]{1,2})(?P<minute>[0-9]{2})(?P<second>[0-9]{2})?")
-_PART_OF_DAY = re.compile(r"0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?")
-_NUMBER = re.compile("[0-9]+(?:[.][0-9]*)?")
+_WHOLE = "(?:[.]0*)?"
+"""A number may be written with a fraction of zeros."""
 DATE_PARTS: Mapping[str, re.Pattern[str]] = {
-    part: re.compile(f"{pattern}(?:[.]0*)?")
-    for part, pattern in (
-        ("year", f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO}))"),
-        ("quarter", "(?:[Qq] *)?(?P<quarter>[1-4])"),
-        ("month", f"(?P<month>{_TWO}|{_MONTH_NAME})"),
-        ("day", f"(?P<day>{_TWO})"),
-        ("day_of_year", "(?P<day_of_year>[0-9]{1,3})"),
-    )
+    "year": re.compile(f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO})){_WHOLE}"),
+    "quarter": re.compile(f"(?:[Qq] *)?(?P<quarter>[1-4]){_WHOLE}"),
+    "month": re.compile(f"(?P<month>{_TWO}|{_MONTH_NAME}){_WHOLE}"),
+    "day": re.compile(f"(?P<day>{_TWO}){_WHOLE}"),
+    "day_of_year": re.compile(f"(?P<day_of_year>[0-9]{{1,3}}){_WHOLE}"),
 }
 """How the parts of a date are written in columns of their own."""
+_DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"
+_MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_clock(':.h')}"
+"""A time of day that is no mere number; spreadsheets may write it with the day from which they count."""
+_DIGITS = f"(?P<hour>{_TWO})(?P<minute>[0-9]{{2}})(?P<second>[0-9]{{2}})?{_WHOLE}"
+_HOUR, _MINUTE = f"(?P<hour>{_TWO})", f"(?P<minute>{_TWO}){_WHOLE}"
+CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
+    part: tuple(map(re.compile, patterns))
+    for part, patterns in (
+        (
+            "time",
+            (_DAY_PART, _MARKED_CLOCK, _DIGITS, f"(?P<hour>00?){_WHOLE}"),
+        ),  # 5 may be an hour or minutes
+        ("hhmm", (_DAY_PART, _MARKED_CLOCK, _DIGITS, _MINUTE)),
+        ("hour", (f"{_HOUR}(?:00)?{_WHOLE}", f"(?=.*:){_MARKED_CLOCK}")),
+        ("minute", (_MINUTE,)),
+        ("second", ("(?P<seconds>[0-5]?[0-9](?:[.][0-9]*)?)",)),
+    )
+}
+"""How the parts of a time of day are written in columns of their own, of which it is the sum: the first that fits."""
 
 
 _Parts = Mapping[str, str | None]
@@ -267,58 +281,22 @@ def date_us(texts: Mapping[str, str]) -> int | None:
     return _wall_us(parts)
 
 
-def time_of_day(text: str, is_compact: bool = False) -> TimeOfDay | None:
-    """Return the time of day that a trimmed text is: a clock, digits such as 1730, or a part of the day; else None.
+def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
+    """Return the time of day, or the part of it, that a trimmed text is in a column of its own; None if it is none.
 
-    is_compact: 5 and 15 are minutes after 0:00, as in a column of HHMM; else they may be hours, and are none.
+    part: what the column has, of `CLOCK_PARTS`.
     """
-    if _PART_OF_DAY.fullmatch(text):
-        return TimeOfDay(round(float(text) * UNIT_US["day"] / 1000) * 1000)  # as days of a spreadsheet
-    match = _TIME_OF_DAY.fullmatch(text)
-    if match is None or match["minute"] is None and match["half"] is None:
-        digits = re.sub("[.]0*$", "", text)
-        if not is_compact and len(digits) < 3 and digits.strip("0"):
-            return None
-        match = _DIGITS_OF_DAY.fullmatch(digits.rjust(3, "0"))
+    match = next((found for one in CLOCK_PARTS[part] if (found := one.fullmatch(text))), None)
     if match is None:
         return None
     parts = match.groupdict()
+    if day_part := parts.get("day_part"):
+        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as days of a spreadsheet
+    if seconds := parts.get("seconds"):
+        return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
     micros, zone = _clock_us(parts), parts.get("zone")
     offset = None if zone is None else _offset(zone, 0, UTC)
     return None if micros is None or offset is None and zone is not None else TimeOfDay(micros, offset)
-
-
-def _hour_of_day(text: str) -> TimeOfDay | None:
-    """Return an hour from 0 to 24, written as a number, in hundreds, or with its minutes."""
-    number = _number(text)
-    if number is None:
-        return time_of_day(text) if ":" in text else None
-    hour = number / 100 if number >= 100 else number
-    return TimeOfDay(int(hour) * UNIT_US["hour"]) if hour <= 24 and hour == int(hour) else None
-
-
-def _minute_of_hour(text: str) -> TimeOfDay | None:
-    number = _number(text)
-    return None if number is None or number not in range(60) else TimeOfDay(int(number) * UNIT_US["minute"])
-
-
-def _second_of_minute(text: str) -> TimeOfDay | None:
-    number = _number(text)
-    return None if number is None or number >= 60 else TimeOfDay(round(number * UNIT_US["second"]))
-
-
-def _number(text: str) -> float | None:
-    return float(text) if _NUMBER.fullmatch(text) else None
-
-
-CLOCK_PARTS: Mapping[str, Callable[[str], TimeOfDay | None]] = {
-    "time": time_of_day,
-    "hhmm": partial(time_of_day, is_compact=True),
-    "hour": _hour_of_day,
-    "minute": _minute_of_hour,
-    "second": _second_of_minute,
-}
-"""How the parts of a time of day are read in columns of their own: their sum is the time of day."""
 
 
 def _wall_us(parts: _Parts) -> int | None:
@@ -382,6 +360,11 @@ def _whole_year(text: str | None) -> int:
     """Return the year of two digits: 1969 to 2068, as in C."""
     number = int(text or 0)
     return number + (1900 if number >= 69 else 2000)
+
+
+def zone_of(name: str) -> tzinfo:
+    """Return the time zone of a name of the IANA list; UTC is always the same object, compared by `is`."""
+    return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def local_us(moment: datetime, zone: tzinfo) -> int:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, TimeParser, date_us
+from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, TimeParser, date_us, time_of_day
 from jobs.encoding import arrow
 from jobs.landing.values.clock_changes import Bools, Ints
 from jobs.landing.values.times import digits_of, read_times, spread
@@ -84,7 +84,7 @@ def read_clock(column: pa.Array, part: str) -> ClockValues:
     kind = column.type
     if not pa.types.is_temporal(kind):
         texts, which = distinct_texts(column)
-        found = [CLOCK_PARTS[part](text) for text in texts]
+        found = [time_of_day(text, part) for text in texts]
         micros, valid = spread([None if one is None else one.micros for one in found], which)
         return ClockValues(
             micros, valid, *spread([None if one is None else one.offset for one in found], which)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from jobs.core.clock import now
 from jobs.core.errors import UserError
 from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime, wall_us
 from jobs.core.time_readings import numbers_remedy
-from jobs.core.times import UNIT_US, TimeParser, local_us
+from jobs.core.times import UNIT_US, TimeParser, local_us, zone_of
 from jobs.encoding import arrow
 from jobs.landing.values.clock_changes import Bools, ClockChanges, Ints, settle
 from jobs.specs.model_spec import ModelSpec
@@ -47,7 +46,7 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     Raises:
         UserError: as of `read_times`.
     """
-    zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
+    zone = zone_of(spec.time_zone)
     form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
     micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     missing = arrow.to_numpy(column.is_null()).copy()
