@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
-from jobs.choosing.times import ENOUGH, HINT, TimeColumn, sample_texts, time_of, usual_range
+from jobs.choosing.times import ENOUGH, HINT, TimeColumn, are_most, sample_texts, time_of, usual_range
 from jobs.core.errors import UserError
 from jobs.core.time_readings import forms_of
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, date_us, time_of_day
@@ -80,7 +80,7 @@ def clock_part(table: Table, name: str) -> str | None:
     if not is_text and not (is_clock and arrow.is_number(column.type)):
         return None
     texts = sample_texts(column)
-    if is_text and _are_most(texts, lambda text: time_of_day(text.strip()) if _MARKED.search(text) else None):
+    if is_text and are_most(texts, lambda text: time_of_day(text.strip()) if _MARKED.search(text) else None):
         return "time"
     if named is None or not is_clock:
         return None
@@ -99,27 +99,22 @@ def shows_clock(table: Table, name: str) -> bool:
     if clock_part(table, name) is not None:
         return True
     column = table.source.columns[name]
-    return pa.types.is_string(column.type) and _are_most(sample_texts(column), _HAS_CLOCK.search)
+    return pa.types.is_string(column.type) and are_most(sample_texts(column), _HAS_CLOCK.search)
 
 
 def _can_be(texts: Sequence[str], part: str) -> bool:
     """Tell if nearly all of some texts are read as a part of a time."""
     if part in CLOCK_PARTS:
-        return _are_most(texts, lambda text: time_of_day(text.strip(), part))
+        return are_most(texts, lambda text: time_of_day(text.strip(), part))
     rest = {"year": "2000", "month": "1"}
-    return _are_most(texts, lambda text: date_us({**rest, part: text.strip()}))
-
-
-def _are_most(texts: Sequence[str], read: Callable[[str], object]) -> bool:
-    """Tell if nearly all of some texts are read as something, and there are any."""
-    return bool(texts) and sum(read(text) is not None for text in texts) >= ENOUGH * len(texts)
+    return are_most(texts, lambda text: date_us({**rest, part: text.strip()}))
 
 
 def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     """Return the whole numbers in a column, of text each once, if nearly all of its values are such."""
     kind = column.type
     if pa.types.is_string(kind):
-        if not _are_most(sample_texts(column), _NUMBER.fullmatch):
+        if not are_most(sample_texts(column), _NUMBER.fullmatch):
             return None
         texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
         values = np.array([float(text) if _NUMBER.fullmatch(text) else np.nan for text in texts])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
-from jobs.core.time_readings import EPOCHS, YEARS, TimeReading, forms_of, lacks_date, named, usual_parsers
+from jobs.core.time_readings import EPOCHS, USUAL_FORMATS, YEARS, TimeReading, forms_of, lacks_date, named
 from jobs.core.times import TimeParser
 from jobs.encoding import arrow
 from jobs.landing.values.time_columns import as_texts
@@ -141,11 +141,11 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
     tried = sample_texts(column)
     if not tried:
         return "is empty"
-    if sum(_PLAIN.fullmatch(text) is not None for text in tried) >= ENOUGH * len(tried):
+    if are_most(tried, _PLAIN.fullmatch):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
         return _number(table, name, zone, hinted, arrow.numbers(np.array(values)))
-    usual = [form for form, parser in usual_parsers(zone) if any(map(parser, tried[::LOOKED_AT]))]
-    fitting = [form for form in (None, *usual) if _share(form, zone, tried) >= ENOUGH]
+    usual = [form for form in USUAL_FORMATS if _count_read(tried[::LOOKED_AT], TimeParser(form, zone))]
+    fitting = [form for form in (None, *usual) if are_most(tried, TimeParser(form, zone))]
     if not fitting:
         if lacks_date(tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
@@ -160,7 +160,7 @@ def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usu
     """Return where times are written in one form in some rows and in another in the others, or None."""
     rest, named = tried, []
     for _ in range(2):
-        form = max((None, *usual), key=lambda one: _share(one, zone, rest))
+        form = max((None, *usual), key=lambda one: _count_read(rest, TimeParser(one, zone)))
         parser = TimeParser(form, zone)
         first = next((text for text in rest if parser(text) is not None), None)
         if first is None:
@@ -173,9 +173,13 @@ def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usu
     return None
 
 
-def _share(form: str | None, zone: tzinfo, texts: list[str]) -> float:
-    parser = TimeParser(form, zone)
-    return sum(parser(text) is not None for text in texts) / len(texts)
+def are_most(texts: Sequence[str], read: Callable[[str], object]) -> bool:
+    """Tell if nearly all of some texts are read as something, and there are any."""
+    return bool(texts) and _count_read(texts, read) >= ENOUGH * len(texts)
+
+
+def _count_read(texts: Sequence[str], read: Callable[[str], object]) -> int:
+    return sum(read(text) is not None for text in texts)
 
 
 def _best(

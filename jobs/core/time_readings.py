@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import UTC, datetime, tzinfo
-from functools import cache
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 from jobs.core.time_counts import COUNTS, UNIT_US, to_datetime, wall_us
@@ -100,16 +98,14 @@ def forms_of(low: float, high: float) -> list[str]:
     Times of recent years come before older ones; times of the future count if there are no others.
     """
     now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
-    found: list[tuple[int, int, str]] = []
-    for place, form in enumerate((*EPOCHS, *_compact(low, high), *_OTHER_COUNTS)):
+    tiers: dict[str, int] = {}
+    for form in (*EPOCHS, *_compact(low, high), *_OTHER_COUNTS):
         ends = [one for one in (_micros(form, low), _micros(form, high)) if one is not None]
-        if len(ends) < 2 or not _is_plausible(form, low, min(ends), max(ends)):
-            continue
-        recent = _FINE_US if form in _FINE else _RECENT_US
-        tier = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
-        found.append((tier, place, form))
-    best = min(found, default=(0,))[0]
-    return [form for tier, _, form in sorted(found) if tier < 2 or best == 2]
+        if len(ends) == 2 and _is_plausible(form, low, min(ends), max(ends)):
+            recent = _FINE_US if form in _FINE else _RECENT_US
+            tiers[form] = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
+    best = min(tiers.values(), default=0)
+    return sorted((form for form, tier in tiers.items() if tier < 2 or best == 2), key=tiers.__getitem__)
 
 
 def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
@@ -134,18 +130,9 @@ def readings_of(text: str) -> list[TimeReading]:
     """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
     if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
         return []
-    if _PLAIN.fullmatch(text):
-        forms: Iterator[str] = iter(forms_of(float(text), float(text)))
-    else:
-        forms = (form for form, parser in usual_parsers(UTC) if parser(text) is not None)
+    forms = forms_of(float(text), float(text)) if _PLAIN.fullmatch(text) else USUAL_FORMATS
     found = ((form, TimeParser(form, UTC)(text)) for form in forms)
     return [TimeReading(form, micros) for form, micros in found if micros is not None]
-
-
-@cache
-def usual_parsers(zone: tzinfo) -> list[tuple[str, TimeParser]]:
-    """Return the usual formats of text with their parsers."""
-    return [(form, TimeParser(form, zone)) for form in USUAL_FORMATS]
 
 
 def named(readings: list[TimeReading]) -> str:
