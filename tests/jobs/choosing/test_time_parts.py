@@ -183,6 +183,25 @@ SHAPES: list[tuple[str, Any, Any, str, Any]] = [
         ["Date", "Time"],
     ),
     (
+        "an h in the time of day",
+        QUARTERS,
+        lambda t: {"Date": t.strftime("%d/%m/%Y"), "Heure": t.strftime("%Hh%M")},
+        "15 min",
+        ["Date", "Heure"],
+    ),
+    (
+        "seconds with a fraction",
+        HOURS,
+        lambda t: {
+            "Date": t.strftime("%Y%m%d"),
+            "hour": t.hour,
+            "minute": t.minute,
+            "second": t.second + 0.5,
+        },
+        "1 h",
+        ["Date", "hour", "minute", "second"],
+    ),
+    (
         "a spreadsheet's numbers",
         HOURS,
         lambda t: {"Date": (t - pd.Timestamp("1899-12-30")).days, "Time": (t.hour / 24).round(9)},
