@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, timedelta, tzinfo
 from functools import cache
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from jobs.core.errors import UserError
-from jobs.core.time_counts import EPOCH_DAY, MAX_US, MIN_US, UNIT_US, count_of, count_us, to_datetime, wall_us
+from jobs.core.time_counts import EPOCH_DAY, MAX_US, MIN_US, UNIT_US, count_of, count_us, to_datetime
 
 AVAILABLE_NOW = "available-now"
 
@@ -255,7 +255,7 @@ class TimeParser:
             offset = _offset(zone, value, self._zone)
             value = MAX_US + 1 if offset is None else value - offset
         elif is_local and self._zone is not UTC and MIN_US <= value <= MAX_US:
-            value = local_us(to_datetime(value), self._zone)
+            value = local_us(value, self._zone)
         return value if MIN_US <= value <= MAX_US else None
 
     def _whole(self, text: str) -> str:
@@ -367,16 +367,14 @@ def zone_of(name: str) -> tzinfo:
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
-def local_us(moment: datetime, zone: tzinfo) -> int:
-    """Return the microseconds since the epoch of a naive time in `zone`.
+def local_us(wall: int, zone: tzinfo) -> int:
+    """Return the microseconds since 1970 UTC of a time on the clocks of `zone`; both count from 1970.
 
     A time that occurs twice, as clocks go back, is the earlier one; one that is skipped, as they go forward, moves on
     by the gap.
     """
-    if zone is UTC:
-        return wall_us(moment)
-    offset = moment.replace(tzinfo=zone).utcoffset() or timedelta(0)
-    return wall_us(moment) - offset // timedelta(microseconds=1)
+    offset = to_datetime(wall).replace(tzinfo=zone).utcoffset() or timedelta(0)
+    return wall - offset // timedelta(microseconds=1)
 
 
 def _offset(zone: str, wall: int, local: tzinfo) -> int | None:

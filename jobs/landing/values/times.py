@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from jobs.core.clock import now
 from jobs.core.errors import UserError
-from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime, wall_us
+from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, wall_us
 from jobs.core.time_readings import numbers_remedy
 from jobs.core.times import UNIT_US, TimeParser, local_us, zone_of
 from jobs.encoding import arrow
@@ -106,7 +107,8 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
         count = count_of(time_format)
         if count is None or count.is_years:
             return _written_numbers(column, time_format, zone, what)
-        micros, known = _counted(column, count)
+        numbers = column if pa.types.is_integer(kind) else column.cast(pa.float64())
+        micros, known = _counted(arrow.to_numpy(numbers), count)
         is_local = count.is_local
     else:
         raise UserError(f"{what} holds {kind}; it must hold timestamps, dates or text")
@@ -148,37 +150,27 @@ def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
     """Return stored timestamps or dates in microseconds, and which of them are within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
-        return _scaled(arrow.to_numpy(column.cast(pa.int32())).astype(np.int64), UNIT_US["day"])
+        return _counted(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
     stored = arrow.to_numpy(column.cast(pa.int64()))
     if unit == "ns":
-        return _scaled(stored // 1000, 1)  # digits beyond microseconds are cut off
-    return _scaled(stored, {"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
+        return _counted(stored // 1000, Count(1))  # digits beyond microseconds are cut off
+    return _counted(stored, Count({"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit]))
 
 
-def _scaled(values: Ints, scale: int) -> tuple[Ints, Bools]:
-    """Multiply by `scale`, and tell which products are times; the others are 0, as they might not fit 64 bits."""
-    known = (values <= MAX_US // scale) & (values >= -(-MIN_US // scale))
-    return np.where(known, values, 0) * scale, known
-
-
-def _counted(column: pa.Array, count: Count) -> tuple[Ints, Bools]:
-    """Return the times of numbers that count a unit, in microseconds on the count's clock."""
-    scale, parts, origin = count.micros, count.parts, count.origin
-    low, high = (-(-(MIN_US - origin) * parts // scale), (MAX_US - origin) * parts // scale)
-    if pa.types.is_integer(column.type):
-        whole = arrow.to_numpy(column)
-        # Of an unsigned column the limits are beyond its range or within it, but never wrap.
-        known = (whole <= high) & (whole >= low)
-        values = np.where(known, whole, 0).astype(np.int64)
-        cut = values // parts + ((values < 0) & (values % parts != 0))  # towards 0, as in text
-        return cut * scale + origin, known
-    numbers = arrow.to_numpy(column.cast(pa.float64()), 0.0)
-    known = (numbers <= high) & (numbers >= low)
-    numbers = np.where(known, numbers, 0.0)
+def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
+    """Return the times of numbers that count a unit, on the count's clock, and which of them are times."""
+    first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
+    # Of unsigned numbers the limits are beyond their range or within it, but never wrap.
+    known = (values <= last // count.micros) & (values >= -(-first // count.micros))
+    numbers = np.where(known, values, 0)
+    if values.dtype.kind != "f":
+        whole = numbers.astype(np.int64)
+        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as in text
+        return cut * count.micros + count.origin, known
     if count.is_rounded:
-        return np.floor(numbers * (scale // 1000) + 0.5).astype(np.int64) * 1000 + origin, known
-    return np.trunc(numbers * scale / parts).astype(np.int64) + origin, known
+        return np.floor(numbers * (count.micros // 1000) + 0.5).astype(np.int64) * 1000 + count.origin, known
+    return np.trunc(numbers * count.micros / count.parts).astype(np.int64) + count.origin, known
 
 
 def _written_numbers(
@@ -229,5 +221,5 @@ def _from_local(micros: Ints, zone: tzinfo) -> Ints:
 
 
 def _moments(micros: Ints, zone: tzinfo) -> Ints:
-    moments = (local_us(to_datetime(value), zone) for value in micros.tolist())
+    moments = (local_us(value, zone) for value in micros.tolist())
     return np.fromiter(moments, np.int64, len(micros))
