@@ -24,7 +24,7 @@ _DAY = UNIT_US["day"]
 _CLOCK_DIRECTIVE = re.compile(r"%[HIMSfpzZ]")
 
 
-class ClockValues(NamedTuple):
+class _ClockValues(NamedTuple):
     """N times of day, or parts of them.
 
     micros (N,) microseconds
@@ -57,7 +57,7 @@ def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], for
         micros, valid = _read_dates(columns, form)
         clock, zoned = np.zeros(len(micros), np.int64), np.zeros(len(micros), bool)
         for part in columns.keys() & CLOCK_PARTS.keys():
-            read = read_clock(columns[part], part)
+            read = _read_clock(columns[part], part)
             clock, valid, zoned = clock + read.micros, valid & read.valid, zoned | read.zoned
             micros = micros - read.offset
         micros, valid = micros + clock, valid & (clock <= _DAY)
@@ -79,14 +79,14 @@ def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], for
     return arrow.texts(texts)
 
 
-def read_clock(column: pa.Array, part: str) -> ClockValues:
+def _read_clock(column: pa.Array, part: str) -> _ClockValues:
     """Return the times of day in a column, or the hours, minutes or seconds (`jobs.core.times.CLOCK_PARTS`)."""
     kind = column.type
     if not pa.types.is_temporal(kind):
-        texts, which = distinct_texts(column)
+        texts, which = _distinct_texts(column)
         found = [time_of_day(text, part) for text in texts]
         micros, valid = spread([None if one is None else one.micros for one in found], which)
-        return ClockValues(
+        return _ClockValues(
             micros, valid, *spread([None if one is None else one.offset for one in found], which)
         )
     if pa.types.is_time(kind) or pa.types.is_duration(kind):
@@ -96,12 +96,12 @@ def read_clock(column: pa.Array, part: str) -> ClockValues:
     else:
         micros, valid = read_times(column, None, UTC, "a column of the time")
         micros = micros % _DAY
-    return ClockValues(
+    return _ClockValues(
         np.where(valid, micros, 0), valid, np.zeros(len(micros), np.int64), np.zeros(len(micros), bool)
     )
 
 
-def distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
+def _distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
     """Return the distinct values as trimmed texts, and each row's place among them; "" stands for a missing value."""
     is_number = arrow.is_number(column.type)
     if pa.types.is_nested(column.type):
@@ -121,7 +121,7 @@ def as_texts(column: pa.Array) -> list[str]:
 def _are_present(column: pa.Array) -> Bools:
     if pa.types.is_temporal(column.type):
         return arrow.to_numpy(column.is_valid())
-    texts, places = distinct_texts(column)
+    texts, places = _distinct_texts(column)
     return np.array([text != "" for text in texts])[places]
 
 
@@ -142,7 +142,7 @@ def _read_rows(
     rows: list[dict[str, str]] = [{}]
     which = np.zeros(len(next(iter(columns.values()))), np.int64)
     for part, column in columns.items():
-        texts, places = distinct_texts(column)
+        texts, places = _distinct_texts(column)
         size = len(texts)
         pairs, which = arrow.distinct_values(arrow.integers(which * size + places))
         rows = [{**rows[pair // size], part: texts[pair % size]} for pair in pairs]
