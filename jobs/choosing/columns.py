@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from jobs.choosing.table import Table
 from jobs.choosing.time_parts import find_parts, given_parts
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
+from jobs.core.times import zone_of
 from jobs.encoding import arrow
 from jobs.landing.values.number_writing import ABSENT, NUMERIC
 from jobs.landing.values.numbers import numbers_of, rules_of
@@ -78,7 +78,7 @@ class Wishes(NamedTuple):
     @property
     def zone(self) -> tzinfo:
         """The time zone of times without an offset."""
-        return UTC if self.time_zone == "UTC" else ZoneInfo(self.time_zone)
+        return zone_of(self.time_zone)
 
 
 class Roles(NamedTuple):

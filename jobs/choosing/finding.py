@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from datetime import UTC, tzinfo
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from jobs.choosing.missing_marks import Numbers, name_marks
 from jobs.choosing.rhythm import Rhythm, find_rhythm
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import column_within_times, shows_clock
-from jobs.choosing.times import TimeColumn
 from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
@@ -28,7 +26,6 @@ from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.values.key_from_name import name_of
 from jobs.landing.values.spec_columns import take_columns
-from jobs.landing.values.times import times_of_keys
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
@@ -78,14 +75,13 @@ def find_columns(input: str, table: Table, wishes: Wishes, watch: Stopwatch) -> 
         roles = _without_attributes(roles, keys, wishes)
         measurements, marked = name_marks(roles.measurements, keys.code)
         roles = roles._replace(measurements=measurements)
-        if wishes.zone is not UTC and not roles.time.parts:
-            roles = roles._replace(time=_in_passes(table, roles.time, keys, wishes.zone))
-        rhythm = find_rhythm(keys.code[roles.time.known], roles.time.micros[roles.time.known])
     with watch.step("rows"):
         files = table.numbers.added_to(table.written, [one.name for one in measurements])
-        spec = skeleton(roles, keys, rhythm, wishes, files)
+        spec = skeleton(roles, keys, wishes, files)
         source = _with_name(table, keys)
         parsed = parse(spec, take_columns(spec, source), input)
+        rhythm = find_rhythm(keys.code[roles.time.known], parsed.time[roles.time.known])
+        spec = spec.model_copy(update={"time_unit": rhythm.unit})
     notes += [*marked, *left_out_texts(table, roles, keys)]
     return Columns(table, files, roles, keys, rhythm, spec, source, parsed, notes)
 
@@ -147,13 +143,7 @@ def _has_clock(table: Table, name: str) -> bool:
     return name in table.source.columns and (shows_clock(table, name) or part_of_time(name) is not None)
 
 
-def _in_passes(table: Table, time: TimeColumn, keys: Keys, zone: tzinfo) -> TimeColumn:
-    """Return times with the hours that clocks repeat told apart within each key."""
-    column = table.source.columns[time.name]
-    return time._replace(micros=times_of_keys(column, time.time_format, zone, keys.code, time.name).micros)
-
-
-def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Files = ANY) -> ModelSpec:
+def skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
     """Return a spec with the columns that were found, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
@@ -166,7 +156,6 @@ def skeleton(roles: Roles, keys: Keys, rhythm: Rhythm, wishes: Wishes, files: Fi
             "key": keys.columns,
             "key_from_name": keys.from_name,
             "time": roles.time.written,
-            "time_unit": rhythm.unit,
             "time_zone": wishes.time_zone,
             "time_format": roles.time.time_format,
             "missing_values": missing_values(roles),

@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.choosing.table import Table
-from jobs.choosing.times import ENOUGH, HINT, TRIED, TimeColumn, time_of
+from jobs.choosing.times import ENOUGH, HINT, TimeColumn, are_most, sample_texts, time_of, usual_range
 from jobs.core.errors import UserError
-from jobs.core.times import UNIT_US
+from jobs.core.time_readings import forms_of
+from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, date_us, time_of_day
 from jobs.encoding import arrow
 from jobs.landing.values.time_columns import combine_times
 from jobs.landing.values.times import read_times
 from jobs.specs.column_names import part_of_time, time_parts
 
-DAY = UNIT_US["day"]
-_CLOCK = re.compile(
-    r"\s*[0-9]{1,2}(:[0-9]{2}(:[0-9]{2}([.,][0-9]+)?)?|[.][0-9]{2}[.][0-9]{2})(\s*[AaPp][.]?[Mm][.]?)?\s*"
-)
+_MARKED = re.compile(r"[:h]|[.].*[.]")
+"""What a time of day has that no number has."""
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
-_FRACTION = re.compile(r"\s*(0?[.][0-9]+|0)\s*")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
-SPREADSHEET_DAYS = (10_000, 80_000)
-"""Days from 1927 to 2119, as a spreadsheet counts them."""
 LONGEST_DAY = 1500
 """Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
 FEW = 0.01
 """Share of rows that may repeat key, time and number of another."""
-_RANGES = {
-    "year": (1, 2200),
-    "quarter": (1, 4),
-    "month": (1, 12),
-    "day": (1, 31),
-    "day_of_year": (1, 366),
-    "minute": (0, 59),
-    "second": (0, 59),
-}
+
+
+class DateForm(NamedTuple):
+    """How a date beside a time of day is written, without a format in ISO 8601 or as eight digits; and a doubt."""
+
+    time_format: str | None = None
+    note: str | None = None
 
 
 def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
@@ -55,7 +50,10 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
         raise UserError(f"--time {','.join(columns)}: {error}") from error
     if len(columns) == 2 and "time" in parts and clock_part(table, parts["time"]) == "hour":
         parts = {"date": parts["date"], "hour": parts["time"]}
-    found = _combined(table, parts, zone, time_format or _form_of(table, parts))
+    date = (
+        _date_form(table, parts["date"], is_given=True) if "date" in parts and time_format is None else None
+    )
+    found = _combine(table, parts, zone, date or DateForm(time_format))
     if found is None:
         raise UserError(
             f"--time {','.join(columns)}: the columns make a time in too few rows; give the format of the date with "
@@ -66,8 +64,8 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
 
 def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
     """Return the time that several columns make together; None if none do."""
-    for parts in _candidates(table):
-        found = _combined(table, parts, zone, time_format or _form_of(table, parts))
+    for parts, date in _candidates(table):
+        found = _combine(table, parts, zone, date if time_format is None else DateForm(time_format))
         if found is not None:
             return found
     return None
@@ -75,57 +73,50 @@ def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> Ti
 
 def clock_part(table: Table, name: str) -> str | None:
     """Return which part of a time of day a column has, by its values and its name; None: it has none."""
-    column = table.source.columns[name]
-    kind, named = column.type, part_of_time(name)
-    if pa.types.is_time(kind):
+    column, named = table.source.columns[name], part_of_time(name)
+    if pa.types.is_time(column.type):
         return "time"
-    if pa.types.is_string(kind):
-        texts = [text for text in column.unique().to_pylist() if text and text.strip()]
-        if texts and sum(_CLOCK.fullmatch(text) is not None for text in texts) >= ENOUGH * len(texts):
-            return "time"
-    if named not in ("time", "hour", "hhmm", "minute", "second"):
+    is_text, is_clock = pa.types.is_string(column.type), named in CLOCK_PARTS
+    if not is_text and not (is_clock and arrow.is_number(column.type)):
+        return None
+    texts = sample_texts(column)
+    if is_text and are_most(texts, lambda text: time_of_day(text.strip()) if _MARKED.search(text) else None):
+        return "time"
+    if named is None or not is_clock:
         return None
     numbers = whole_numbers(column)
+    if named in ("minute", "second") or named == "time" and numbers is None:
+        return named if _can_be(texts, named) else None
     if numbers is None:
-        return "time" if named == "time" and _are_fractions(column) else None
-    if named in _RANGES:
-        return named if _is_within(numbers, named) else None
-    if named != "hhmm" and numbers.min() >= 0 and numbers.max() <= 24:
-        return "hour"
-    is_compact = named == "hhmm" or numbers.max() >= 100
-    if not is_compact or numbers.min() < 0 or numbers.max() > 2400 or (numbers % 100 > 59).any():
         return None
-    return "hour" if named == "hour" and not (numbers % 100).any() else "hhmm"
+    if named != "hhmm" and (named == "hour" or numbers.max() <= 24) and _can_be(texts, "hour"):
+        return "hour"
+    return "hhmm" if (named == "hhmm" or numbers.max() >= 100) and _can_be(texts, "hhmm") else None
 
 
 def shows_clock(table: Table, name: str) -> bool:
     """Tell if a column has times of day, or spans of them such as 00:00-01:00."""
+    if clock_part(table, name) is not None:
+        return True
     column = table.source.columns[name]
-    if clock_part(table, name) is not None or not pa.types.is_string(column.type):
-        return clock_part(table, name) is not None
-    texts = [text for text in column.unique().to_pylist() if text and text.strip()]
-    return bool(texts) and sum(_HAS_CLOCK.search(text) is not None for text in texts) >= ENOUGH * len(texts)
+    return pa.types.is_string(column.type) and are_most(sample_texts(column), _HAS_CLOCK.search)
 
 
-def _are_fractions(column: pa.Array) -> bool:
-    """Tell if a column has fractions of a day, as spreadsheets store times of day."""
-    if pa.types.is_string(column.type):
-        texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
-        return bool(texts) and all(_FRACTION.fullmatch(text) for text in texts)
-    if not pa.types.is_floating(column.type):
-        return False
-    values = arrow.to_numpy(column.drop_null().cast(pa.float64()))
-    return bool(len(values)) and bool(((values >= 0) & (values < 1)).all())
+def _can_be(texts: Sequence[str], part: str) -> bool:
+    """Tell if nearly all of some texts are read as a part of a time."""
+    if part in CLOCK_PARTS:
+        return are_most(texts, lambda text: time_of_day(text.strip(), part))
+    rest = {"year": "2000", "month": "1"}
+    return are_most(texts, lambda text: date_us({**rest, part: text.strip()}))
 
 
 def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
     """Return the whole numbers in a column, of text each once, if nearly all of its values are such."""
     kind = column.type
     if pa.types.is_string(kind):
-        texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
-        tried = texts[:: max(1, len(texts) // TRIED)]
-        if sum(_NUMBER.fullmatch(text) is not None for text in tried) < ENOUGH * len(tried):
+        if not are_most(sample_texts(column), _NUMBER.fullmatch):
             return None
+        texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
         values = np.array([float(text) if _NUMBER.fullmatch(text) else np.nan for text in texts])
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         values = arrow.to_numpy(column.drop_null().cast(pa.float64(), safe=False), np.nan)
@@ -171,30 +162,25 @@ def column_within_times(
     return None
 
 
-def _candidates(table: Table) -> Iterator[dict[str, str]]:
-    """Yield columns that may make a time together, by parts: those with a time of day first."""
+def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
+    """Yield columns that may make a time together, by parts, and how the date is written: times of day come first."""
     names = list(table.source.columns)
     clocks = {name: part for name in names if (part := clock_part(table, name)) is not None}
-    dates = sorted(
-        (name for name in names if _is_date(table, name)), key=lambda name: HINT.search(name) is None
-    )
-    days = list(_days(table))
-    for date in (*({"date": name} for name in dates), *days):
-        rest = {
-            name: part for name, part in clocks.items() if name not in date.values() and _varies(table, name)
-        }
+    dates = {name: form for name in names if (form := _date_form(table, name)) is not None}
+    days = [(parts, DateForm()) for parts in _days(table)]
+    hinted = sorted(dates, key=lambda name: HINT.search(name) is None)
+    for date, form in (*(({"date": name}, dates[name]) for name in hinted), *days):
+        rest = [name for name in clocks if name not in date.values() and _varies(table, name)]
         for wanted in ("time", "hhmm", "hour"):
-            name = next((name for name, part in rest.items() if part == wanted), None)
+            name = next((name for name in rest if clocks[name] == wanted), None)
             if name is None:
                 continue
             parts = {**date, wanted: name}
-            if wanted == "hour":
-                for smaller in ("minute", "second"):
-                    inner = next((name for name, part in clocks.items() if part == smaller), None)
-                    if inner is None:
-                        break
+            for larger, smaller in (("hour", "minute"), ("minute", "second")):
+                inner = next((name for name, part in clocks.items() if part == smaller), None)
+                if larger in parts and inner is not None:
                     parts[smaller] = inner
-            yield parts
+            yield parts, form
     yield from days
 
 
@@ -203,76 +189,52 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
         part = part_of_time(name)
-        if part not in ("year", "quarter", "month", "day", "day_of_year") or part in found:
+        if part is None or part not in DATE_PARTS or part in found:
             continue
-        numbers = whole_numbers(column)
-        if (numbers is not None and _is_within(numbers, part)) or (
-            part == "month" and pa.types.is_string(column.type) and numbers is None
-        ):
-            found[part] = name
+        if pa.types.is_string(column.type) or arrow.is_number(column.type):
+            texts = sample_texts(column)
+            is_flag = part == "year" and "0" in texts
+            if not is_flag and _can_be(texts, part):
+                found[part] = name
     for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month"), ("year", "quarter")):
         if all(part in found for part in wanted):
             yield {part: found[part] for part in wanted}
             return
 
 
-def _is_within(numbers: NDArray[np.float64], part: str) -> bool:
-    least, most = _RANGES[part]
-    return bool(numbers.min() >= least and numbers.max() <= most)
+def _date_form(table: Table, name: str, is_given: bool = False) -> DateForm | None:
+    """Return how a column's dates are written; None if it has none.
 
-
-def _is_date(table: Table, name: str) -> bool:
-    """Tell if a column has dates, with one time of day in all of its rows."""
+    is_given: the user says that it has dates, so its name need not look like it, and its times of day may differ.
+    """
     column = table.source.columns[name]
     numbers = whole_numbers(column)
     if numbers is not None:
-        day, month = numbers % 100, numbers // 100 % 100
-        named = part_of_time(name) == "date" or HINT.search(name) is not None
-        dates = (
-            (numbers >= 15000101)
-            & (numbers <= 22001231)
-            & (month >= 1)
-            & (month <= 12)
-            & (day >= 1)
-            & (day <= 31)
-        )
-        return named and bool(dates.mean() >= ENOUGH or _are_days(numbers))
-    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        return False
-    found = time_of(table, name, UTC)
-    return isinstance(found, TimeColumn) and len(np.unique(found.micros[found.known] % DAY)) == 1
-
-
-def _are_days(numbers: NDArray[np.float64]) -> bool:
-    """Tell if numbers may be days as a spreadsheet counts them."""
-    return bool(numbers.min() >= SPREADSHEET_DAYS[0] and numbers.max() <= SPREADSHEET_DAYS[1])
-
-
-def _form_of(table: Table, parts: Mapping[str, str]) -> str | None:
-    """Return the format of the date among the parts of a time; None: ISO 8601, or eight digits."""
-    if "date" not in parts:
+        if not is_given and part_of_time(name) != "date" and HINT.search(name) is None:
+            return None
+        fitting = forms_of(*usual_range(numbers))
+        if "%Y%m%d" in fitting:
+            return DateForm()
+        return DateForm("spreadsheet_days") if "spreadsheet_days" in fitting else None
+    if arrow.is_number(column.type) and not is_given:
         return None
-    numbers = whole_numbers(table.source.columns[parts["date"]])
-    if numbers is not None:
-        return "spreadsheet_days" if _are_days(numbers) else None
-    found = time_of(table, parts["date"], UTC, is_given=True)
-    return found.time_format if isinstance(found, TimeColumn) else None
+    found = time_of(table, name, UTC, is_given=is_given)
+    if isinstance(found, str):
+        return None
+    is_day = len(np.unique(found.micros[found.known] % UNIT_US["day"])) == 1
+    return DateForm(found.time_format, found.note) if is_given or is_day else None
 
 
 def _varies(table: Table, name: str) -> bool:
     return len(table.source.columns[name].drop_null().unique()) > 1
 
 
-def _combined(table: Table, parts: dict[str, str], zone: tzinfo, form: str | None) -> TimeColumn | None:
+def _combine(table: Table, parts: dict[str, str], zone: tzinfo, date: DateForm) -> TimeColumn | None:
     """Return the time that columns make together; None if they make one in too few rows."""
     columns = {part: table.source.columns[name] for part, name in parts.items()}
-    combined = combine_times(columns, parts, form)
+    combined = combine_times(columns, parts, date.time_format)
     micros, known = read_times(combined, None, zone, "time")
     present = ~arrow.to_numpy(combined.is_null())
     if not present.any() or known[present].mean() < ENOUGH:
         return None
-    note = None
-    if "date" in parts and form is not None:
-        date = time_of(table, parts["date"], UTC, is_given=True)
-        note = date.note if isinstance(date, TimeColumn) else None
-    return TimeColumn("time", form, micros, known, note, parts)
+    return TimeColumn("time", date.time_format, micros, known, date.note, parts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
-from jobs.core.time_readings import EPOCHS, TimeReading, forms_of, named, usual_parsers
+from jobs.core.time_readings import EPOCHS, USUAL_FORMATS, YEARS, TimeReading, forms_of, lacks_date, named
 from jobs.core.times import TimeParser
 from jobs.encoding import arrow
+from jobs.landing.values.time_columns import as_texts
 from jobs.landing.values.times import read_times
 from jobs.specs.column_names import time_parts
 
@@ -54,7 +55,6 @@ HINT = re.compile(
 _DATE_PART = re.compile(
     r"(^|[^a-z])(day|hour|hours|month|week|year|minute|quarter|doy|dow)([^a-z]|$)", re.IGNORECASE
 )
-YEARS = (1500, 2200)
 ENOUGH = 0.95
 """Share of the values that must be times."""
 NEAR_START = 0.1
@@ -122,36 +122,45 @@ def time_of(
         return _read(table, name, None, zone)
     if pa.types.is_string(kind):
         return _text(table, name, zone, hinted)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    if arrow.is_number(kind):
         return _number(table, name, zone, hinted, column.cast(pa.float64(), safe=False))
     return f"holds {kind}"
 
 
+def sample_texts(column: pa.Array) -> list[str]:
+    """Return some of a column's distinct values as texts, evenly taken; without blank ones."""
+    values = column.drop_null().unique()
+    if not len(values):
+        return []
+    rows = np.unique(np.linspace(0, len(values) - 1, TRIED).astype(np.int64))
+    return [text for text in as_texts(values.take(arrow.integers(rows))) if text.strip()]
+
+
 def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | str:
     column = table.source.columns[name]
-    texts = [text for text in column.drop_null().unique().to_pylist() if text.strip()]
-    if not texts:
+    tried = sample_texts(column)
+    if not tried:
         return "is empty"
-    tried = [texts[i] for i in np.unique(np.linspace(0, len(texts) - 1, TRIED).astype(int))]
-    if sum(_PLAIN.fullmatch(text) is not None for text in tried) >= ENOUGH * len(tried):
+    if are_most(tried, _PLAIN.fullmatch):
         values = [float(text) if text and _PLAIN.fullmatch(text) else np.nan for text in column.to_pylist()]
         return _number(table, name, zone, hinted, arrow.numbers(np.array(values)))
-    usual = [form for form, parser in usual_parsers(zone) if any(map(parser, tried[::LOOKED_AT]))]
-    fitting = [form for form in (None, *usual) if _share(form, zone, tried) >= ENOUGH]
+    usual = [form for form in USUAL_FORMATS if _count_read(tried[::LOOKED_AT], TimeParser(form, zone))]
+    fitting = [form for form in (None, *usual) if are_most(tried, TimeParser(form, zone))]
     if not fitting:
-        if re.fullmatch(r"\s*[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", tried[0]):
+        if lacks_date(tried[0]):
             return f"holds a time of day without a date, such as {tried[0]!r}"
         return (
             _several(table, column, tried, zone, usual) or f"holds text that is no time, such as {tried[0]!r}"
         )
-    return _best(table, name, fitting[:1] if fitting[0] is None else fitting, zone)
+    forms = fitting[:1] if fitting[0] is None else fitting
+    return _best(table, name, forms, zone, lambda one: (-one.known.mean(), _disorder(table, one)))
 
 
 def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]) -> str | None:
     """Return where times are written in one form in some rows and in another in the others, or None."""
     rest, named = tried, []
     for _ in range(2):
-        form = max((None, *usual), key=lambda one: _share(one, zone, rest))
+        form = max((None, *usual), key=lambda one: _count_read(rest, TimeParser(one, zone)))
         parser = TimeParser(form, zone)
         first = next((text for text in rest if parser(text) is not None), None)
         if first is None:
@@ -164,18 +173,32 @@ def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usu
     return None
 
 
-def _share(form: str | None, zone: tzinfo, texts: list[str]) -> float:
-    parser = TimeParser(form, zone)
-    return sum(parser(text) is not None for text in texts) / len(texts)
+def are_most(texts: Sequence[str], read: Callable[[str], object]) -> bool:
+    """Tell if nearly all of some texts are read as something, and there are any."""
+    return bool(texts) and _count_read(texts, read) >= ENOUGH * len(texts)
 
 
-def _best(table: Table, name: str, forms: Sequence[str | None], zone: tzinfo) -> TimeColumn | str:
-    """Return the times in the format in which most are times, and then follow one another best."""
-    found = [one for form in forms if not isinstance(one := _read(table, name, form, zone), str)]
+def _count_read(texts: Sequence[str], read: Callable[[str], object]) -> int:
+    return sum(read(text) is not None for text in texts)
+
+
+def _best(
+    table: Table,
+    name: str,
+    forms: Sequence[str | None],
+    zone: tzinfo,
+    merit: Callable[[TimeColumn], tuple[Any, ...]],
+) -> TimeColumn | str:
+    """Return the times in the format of the least merit, or why there are none; a note names formats that are as good.
+
+    merit: formats with the same first item are as good; the next ones, and then their order, choose among them.
+    """
+    read = [_read(table, name, form, zone) for form in forms]
+    found = [one for one in read if not isinstance(one, str)]
     if not found:
-        return "holds too few times"
-    best = min(found, key=lambda one: (-one.known.mean(), *_disorder(table, one)))
-    as_good = [one for one in found if one.known.mean() == best.known.mean()]
+        return next(one for one in read if isinstance(one, str))
+    best = min(found, key=merit)
+    as_good = [one for one in found if merit(one)[0] == merit(best)[0]]
     return best._replace(note=_alternatives(best, as_good))
 
 
@@ -220,8 +243,7 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     known = values[np.isfinite(values)]
     if not len(known):
         return "is empty"
-    ordered = np.sort(known)
-    low, high = (float(ordered[round(q * (len(ordered) - 1))]) for q in (0.01, 0.99))
+    low, high = usual_range(known)
     rising = _rises(values, table.file)
     whole = bool((known == np.floor(known)).all())
     if whole and YEARS[0] <= low and high <= YEARS[1] and (rising or re.search("year", name, re.IGNORECASE)):
@@ -239,7 +261,9 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
         forms += [form for form in forms_of(low, high) if form not in COUNTS and form not in forms]
     forms = [form for form in forms if form in hints] or forms
     if forms:
-        return _best_count(table, name, forms, zone)
+        # Digits that are dates step by odd numbers at the ends of months if they are read as a count, so that only
+        # formats with the same steps are alternatives.
+        return _best(table, name, forms, zone, lambda one: (_disorder(table, one),))
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
@@ -252,17 +276,11 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     )
 
 
-def _best_count(table: Table, name: str, forms: list[str], zone: tzinfo) -> TimeColumn | str:
-    """Return the times in the format in which they follow one another best, of several the likeliest."""
-    read = [_read(table, name, form, zone) for form in forms]
-    found = [one for one in read if not isinstance(one, str)]
-    if not found:
-        return next(one for one in read if isinstance(one, str))
-    best = min(found, key=lambda one: _disorder(table, one))
-    # Digits that are dates step by odd numbers at the ends of months if they are read as a count, so that only
-    # formats with the same steps are alternatives.
-    as_good = [one for one in found if _disorder(table, one) == _disorder(table, best)]
-    return best._replace(note=_alternatives(best, as_good))
+def usual_range(numbers: NDArray[np.float64]) -> tuple[float, float]:
+    """Return between which numbers nearly all of some numbers lie."""
+    ordered = np.sort(numbers)
+    low, high = (float(ordered[round(q * (len(ordered) - 1))]) for q in (0.01, 0.99))
+    return low, high
 
 
 def _rises(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:

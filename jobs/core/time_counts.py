@@ -11,18 +11,19 @@ from typing import NamedTuple
 
 MIN_US = -62_135_596_800_000_000  # 0001-01-01
 MAX_US = 253_402_300_799_999_999  # the end of 9999-12-31
-_SECOND = 1_000_000
-_DAY = 86_400 * _SECOND
-_UNITS = {
-    "microseconds": 1,
-    "milliseconds": 1_000,
-    "seconds": _SECOND,
-    "minutes": 60 * _SECOND,
-    "hours": 3_600 * _SECOND,
-    "days": _DAY,
+EPOCH_DAY = date(1970, 1, 1).toordinal()
+UNIT_US = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
 }
+_SECOND, _DAY = UNIT_US["second"], UNIT_US["day"]
 _SINCE = re.compile(
-    rf"({'|'.join(_UNITS)}) since ([0-9]{{4}})-([0-9]{{1,2}})-([0-9]{{1,2}})"
+    r"(microsecond|millisecond|second|minute|hour|day)s since ([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})"
     r"(?:[T ]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:[.]0*)?)?)?(?: ?(Z|UTC))?"
 )
 _COUNT = re.compile(r"([+-]?)([0-9]{1,19})(?:[.,]([0-9]*))?")
@@ -33,8 +34,9 @@ _SCIENTIFIC = re.compile(r"[+-]?[0-9](?:[.][0-9]{7,})[eE][+]?[0-9]{1,2}")
 
 def wall_us(moment: datetime) -> int:
     """Return the microseconds from 1970-01-01 00:00 to a naive time, both read on the same clock."""
-    days = moment.toordinal() - date(1970, 1, 1).toordinal()
-    seconds = days * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
+    seconds = (
+        (moment.toordinal() - EPOCH_DAY) * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
+    )
     return seconds * 1_000_000 + moment.microsecond
 
 
@@ -90,31 +92,32 @@ COUNTS: Mapping[str, Count] = {
     "epoch_milliseconds": Count(1_000),
     "epoch_microseconds": Count(1),
     "epoch_nanoseconds": Count(1, 1_000),
-    "epoch_minutes": Count(60 * _SECOND),
-    "epoch_hours": Count(3_600 * _SECOND),
-    "epoch_days": Count(_DAY, is_local=True, is_rounded=True),
     "spreadsheet_days": Count(_DAY, 1, _since(1899, 12, 30), True, True),
-    "spreadsheet_days_1904": Count(_DAY, 1, _since(1904), True, True),
-    "matlab_days": Count(_DAY, 1, -719_529 * _DAY, True, True),
+    "epoch_days": Count(_DAY, is_local=True, is_rounded=True),
     "julian_days": Count(_DAY, 1, -210_866_760_000 * _SECOND, False, True),
+    "matlab_days": Count(_DAY, 1, -719_529 * _DAY, True, True),
     "modified_julian_days": Count(_DAY, 1, _since(1858, 11, 17), False, True),
     "decimal_years": Count(1, is_local=True, is_years=True),
-    "sas_days": Count(_DAY, 1, _since(1960), True, True),
+    "windows_filetime": Count(1, 10, _since(1601)),
+    "dotnet_ticks": Count(1, 10, MIN_US, True),
+    "webkit_microseconds": Count(1, 1, _since(1601)),
     "sas_seconds": Count(_SECOND, 1, _since(1960), True),
+    "sas_days": Count(_DAY, 1, _since(1960), True, True),
     "stata_days": Count(_DAY, 1, _since(1960), True, True),
     "stata_milliseconds": Count(1_000, 1, _since(1960), True),
-    "spss_seconds": Count(_SECOND, 1, _since(1582, 10, 14), True),
-    "python_ordinal_days": Count(_DAY, 1, MIN_US - _DAY, True, True),
-    "windows_filetime": Count(1, 10, _since(1601)),
-    "webkit_microseconds": Count(1, 1, _since(1601)),
-    "dotnet_ticks": Count(1, 10, MIN_US, True),
     "cocoa_seconds": Count(_SECOND, 1, _since(2001)),
     "gps_seconds": Count(_SECOND, 1, _since(1980, 1, 6)),
     "ntp_seconds": Count(_SECOND, 1, _since(1900)),
     "labview_seconds": Count(_SECOND, 1, _since(1904)),
+    "spss_seconds": Count(_SECOND, 1, _since(1582, 10, 14), True),
+    "python_ordinal_days": Count(_DAY, 1, MIN_US - _DAY, True, True),
+    "spreadsheet_days_1904": Count(_DAY, 1, _since(1904), True, True),
+    "epoch_minutes": Count(60 * _SECOND),
+    "epoch_hours": Count(3_600 * _SECOND),
 }
-"""The counts by their names in `time_format`. No leap seconds are counted: those of gps_seconds run ahead of UTC by
-them, 18 s since 2017."""
+"""The counts by their names in `time_format`, in the order in which they are probable where several fit.
+
+No leap seconds are counted: those of gps_seconds run ahead of UTC by them, 18 s since 2017."""
 
 
 @cache
@@ -128,7 +131,7 @@ def count_of(time_format: str | None) -> Count | None:
         begin = datetime(*(int(part or 0) for part in match.groups()[1:-1]))  # pyright: ignore[reportArgumentType]
     except ValueError:
         return None
-    return Count(_UNITS[match[1]], 1, wall_us(begin), match[8] is None, match[1] == "days")
+    return Count(UNIT_US[match[1]], 1, wall_us(begin), match[8] is None, match[1] == "day")
 
 
 def count_us(text: str, count: Count) -> int | None:

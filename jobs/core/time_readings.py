@@ -3,43 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import UTC, datetime, tzinfo
-from functools import cache
+from datetime import UTC, datetime
 from typing import NamedTuple
 
-from jobs.core.time_counts import COUNTS, to_datetime, wall_us
-from jobs.core.times import COMPACT_FORMATS, UNIT_US, USUAL_FORMATS, TimeParser
+from jobs.core.time_counts import COUNTS, UNIT_US, to_datetime, wall_us
+from jobs.core.times import TimeParser
 
-EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
-_LIKELY = (
-    *(
-        "spreadsheet_days",
-        "epoch_days",
-        "julian_days",
-        "matlab_days",
-        "modified_julian_days",
-        "decimal_years",
-    ),
-    *(
-        "windows_filetime",
-        "dotnet_ticks",
-        "webkit_microseconds",
-        "sas_seconds",
-        "sas_days",
-        "stata_milliseconds",
-    ),
-    *(
-        "cocoa_seconds",
-        "gps_seconds",
-        "ntp_seconds",
-        "labview_seconds",
-        "spss_seconds",
-        "python_ordinal_days",
-    ),
-    *("spreadsheet_days_1904", "epoch_minutes", "epoch_hours"),
+_CLOCKS = (
+    "",
+    " %H:%M:%S",
+    " %H:%M",
+    "T%H:%M:%S",
+    " %I:%M:%S %p",
+    " %I:%M %p",
+    ", %H:%M:%S",
+    ", %I:%M:%S %p",
+    " %H:%M:%S %Z",
+    "-%H:%M:%S",
+    ":%H:%M:%S",
 )
-"""Counts in the order in which they are probable where several fit."""
+_DATES = (
+    "%Y-%m-%d %Y/%m/%d %Y.%m.%d %d.%m.%Y %d/%m/%Y %m/%d/%Y %d-%m-%Y %m-%d-%Y %Y%m%d "
+    "%d.%m.%y %d/%m/%y %m/%d/%y %d-%m-%y %m-%d-%y %y-%m-%d %y/%m/%d"
+).split()
+_NAMED = (
+    *(
+        "%d-%b-%Y",
+        "%d %b %Y",
+        "%d/%b/%Y",
+        "%b-%d-%Y",
+        "%b %d, %Y",
+        "%b %d %Y",
+        "%Y %b %d",
+        "%Y-%b-%d",
+        "%d%b%Y",
+    ),
+    *("%d-%b-%y", "%d %b %y", "%a %d %b %Y", "%a, %d %b %Y", "%a, %b %d, %Y", "%a %b %d %Y"),
+)
+USUAL_FORMATS = (
+    *(f"{date}{clock}" for date in (*_DATES, *_NAMED) for clock in _CLOCKS),
+    *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %Z %Y"),
+    *("%d%b%Y:%H:%M:%S", "%d%b%y:%H:%M:%S", "%H:%M:%S %d.%m.%Y", "%H:%M %d.%m.%Y"),
+    *("%b %Y", "%b-%Y", "%Y %b", "%b-%y", "%b %y", "%m/%Y", "%m.%Y", "%Y/%m"),
+    *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
+    *"%Y%m%d%H%M%S %Y%m%d%H%M %Y%m%d%H %Y%m%dT%H%M%S%z %Y%m%dT%H%M%S %Y%m%d-%H%M%S %Y%m%d_%H%M%S".split(),
+    *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
+    *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
+)
+"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
+COMPACT_FORMATS = {
+    4: ("%Y",),
+    6: ("%y%m%d", "%Y%m"),
+    7: ("%Y%j",),
+    8: ("%Y%m%d",),
+    10: ("%y%m%d%H%M", "%Y%m%d%H"),
+    12: ("%Y%m%d%H%M", "%y%m%d%H%M%S"),
+    14: ("%Y%m%d%H%M%S",),
+    17: ("%Y%m%d%H%M%S%f",),
+}
+"""Formats of digits alone, by the number of digits."""
+EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
+_OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # which are sas_days
 EARLY_US = 94_694_400_000_000
 """Three years: nearer to its beginning hardly any count is, and all numbers of too small a unit are."""
 _RECENT_US = wall_us(datetime(1990, 1, 1))
@@ -50,7 +74,8 @@ _RARE = ("epoch_minutes", "epoch_hours")
 _FEWEST_DAYS = 10_000
 """Smaller numbers are years, or days from another day, rather than days from the beginnings of programs."""
 _OLD_US, _FAR_US = wall_us(datetime(1900, 1, 1)), wall_us(datetime(2103, 1, 1))
-_DATE_YEARS = wall_us(datetime(1500, 1, 1)), wall_us(datetime(2200, 1, 1))
+YEARS = (1500, 2200)
+"""Years that dates written as digits may have."""
 _PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
 _MOST = 4
 """Readings that a sentence names."""
@@ -73,23 +98,21 @@ def forms_of(low: float, high: float) -> list[str]:
     Times of recent years come before older ones; times of the future count if there are no others.
     """
     now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
-    found: list[tuple[int, int, str]] = []
-    for place, form in enumerate((*EPOCHS, *_compact(low, high), *_LIKELY)):
+    tiers: dict[str, int] = {}
+    for form in (*EPOCHS, *_compact(low, high), *_OTHER_COUNTS):
         ends = [one for one in (_micros(form, low), _micros(form, high)) if one is not None]
-        if len(ends) < 2 or not _is_plausible(form, low, min(ends), max(ends)):
-            continue
-        recent = _FINE_US if form in _FINE else _RECENT_US
-        tier = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
-        found.append((tier, place, form))
-    best = min(found, default=(0,))[0]
-    return [form for tier, _, form in sorted(found) if tier < 2 or best == 2]
+        if len(ends) == 2 and _is_plausible(form, low, min(ends), max(ends)):
+            recent = _FINE_US if form in _FINE else _RECENT_US
+            tiers[form] = 2 if max(ends) > now or form in _RARE else 1 if min(ends) < recent else 0
+    best = min(tiers.values(), default=0)
+    return sorted((form for form, tier in tiers.items() if tier < 2 or best == 2), key=tiers.__getitem__)
 
 
 def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
     """Tell if numbers from `low` on may be times from `first` to `last` in a format."""
     count = COUNTS.get(form)
     if count is None:
-        return _DATE_YEARS[0] <= first and last <= _DATE_YEARS[1]
+        return YEARS[0] <= to_datetime(first).year and to_datetime(last).year < YEARS[1]
     earliest = _OLD_US
     if not count.is_years:
         earliest = max(earliest, count.origin + EARLY_US)
@@ -98,22 +121,18 @@ def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
     return earliest <= first and last <= _FAR_US
 
 
+def lacks_date(text: str) -> bool:
+    """Tell if a text begins with a time of day, so that a date may stand in another column."""
+    return re.match(r"\s*[0-9]{1,2}:[0-9]{2}(?![0-9])", text) is not None
+
+
 def readings_of(text: str) -> list[TimeReading]:
     """Return the formats other than ISO 8601 in which a text is a time, the likeliest first."""
     if re.fullmatch(r"[0-9]{4}", text) or TimeParser(None, UTC)(text) is not None:
         return []
-    if _PLAIN.fullmatch(text):
-        forms: Iterator[str] = iter(forms_of(float(text), float(text)))
-    else:
-        forms = (form for form, parser in usual_parsers(UTC) if parser(text) is not None)
+    forms = forms_of(float(text), float(text)) if _PLAIN.fullmatch(text) else USUAL_FORMATS
     found = ((form, TimeParser(form, UTC)(text)) for form in forms)
     return [TimeReading(form, micros) for form, micros in found if micros is not None]
-
-
-@cache
-def usual_parsers(zone: tzinfo) -> list[tuple[str, TimeParser]]:
-    """Return the usual formats of text with their parsers."""
-    return [(form, TimeParser(form, zone)) for form in USUAL_FORMATS]
 
 
 def named(readings: list[TimeReading]) -> str:
@@ -129,7 +148,7 @@ def numbers_remedy(first: float | None) -> str:
         return f"{first} may be {named(readings)}: {setting} these"
     return (
         f"{setting} epoch_seconds (10 digits today), epoch_milliseconds (13), epoch_microseconds (16), "
-        f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_LIKELY[1:])}"
+        f"epoch_nanoseconds (19), spreadsheet_days (5), %Y%m%d (8) or {', '.join(_OTHER_COUNTS[1:])}"
     )
 
 

@@ -1,118 +1,42 @@
 """Durations, and event times as text: one rule for every command.
 
-A time format becomes a regular expression, whose named groups have the parts of a time.
+A time format becomes a regular expression, whose named groups have the parts of a time. Parts that stand in columns of
+their own are read by the same rules.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from collections.abc import Mapping
+from datetime import UTC, date, timedelta, tzinfo
+from functools import cache
+from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 from jobs.core.errors import UserError
-from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, count_us, to_datetime, wall_us
+from jobs.core.time_counts import EPOCH_DAY, MAX_US, MIN_US, UNIT_US, count_of, count_us, to_datetime
 
 AVAILABLE_NOW = "available-now"
 
-
-_CLOCKS = (
-    "",
-    " %H:%M:%S",
-    " %H:%M",
-    "T%H:%M:%S",
-    " %I:%M:%S %p",
-    " %I:%M %p",
-    ", %H:%M:%S",
-    ", %I:%M:%S %p",
-    " %H:%M:%S %Z",
-    "-%H:%M:%S",
-    ":%H:%M:%S",
-)
-_DATES = (
-    *(
-        "%Y-%m-%d",
-        "%Y/%m/%d",
-        "%Y.%m.%d",
-        "%d.%m.%Y",
-        "%d/%m/%Y",
-        "%m/%d/%Y",
-        "%d-%m-%Y",
-        "%m-%d-%Y",
-        "%Y%m%d",
-    ),
-    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y", "%m-%d-%y", "%y-%m-%d", "%y/%m/%d"),
-)
-_NAMED = (
-    *(
-        "%d-%b-%Y",
-        "%d %b %Y",
-        "%d/%b/%Y",
-        "%b-%d-%Y",
-        "%b %d, %Y",
-        "%b %d %Y",
-        "%Y %b %d",
-        "%Y-%b-%d",
-        "%d%b%Y",
-    ),
-    *("%d-%b-%y", "%d %b %y", "%a %d %b %Y", "%a, %d %b %Y", "%a, %b %d, %Y", "%a %b %d %Y"),
-)
-USUAL_FORMATS = (
-    *(f"{date}{clock}" for date in (*_DATES, *_NAMED) for clock in _CLOCKS),
-    *("%d/%b/%Y:%H:%M:%S %z", "%a, %d %b %Y %H:%M:%S %z", "%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %Z %Y"),
-    *("%d%b%Y:%H:%M:%S", "%d%b%y:%H:%M:%S", "%H:%M:%S %d.%m.%Y", "%H:%M %d.%m.%Y"),
-    *("%b %Y", "%b-%Y", "%Y %b", "%b-%y", "%b %y", "%m/%Y", "%m.%Y", "%Y/%m"),
-    *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
-    *(
-        "%Y%m%d%H%M%S",
-        "%Y%m%d%H%M",
-        "%Y%m%d%H",
-        "%Y%m%dT%H%M%S%z",
-        "%Y%m%dT%H%M%S",
-        "%Y%m%d-%H%M%S",
-        "%Y%m%d_%H%M%S",
-    ),
-    *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
-    *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
-)
-"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
-COMPACT_FORMATS = {
-    4: ("%Y",),
-    6: ("%y%m%d", "%Y%m"),
-    7: ("%Y%j",),
-    8: ("%Y%m%d",),
-    10: ("%y%m%d%H%M", "%Y%m%d%H"),
-    12: ("%Y%m%d%H%M", "%y%m%d%H%M%S"),
-    14: ("%Y%m%d%H%M%S",),
-    17: ("%Y%m%d%H%M%S%f",),
-}
-"""Formats of digits alone, by the number of digits."""
-UNIT_US = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
-}
 _DURATIONS = {"ms": "millisecond", "s": "second", "min": "minute", "h": "hour", "d": "day", "w": "week"}
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|h|d|w)\s*")
 
 _MONTHS = tuple(
     f"{name[:3]}(?:{name[3:]})?"
-    for name in "january february march april may june july august sept september october november december".split()
+    for name in "january february march april may june july august sept(?:ember)? october november december".split()
 )
 """English names of months, whole or their first three letters (of September also four), as regular expressions."""
 _MONTH_NAMES = "janfebmaraprmayjunjulaugsepoctnovdec"
 _DAY_NAMES = "montuewedthufrisatsun"
+_MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
 _TWO = "[0-9]{1,2}"
+_HALF = "[AaPp][.]?[Mm][.]?"
 _ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,5}"
 """An offset, Z, or an abbreviation: UTC, GMT, or one that the spec's time zone has."""
 _DIRECTIVES = {
     "Y": ("year", "[0-9]{4}"),
     "m": ("month", _TWO),
-    "b": ("month", f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"),
+    "b": ("month", _MONTH_NAME),
     "d": ("day", _TWO),
     "H": ("hour", _TWO),
     "M": ("minute", _TWO),
@@ -120,7 +44,7 @@ _DIRECTIVES = {
     "f": ("fraction", "[0-9]{1,9}"),
     "z": ("zone", _ZONE),
     "I": ("hour12", _TWO),
-    "p": ("half", "[AaPp][.]?[Mm][.]?"),
+    "p": ("half", _HALF),
     "y": ("short_year", "[0-9]{2}"),
     "j": ("day_of_year", "[0-9]{1,3}"),
     "G": ("week_year", "[0-9]{4}"),
@@ -130,40 +54,90 @@ _DIRECTIVES = {
     "q": ("quarter", "[1-4]"),
     "s": ("epoch", "[0-9]{1,12}"),
 }
+DIRECTIVES = " ".join(f"%{one}" for one in _DIRECTIVES)
 _WIDTHS = {"Y": 4, "G": 4, "j": 3, "u": 1, "q": 1, **dict.fromkeys("mdHMSIyV", 2)}
 """Digits of a directive where no other character stands between it and the next one."""
-_SAME = {
-    **{"B": "b", "h": "b", "A": "a", "e": "d", "k": "H", "l": "I", "L": "f", "N": "f", "Z": "z", "P": "p"},
-}
-_SHORT = {
-    **{"F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
+_ALIASES = {
+    **{"B": "%b", "h": "%b", "A": "%a", "e": "%d", "k": "%H", "l": "%I", "L": "%f", "N": "%f", "Z": "%z"},
+    **{"P": "%p", "F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
     **{"c": "%a %b %d %H:%M:%S %Y", "n": " ", "t": " "},
 }
 """Directives that stand for others, as in C."""
-DIRECTIVES = " ".join(f"%{one}" for one in _DIRECTIVES)
-_DATE = (
+_NEEDS = (
+    ("day", "month", "%m is missing"),
+    ("week_year", "week", "%V is missing"),
+    ("hour12", "half", "%p is missing, as %I is an hour from 1 to 12"),
+    ("half", "hour12", "%I is missing, as %p is for an hour from 1 to 12"),
+)
+"""Parts of a time that are none without another part, and what to say of it."""
+
+
+def _clock(marks: str) -> str:
+    """Return the pattern of a time of day with its zone; `marks` may stand between hours, minutes and seconds."""
+    return (
+        f"(?P<hour>[0-9]{{2}}|[0-9](?=[{marks}]| ?[AaPp]))(?:[{marks}](?P<minute>[0-9]{{2}})"
+        f"(?:[{marks}](?P<second>[0-9]{{2}})(?:[.,](?P<fraction>[0-9]{{1,9}}))?)?)?(?: ?(?P<half>{_HALF}))?"
+        f"(?: ?(?P<zone>{_ZONE})(?:\\[[A-Za-z0-9_/+-]+\\])?)?"
+    )
+
+
+_ISO = (
     "(?P<year>[0-9]{4})(?:-(?P<month>[0-9]{2})(?:-(?P<day>[0-9]{2}))?|-(?P<day_of_year>[0-9]{3})"
     "|-?W(?P<week>[0-9]{2})(?:-?(?P<weekday>[1-7]))?|[- ]?[Qq](?P<quarter>[1-4]))"
+    f"(?:(?:[Tt]| {{1,2}}){_clock(':')})?"
 )
-_CLOCK = (
-    "(?:[Tt]| {1,2})(?P<hour>[0-9]{2}|[0-9](?=:| ?[AaPp]))(?::(?P<minute>[0-9]{2})"
-    "(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,9}))?)?)?(?: ?(?P<half>[AaPp][.]?[Mm][.]?))?"
-)
-ISO = f"{_DATE}(?:{_CLOCK}(?: ?(?P<zone>{_ZONE})(?:\\[[A-Za-z0-9_/+-]+\\])?)?)?"
 """ISO 8601, and what is written like it: AM and PM, a comma before fractions, UTC, months and quarters."""
+_WHOLE = "(?:[.]0*)?"
+"""A number may be written with a fraction of zeros."""
+DATE_PARTS: Mapping[str, re.Pattern[str]] = {
+    "year": re.compile(f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO})){_WHOLE}"),
+    "quarter": re.compile(f"(?:[Qq] *)?(?P<quarter>[1-4]){_WHOLE}"),
+    "month": re.compile(f"(?P<month>{_TWO}|{_MONTH_NAME}){_WHOLE}"),
+    "day": re.compile(f"(?P<day>{_TWO}){_WHOLE}"),
+    "day_of_year": re.compile(f"(?P<day_of_year>[0-9]{{1,3}}){_WHOLE}"),
+}
+"""How the parts of a date are written in columns of their own."""
+_DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"
+_MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_clock(':.h')}"
+"""A time of day that is no mere number; spreadsheets may write it with the day from which they count."""
+_DIGITS = f"(?P<hour>{_TWO})(?P<minute>[0-9]{{2}})(?P<second>[0-9]{{2}})?{_WHOLE}"
+_HOUR, _MINUTE = f"(?P<hour>{_TWO})", f"(?P<minute>{_TWO}){_WHOLE}"
+CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
+    part: tuple(map(re.compile, patterns))
+    for part, patterns in (
+        (
+            "time",
+            (_DAY_PART, _MARKED_CLOCK, _DIGITS, f"(?P<hour>00?){_WHOLE}"),
+        ),  # 5 may be an hour or minutes
+        ("hhmm", (_DAY_PART, _MARKED_CLOCK, _DIGITS, _MINUTE)),
+        ("hour", (f"{_HOUR}(?:00)?{_WHOLE}", f"(?=.*:){_MARKED_CLOCK}")),
+        ("minute", (_MINUTE,)),
+        ("second", ("(?P<seconds>[0-5]?[0-9](?:[.][0-9]*)?)",)),
+    )
+}
+"""How the parts of a time of day are written in columns of their own, of which it is the sum: the first that fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimePattern:
+_Parts = Mapping[str, str | None]
+
+
+class TimePattern(NamedTuple):
     """The pattern of a time as text: `regex` matches all of it, trimmed, with a named group for each part.
 
     width: digits of a format without any other character, such as %Y%m%d; 0 of other formats.
     lost: how many zeros at its beginning may be missing, as in a number.
     """
 
-    regex: str
+    regex: re.Pattern[str]
     width: int = 0
     lost: int = 0
+
+
+class TimeOfDay(NamedTuple):
+    """Microseconds since 0:00, and by how many the clock is ahead of UTC; None: not written."""
+
+    micros: int
+    offset: int | None = None
 
 
 def duration_us(text: str) -> int:
@@ -178,94 +152,66 @@ def duration_us(text: str) -> int:
     return round(float(match[1]) * UNIT_US[_DURATIONS[match[2]]])
 
 
-def time_pattern(time_format: str | None) -> TimePattern:
+@cache
+def _time_pattern(time_format: str | None) -> TimePattern:
     """Compile a time format (None: ISO 8601) to a regular expression.
 
     Raises:
         ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
     """
     if time_format is None:
-        return TimePattern(ISO)
-    tokens = list(_tokens(time_format))
-    codes = [code for code, _ in tokens if code]
-    parts = [_DIRECTIVES[code][0] for code in codes]
-    for part in parts:
-        if parts.count(part) > 1:
-            raise ValueError(f"the {part.replace('_', ' ')} is given twice")
-    _check_complete(frozenset(parts))
+        return TimePattern(re.compile(_ISO))
+    tokens = _tokens(time_format)
+    codes = [code for code, _ in tokens]
+    _check_complete([_DIRECTIVES[code][0] for code in codes if code])
     regex = ""
     for place, (code, literal) in enumerate(tokens):
-        before, after = (tokens[at] if 0 <= at < len(tokens) else ("", "") for at in (place - 1, place + 1))
         if not code:
-            optional = literal in ".," and (before[0], after[0]) == ("S", "f")
-            regex += "" if optional else _literal(literal)
+            regex += " +" if literal == " " else re.escape(literal)
             continue
         part, expression = _DIRECTIVES[code]
-        if code in _WIDTHS and (before[0] in _WIDTHS or after[0] in _WIDTHS and after[0]):
+        beside = (*codes[max(place - 1, 0) : place], *codes[place + 1 : place + 2])
+        if code in _WIDTHS and any(one in _WIDTHS for one in beside):
             expression = f"[0-9]{{{_WIDTHS[code]}}}"
-        if code == "f" and place > 1 and before[1] in (".", ",") and tokens[place - 2][0] == "S":
-            regex += f"(?:[.,](?P<fraction>{expression}))?"
-        else:
-            regex += f"(?P<{part}>{expression})"
-        if code == "S" and "f" not in codes and after[1] not in (".", ","):
+        regex += f"(?P<{part}>{expression})"
+        if code == "S" and "f" not in codes:
             regex += "(?:[.,](?P<fraction>[0-9]{1,9}))?"
-    digits = all(code in _WIDTHS or code == "f" for code, _ in tokens)
+    digits = all(code in _WIDTHS or code == "f" for code in codes)
     width = sum(_WIDTHS.get(code, 0) for code in codes) if digits else 0
     lost = {"Y": 0, "G": 0, "y": width - 1}.get(codes[0], 1) if width else 0
-    return TimePattern(regex, width, lost)
+    return TimePattern(re.compile(regex), width, lost)
 
 
-def _tokens(time_format: str) -> Iterator[tuple[str, str]]:
-    """Yield each directive's letter, or "" and a literal character.
+def _tokens(time_format: str) -> list[tuple[str, str]]:
+    """Return each directive's letter, or "" and a literal character; fractions after %S are a part of it.
 
     Raises:
         ValueError: a directive is unknown.
     """
-    position = 0
-    while position < len(time_format):
-        if time_format[position] != "%":
-            yield "", time_format[position]
-            position += 1
-            continue
-        position += 1
-        if time_format[position : position + 1] in ("-", "_", "#"):  # as in %-d: without a zero before it
-            position += 1
-        code = time_format[position : position + 1]
-        position += 1
-        if code == "%":
-            yield "", "%"
-        elif code in _SHORT:
-            yield from _tokens(_SHORT[code])
-        elif _SAME.get(code, code) in _DIRECTIVES:
-            yield _SAME.get(code, code), ""
-        else:
-            raise ValueError(f"%{code} is not known; there are {DIRECTIVES}")
+    plain = re.sub("%[-_#]?(.?)", lambda found: _ALIASES.get(found[1], f"%{found[1]}"), time_format)
+    tokens: list[tuple[str, str]] = re.findall("%(.?)|(.)", re.sub("(?<!%)%S[.,]%f", "%S", plain), re.DOTALL)
+    unknown = next(
+        (code for code, literal in tokens if not literal and code not in ("%", *_DIRECTIVES)), None
+    )
+    if unknown is not None:
+        raise ValueError(f"%{unknown} is not known; there are {DIRECTIVES}")
+    return [("", "%") if code == "%" else (code, literal) for code, literal in tokens]
 
 
-def _literal(char: str) -> str:
-    if char == " ":
-        return " +"
-    return char if char.isalnum() else f"[{char}]" if char not in "\\^[]" else f"\\{char}"
-
-
-def _check_complete(parts: frozenset[str]) -> None:
-    """Refuse a format without a whole date.
+def _check_complete(parts: list[str]) -> None:
+    """Refuse a format that gives a part of a time twice, or no whole date.
 
     Raises:
-        ValueError: the message says what is missing.
+        ValueError: the message says what is wrong.
     """
-    if {"year", "short_year"} <= parts:
+    for part in parts:
+        if parts.count(part) > 1:
+            raise ValueError(f"the {part.replace('_', ' ')} is given twice")
+    if {"year", "short_year"}.issubset(parts):
         raise ValueError("the year is given twice")
-    dated = parts & {"year", "short_year", "week_year", "epoch"}
-    if not dated:
+    if {"year", "short_year", "week_year", "epoch"}.isdisjoint(parts):
         raise ValueError("%Y is missing")
-    needs = (
-        ("day", "month", "%m is missing"),
-        ("week_year", "week", "%V is missing"),
-        ("hour12", "half", "%p is missing, as %I is an hour from 1 to 12"),
-        ("half", "hour12", "%I is missing, as %p is for an hour from 1 to 12"),
-    )
-    for part, other, problem in needs:
+    for part, other, problem in _NEEDS:
         if part in parts and other not in parts:
             raise ValueError(problem)
 
@@ -276,42 +222,41 @@ class TimeParser:
     Args:
         time_format: None for ISO 8601, a count of `jobs.core.time_counts`, or directives such as %Y %m %d %H %M %S.
         zone: the time zone of a time without an offset of its own.
+
+    Raises:
+        ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
     """
 
     def __init__(self, time_format: str | None, zone: tzinfo) -> None:
         self._zone = zone
         self._count = count_of(time_format)
-        self._pattern = TimePattern("") if self._count else time_pattern(time_format)
-        self._match = re.compile(self._pattern.regex).fullmatch
+        self._pattern = TimePattern(re.compile("")) if self._count else _time_pattern(time_format)
+        self._match = self._pattern.regex.fullmatch
+
+    @property
+    def reads_numbers(self) -> bool:
+        """Tell if times in this format may be stored as numbers."""
+        return self._count is not None or self._pattern.width > 0
 
     def __call__(self, text: str) -> int | None:
         """Return the microseconds, or None if `text` is not a time in this format."""
         text = text.strip(" ")
         if self._count is not None:
-            return self._of_count(text, self._count)
-        match = self._match(self._whole(text) if self._pattern.width else text)
-        if not match:
+            value, zone, is_local = count_us(text, self._count), None, self._count.is_local
+        else:
+            match = self._match(self._whole(text) if self._pattern.width else text)
+            if not match:
+                return None
+            parts = match.groupdict()
+            value, zone, is_local = _wall_us(parts), parts.get("zone"), not parts.get("epoch")
+        if value is None:
             return None
-        parts = match.groupdict()
-        try:
-            value = _wall_of(parts)
-        except ValueError:
-            return None
-        zone = parts.get("zone")
         if zone is not None:
             offset = _offset(zone, value, self._zone)
             value = MAX_US + 1 if offset is None else value - offset
-        elif self._zone is not UTC and MIN_US <= value <= MAX_US and not parts.get("epoch"):
-            value = local_us(to_datetime(value), self._zone)
+        elif is_local and self._zone is not UTC and MIN_US <= value <= MAX_US:
+            value = local_us(value, self._zone)
         return value if MIN_US <= value <= MAX_US else None
-
-    def is_local(self, text: str) -> bool:
-        """Tell if a text that is a time in this format has no offset of its own."""
-        if self._count is not None:
-            return self._count.is_local
-        match = self._match(self._whole(text.strip(" ")) if self._pattern.width else text.strip(" "))
-        parts = match.groupdict() if match else {}
-        return parts.get("zone") is None and parts.get("epoch") is None
 
     def _whole(self, text: str) -> str:
         """Return a time of digits alone with the zeros that a number has lost, and without a fraction of zeros."""
@@ -321,66 +266,94 @@ class TimeParser:
         short = self._pattern.width - len(digits)
         return digits.zfill(self._pattern.width) if 0 < short <= self._pattern.lost else digits
 
-    def _of_count(self, text: str, count: Count) -> int | None:
-        value = count_us(text, count)
-        if value is None or not count.is_local or self._zone is UTC:
-            return value
-        value = local_us(to_datetime(value), self._zone)
-        return value if MIN_US <= value <= MAX_US else None
 
+def date_us(texts: Mapping[str, str]) -> int | None:
+    """Return the microseconds from 1970 to a date whose parts stand in columns of their own, or None if it is none.
 
-def _wall_of(parts: Mapping[str, str | None]) -> int:
-    """Return the microseconds from 1970 to a time on its own clock.
-
-    Raises:
-        ValueError: there is no such date, or no such time of day.
+    texts: what the columns of `DATE_PARTS` hold, trimmed.
     """
+    parts: dict[str, str | None] = {}
+    for part, text in texts.items():
+        match = DATE_PARTS[part].fullmatch(text)
+        if match is None:
+            return None
+        parts |= match.groupdict()
+    return _wall_us(parts)
+
+
+def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
+    """Return the time of day, or the part of it, that a trimmed text is in a column of its own; None if it is none.
+
+    part: what the column has, of `CLOCK_PARTS`.
+    """
+    match = next((found for one in CLOCK_PARTS[part] if (found := one.fullmatch(text))), None)
+    if match is None:
+        return None
+    parts = match.groupdict()
+    if day_part := parts.get("day_part"):
+        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as days of a spreadsheet
+    if seconds := parts.get("seconds"):
+        return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
+    micros, zone = _clock_us(parts), parts.get("zone")
+    offset = None if zone is None else _offset(zone, 0, UTC)
+    return None if micros is None or offset is None and zone is not None else TimeOfDay(micros, offset)
+
+
+def _wall_us(parts: _Parts) -> int | None:
+    """Return the microseconds from 1970 to a time on its own clock; None if there is no such date or time of day."""
+    epoch = parts.get("epoch")
+    if epoch:
+        return int(epoch) * 1_000_000 + _micros(parts)
+    clock = _clock_us(parts)
+    try:
+        return None if clock is None else (_day_of(parts).toordinal() - EPOCH_DAY) * UNIT_US["day"] + clock
+    except (ValueError, OverflowError):
+        return None
+
+
+def _micros(parts: _Parts) -> int:
+    fraction = parts.get("fraction")
+    return int(fraction.ljust(6, "0")[:6]) if fraction else 0
+
+
+def _clock_us(parts: _Parts) -> int | None:
+    """Return the microseconds of a time of day; None if there is no such time."""
     part = parts.get
-    fraction = part("fraction")
-    micros = int(fraction.ljust(6, "0")[:6]) if fraction else 0
-    if part("epoch"):
-        return int(part("epoch") or 0) * 1_000_000 + micros
     hour, minute, second = int(part("hour") or 0), int(part("minute") or 0), int(part("second") or 0)
     half = part("half")
     if half:
         hour = int(part("hour12") or hour)
         if not 1 <= hour <= 12:
-            raise ValueError
+            return None
         hour = hour % 12 + 12 * (half[0] in "Pp")
-    if minute > 59 or second > 59 or hour > 23 and (hour, minute, second, micros) != (24, 0, 0, 0):
-        raise ValueError
-    month, day = part("month"), part("day")
-    if month and day:
-        date_of = date(int(part("year") or _whole_year(part("short_year"))), _month(month), int(day))
-    else:
-        date_of = _first_day(part)
-    days = date_of.toordinal() - _EPOCH_DAY
-    return (days * 86_400 + hour * 3600 + minute * 60 + second) * 1_000_000 + micros
+    clock = (hour * 3600 + minute * 60 + second) * 1_000_000 + _micros(parts)
+    return clock if minute <= 59 and second <= 59 and clock <= UNIT_US["day"] else None
 
 
-_EPOCH_DAY = date(1970, 1, 1).toordinal()
-
-
-def _first_day(part: Callable[[str], str | None]) -> date:
-    """Return the day of a time without month and day: by default the first of its week, month, quarter or year.
+def _day_of(parts: _Parts) -> date:
+    """Return the day of a time; where it is not written, the first of its week, month, quarter or year.
 
     Raises:
-        ValueError: there is no such day.
+        ValueError, OverflowError: there is no such day.
     """
-    year = int(part("year") or part("week_year") or _whole_year(part("short_year")))
+    part = parts.get
+    year, month, day = part("year") or part("week_year"), part("month"), part("day")
+    number = int(year) if year else _whole_year(part("short_year"))
+    if month and not month.isdigit():
+        month = _MONTH_NAMES.index(month[:3].lower()) // 3 + 1
+    if month and day:
+        return date(number, int(month), int(day))
     week, day_of_year, quarter = part("week"), part("day_of_year"), part("quarter")
     if week:
         name = part("day_name")
-        number = _DAY_NAMES.index(name[:3].lower()) // 3 + 1 if name else int(part("weekday") or 1)
-        return date.fromisocalendar(year, int(week), number)
+        weekday = _DAY_NAMES.index(name[:3].lower()) // 3 + 1 if name else int(part("weekday") or 1)
+        return date.fromisocalendar(number, int(week), weekday)
     if day_of_year:
-        found = date(year, 1, 1) + timedelta(days=int(day_of_year) - 1)
-        if found.year != year:
+        found = date(number, 1, 1) + timedelta(days=int(day_of_year) - 1)
+        if found.year != number:
             raise ValueError
         return found
-    if quarter:
-        return date(year, 3 * int(quarter) - 2, 1)
-    return date(year, _month(part("month") or "1"), 1)
+    return date(number, 3 * int(quarter) - 2 if quarter else int(month or 1), 1)
 
 
 def _whole_year(text: str | None) -> int:
@@ -389,21 +362,19 @@ def _whole_year(text: str | None) -> int:
     return number + (1900 if number >= 69 else 2000)
 
 
-def _month(text: str) -> int:
-    """Return a month's number, of its number or its English name."""
-    return int(text) if text.isdigit() else _MONTH_NAMES.index(text[:3].lower()) // 3 + 1
+def zone_of(name: str) -> tzinfo:
+    """Return the time zone of a name of the IANA list; UTC is always the same object, compared by `is`."""
+    return UTC if name == "UTC" else ZoneInfo(name)
 
 
-def local_us(moment: datetime, zone: tzinfo) -> int:
-    """Return the microseconds since the epoch of a naive time in `zone`.
+def local_us(wall: int, zone: tzinfo) -> int:
+    """Return the microseconds since 1970 UTC of a time on the clocks of `zone`; both count from 1970.
 
     A time that occurs twice, as clocks go back, is the earlier one; one that is skipped, as they go forward, moves on
-    by the gap. Java does the same.
+    by the gap.
     """
-    if zone is UTC:
-        return wall_us(moment)
-    offset = moment.replace(tzinfo=zone).utcoffset() or timedelta(0)
-    return wall_us(moment) - offset // timedelta(microseconds=1)
+    offset = to_datetime(wall).replace(tzinfo=zone).utcoffset() or timedelta(0)
+    return wall - offset // timedelta(microseconds=1)
 
 
 def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
@@ -424,9 +395,9 @@ def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
         return None if offset is None else offset // timedelta(microseconds=1)
     text = name.removeprefix("UTC").removeprefix("GMT")
     hours, minutes = int(text[1:3]), int(text[3:].replace(":", "") or "0")
-    if minutes > 59 or hours * 60 + minutes > 18 * 60:  # Java's limit
+    if minutes > 59 or hours * 60 + minutes > 18 * 60:
         return None
-    value = (hours * 60 + minutes) * 60_000_000
+    value = (hours * 60 + minutes) * UNIT_US["minute"]
     return -value if text[0] == "-" else value
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.landing.raw_rows import Source, joined, reject
+from jobs.landing.values.clock_changes import ClockChanges
 from jobs.landing.values.keys import codes_of_ids, codes_of_keys
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.times import (
     AFTER_LANDING,
     BEFORE_RANGE,
-    ClockChanges,
     Times,
     after_landing,
     before_range,

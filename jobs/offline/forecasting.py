@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC
 from pathlib import Path
 from typing import NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.core.times import TimeParser, duration_us
+from jobs.core.times import TimeParser, duration_us, zone_of
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
@@ -98,7 +96,7 @@ def parse_horizon(
                 f"--every: {error}; write a number and one of ms, s, min, h, d, w, such as 1h"
             ) from error
     if until is not None:
-        end = TimeParser(None, UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone))(until)
+        end = TimeParser(None, zone_of(spec.time_zone))(until)
         if end is None:
             raise UserError(f"--until: {until!r} is not a time; write one such as 2024-01-31T17:00")
         if length is None and future is None and takes_steps(spec.definition()):

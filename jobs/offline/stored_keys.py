@@ -143,7 +143,7 @@ def live_keys(
     values = _live_values(root, spec, learned, kernel, rows)
     count = np.ones(rows.num_rows, np.int64)
     columns, keys = _with_inputs(root, spec, rows, values, count, inputs)
-    return StoredKeys(kernel, columns, keys, learned.snapshot, written_at(root, table), None, name)
+    return StoredKeys(kernel, columns, keys, generation.snapshot_id, written_at(root, table), None, name)
 
 
 def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:

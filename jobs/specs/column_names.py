@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+from jobs.core.times import CLOCK_PARTS, DATE_PARTS
 from jobs.specs.problems import closest, invalid
 
 FileColumns = str | list[str] | dict[str, str]
@@ -47,9 +48,7 @@ ESTIMATE_COLUMNS = (
     "measured",
     "filter_state",
 )
-TIME_PARTS = (
-    "date", "time", "year", "quarter", "month", "day", "day_of_year", "hour", "hhmm", "minute", "second"
-)  # fmt: skip
+TIME_PARTS = ("date", *DATE_PARTS, *CLOCK_PARTS)
 """The parts of a time that a column can have; `hhmm` is 1730 for 17:30."""
 _DATES = (
     {"date"},
@@ -116,7 +115,7 @@ def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     if unknown:
         hint = closest(unknown[0], TIME_PARTS) or f"parts are {', '.join(TIME_PARTS)}"
         raise ValueError(f"'{unknown[0]}' is no part of a time; {hint}")
-    clock = {part for part in columns if part in ("time", "hour", "hhmm", "minute", "second")}
+    clock = columns.keys() & CLOCK_PARTS.keys()
     if columns.keys() - clock not in _DATES or clock not in _CLOCKS:
         raise ValueError(
             f"{', '.join(columns)} do not make a time; give a date, or year, month and day, and with them a time, "

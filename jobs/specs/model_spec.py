@@ -10,14 +10,15 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 from zoneinfo import ZoneInfo, available_timezones
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from jobs.core.time_counts import COUNTS, count_of
-from jobs.core.times import DIRECTIVES, UNIT_US, time_pattern
+from jobs.core.time_counts import COUNTS
+from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
 from jobs.specs import yaml_text
 from jobs.specs.airflow import Airflow
 from jobs.specs.column_names import (
@@ -507,14 +508,13 @@ class ModelSpec(Section):
             hint = closest(self.time_zone, available_timezones())
             remedy = f"{hint} names are those of the IANA list, such as America/New_York".strip()
             raise invalid(f"'{self.time_zone}' is not a time zone", remedy, "time_zone") from error
-        if self.time_format is not None and count_of(self.time_format) is None:
-            try:
-                time_pattern(self.time_format)
-            except ValueError as error:
-                remedy = f"use {DIRECTIVES}, or one of {', '.join(COUNTS)}, or such as hours since 1900-01-01"
-                raise invalid(
-                    f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
-                ) from error
+        try:
+            TimeParser(self.time_format, UTC)
+        except ValueError as error:
+            remedy = f"use {DIRECTIVES}, or one of {', '.join(COUNTS)}, or such as hours since 1900-01-01"
+            raise invalid(
+                f"'{self.time_format}' is not a time format: {error}", remedy, "time_format"
+            ) from error
 
     @property
     def source_path(self) -> Path | None:

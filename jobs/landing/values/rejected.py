@@ -7,19 +7,18 @@ import re
 from collections.abc import Mapping
 from datetime import UTC
 from typing import Any
-from zoneinfo import ZoneInfo
 
-from jobs.core.clock_changes import repeats_between
 from jobs.core.redaction import redacted
 from jobs.core.report import plural
 from jobs.core.time_counts import COUNTS, count_of, to_datetime
-from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, named, readings_of
-from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser
+from jobs.core.time_readings import EARLY_US, EPOCHS, TimeReading, forms_of, lacks_date, named, readings_of
+from jobs.core.times import DIRECTIVES, UNIT_US, TimeParser, zone_of
 from jobs.landing.raw_rows import BYTES, CORRUPT, LINE
 from jobs.landing.shapes.row_shapes import shape_cause
+from jobs.landing.values.clock_changes import ClockChanges, repeats_between
 from jobs.landing.values.keys import NOT_WHOLE
 from jobs.landing.values.number_writing import setting_of, setting_text
-from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, ClockChanges, now_us
+from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
@@ -197,7 +196,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
         return f"{unit if found.form in COUNTS else f'it reads as {found.form}'}; {setting}"
     if re.fullmatch(r"[0-9]{4}", value):
         return f'a year alone; write a date, such as {value}-01-01, or set time_format: "%Y" in the spec'
-    if re.fullmatch(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?.*", value):
+    if lacks_date(value):
         return "a time of day without a date; write both, such as 2024-01-31 17:05"
     if re.fullmatch(r"[0-9][.,]?[0-9]*[eE][+]?[0-9]+", value):
         return "a spreadsheet has rounded the number; save its column with all digits"
@@ -214,7 +213,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
 
 def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
     """Return how far a time lies out of the range of the spec, and the setting that lets it in."""
-    zone = ZoneInfo(spec.time_zone)
+    zone = zone_of(spec.time_zone)
     found = (TimeParser(form, zone)(value) for form in (spec.time_format, None))
     micros = next((one for one in found if one is not None), None)
     if micros is None:
@@ -299,7 +298,7 @@ def repeated(
         in_part: rows were compared within each part of a large file alone.
     """
     first, last = span
-    dates = [] if first is None or last is None else repeats_between(ZoneInfo(spec.time_zone), first, last)
+    dates = [] if first is None or last is None else repeats_between(zone_of(spec.time_zone), first, last)
     clocks = (
         f"if they are in an hour that the clocks of {spec.time_zone} repeat, the last on {dates[-1]:%Y-%m-%d}, write "
         "times with an offset, such as +01:00; "

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from datetime import UTC, tzinfo
+from collections.abc import Sequence
+from datetime import UTC, timedelta, timezone, tzinfo
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.clock import now
-from jobs.core.clock_changes import changes_on, offset_us
 from jobs.core.errors import UserError
-from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, to_datetime, wall_us
+from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, wall_us
 from jobs.core.time_readings import numbers_remedy
-from jobs.core.times import UNIT_US, TimeParser, local_us, time_pattern
+from jobs.core.times import UNIT_US, TimeParser, local_us, zone_of
 from jobs.encoding import arrow
+from jobs.landing.values.clock_changes import Bools, ClockChanges, Ints, settle
 from jobs.specs.model_spec import ModelSpec
 
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
-
-PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
+_PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
 """Why a time that can be read is rejected."""
+_AHEAD = timezone(timedelta(hours=1))
 _OF_UTC = "(?:Z| ?UTC| ?GMT)"
 ARROW_FROM = 5_000
 """From so many rows on, Arrow parses times faster than Python."""
-
-
-class ClockChanges(NamedTuple):
-    """How many rows met a change of the clocks.
-
-    repeated rows of an hour that came twice
-    second   rows of the second pass of an hour that came twice
-    unclear  rows of such an hour, taken for the first pass, though their order fits neither one pass nor two
-    skipped  rows with a time that the clocks skipped
-    is_cut   rows of such an hour begin a part of a file, so that only the rows before it tell the pass
-    """
-
-    repeated: int = 0
-    second: int = 0
-    unclear: int = 0
-    skipped: int = 0
-    is_cut: bool = False
 
 
 class Times(NamedTuple):
@@ -67,23 +47,10 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     Raises:
         UserError: as of `read_times`.
     """
-    zone: tzinfo = UTC if spec.time_zone == "UTC" else ZoneInfo(spec.time_zone)
+    zone = zone_of(spec.time_zone)
     form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
-    return times_of_keys(column, form, zone, key, f"{file}: time column '{spec.time}'")
-
-
-def times_of_keys(column: pa.Array, time_format: str | None, zone: tzinfo, key: Ints, what: str) -> Times:
-    """Return the times of a column, with repeated hours told apart within each key.
-
-    Args:
-        column, time_format, zone, what: as of `read_times`.
-        key: (N,) codes of the rows' keys.
-
-    Raises:
-        UserError: as of `read_times`.
-    """
+    micros, known = read_times(column, form, zone, f"{file}: time column '{spec.time}'")
     missing = arrow.to_numpy(column.is_null()).copy()
-    micros, known = read_times(column, time_format, zone, what)
     if pa.types.is_string(column.type):
         unknown = np.flatnonzero(~known)
         texts = column.take(arrow.integers(unknown)).to_pylist()
@@ -91,23 +58,11 @@ def times_of_keys(column: pa.Array, time_format: str | None, zone: tzinfo, key: 
 
     def walls(rows: Ints) -> tuple[Ints, Bools]:
         taken = column.take(arrow.integers(rows))
-        return read_times(taken, time_format, UTC, what)[0], _are_local(taken, time_format, zone)
+        here, ahead = (read_times(taken, form, one, "the time")[0] for one in (UTC, _AHEAD))
+        return here, here != ahead  # a time with an offset of its own is the same in every zone
 
-    micros, clocks = _settle(zone, micros, known, key, walls)
+    micros, clocks = settle(zone, micros, known, key, walls)
     return Times(micros, known, missing, clocks)
-
-
-def _are_local(column: pa.Array, time_format: str | None, zone: tzinfo) -> Bools:
-    """Return which times (N,) are of the local clock, without an offset of their own."""
-    kind = column.type
-    if pa.types.is_string(kind):
-        parser = TimeParser(time_format, zone)
-        return np.array([text is not None and parser.is_local(text) for text in column.to_pylist()], bool)
-    count = count_of(time_format)
-    is_absolute = pa.types.is_timestamp(kind) and kind.tz is not None
-    return np.full(
-        len(column), not is_absolute and (not arrow.is_number(kind) or count is None or count.is_local)
-    )
 
 
 def after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
@@ -144,7 +99,7 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
     """
     kind = column.type
     if pa.types.is_string(kind):
-        return _written_times(column, TimeParser(time_format, zone), time_format, zone)
+        return _written_times(column, time_format, zone)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros, known = _stored_times(column)
         is_local = pa.types.is_date(kind) or kind.tz is None
@@ -152,7 +107,8 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
         count = count_of(time_format)
         if count is None or count.is_years:
             return _written_numbers(column, time_format, zone, what)
-        micros, known = _counted(column, count)
+        numbers = column if pa.types.is_integer(kind) else column.cast(pa.float64())
+        micros, known = _counted(arrow.to_numpy(numbers), count)
         is_local = count.is_local
     else:
         raise UserError(f"{what} holds {kind}; it must hold timestamps, dates or text")
@@ -162,15 +118,13 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
     return micros, known
 
 
-def _written_times(
-    column: pa.Array, parser: TimeParser, time_format: str | None, zone: tzinfo
-) -> tuple[Ints, Bools]:
-    """Parse times written as text. Of many, Arrow parses the plainest ones, with the same result as the parser."""
+def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> tuple[Ints, Bools]:
+    """Parse times written as text. Of many, Arrow parses the plainest ones, with the same result as `TimeParser`."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
         pc = arrow.compute()
-        matched = pc.match_substring_regex(column, f"^{PLAIN_TIME}{_OF_UTC}?$")
+        matched = pc.match_substring_regex(column, f"^{_PLAIN_TIME}{_OF_UTC}?$")
         plain = arrow.to_numpy(matched, False)
         cut = pc.utf8_rtrim(pc.utf8_replace_slice(column, 10, 11, " "), characters=" CGMTUZ")
         try:
@@ -186,9 +140,9 @@ def _written_times(
         except pa.ArrowInvalid:
             pass  # an impossible date such as the 31st of June, which the parser below finds
     if rest.any():
-        places = np.flatnonzero(rest)
+        places, parser = np.flatnonzero(rest), TimeParser(time_format, zone)
         texts, which = arrow.distinct_values(column.take(arrow.integers(places)))
-        micros[places], known[places] = _parsed(texts, which, parser)
+        micros[places], known[places] = spread([parser(text) for text in texts], which)
     return micros, known
 
 
@@ -196,37 +150,27 @@ def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
     """Return stored timestamps or dates in microseconds, and which of them are within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
-        return _scaled(arrow.to_numpy(column.cast(pa.int32())).astype(np.int64), UNIT_US["day"])
+        return _counted(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
     unit = "ms" if pa.types.is_date64(kind) else kind.unit
     stored = arrow.to_numpy(column.cast(pa.int64()))
     if unit == "ns":
-        return _scaled(stored // 1000, 1)  # digits beyond microseconds are cut off
-    return _scaled(stored, {"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit])
+        return _counted(stored // 1000, Count(1))  # digits beyond microseconds are cut off
+    return _counted(stored, Count({"s": UNIT_US["second"], "ms": UNIT_US["millisecond"], "us": 1}[unit]))
 
 
-def _scaled(values: Ints, scale: int) -> tuple[Ints, Bools]:
-    """Multiply by `scale`, and tell which products are times; the others are 0, as they might not fit 64 bits."""
-    known = (values <= MAX_US // scale) & (values >= -(-MIN_US // scale))
-    return np.where(known, values, 0) * scale, known
-
-
-def _counted(column: pa.Array, count: Count) -> tuple[Ints, Bools]:
-    """Return the times of numbers that count a unit, in microseconds on the count's clock."""
-    scale, parts, origin = count.micros, count.parts, count.origin
-    low, high = (-(-(MIN_US - origin) * parts // scale), (MAX_US - origin) * parts // scale)
-    if pa.types.is_integer(column.type):
-        whole = arrow.to_numpy(column)
-        # Of an unsigned column the limits are beyond its range or within it, but never wrap.
-        known = (whole <= high) & (whole >= low)
-        values = np.where(known, whole, 0).astype(np.int64)
-        cut = values // parts + ((values < 0) & (values % parts != 0))  # towards 0, as in text
-        return cut * scale + origin, known
-    numbers = arrow.to_numpy(column.cast(pa.float64()), 0.0)
-    known = (numbers <= high) & (numbers >= low)
-    numbers = np.where(known, numbers, 0.0)
+def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
+    """Return the times of numbers that count a unit, on the count's clock, and which of them are times."""
+    first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
+    # Of unsigned numbers the limits are beyond their range or within it, but never wrap.
+    known = (values <= last // count.micros) & (values >= -(-first // count.micros))
+    numbers = np.where(known, values, 0)
+    if values.dtype.kind != "f":
+        whole = numbers.astype(np.int64)
+        cut = whole // count.parts + ((whole < 0) & (whole % count.parts != 0))  # towards 0, as in text
+        return cut * count.micros + count.origin, known
     if count.is_rounded:
-        return np.floor(numbers * (scale // 1000) + 0.5).astype(np.int64) * 1000 + origin, known
-    return np.trunc(numbers * scale / parts).astype(np.int64) + origin, known
+        return np.floor(numbers * (count.micros // 1000) + 0.5).astype(np.int64) * 1000 + count.origin, known
+    return np.trunc(numbers * count.micros / count.parts).astype(np.int64) + count.origin, known
 
 
 def _written_numbers(
@@ -237,13 +181,14 @@ def _written_numbers(
     Raises:
         UserError: the time format is none of numbers.
     """
-    if count_of(time_format) is None and (time_format is None or not time_pattern(time_format).width):
+    parser = TimeParser(time_format, zone)
+    if not parser.reads_numbers:
         values = column.drop_null()
         raise UserError(
             f"{what} holds numbers ({column.type}); {numbers_remedy(values[0].as_py() if values else None)}"
         )
     values, which = arrow.distinct_values(column)
-    return _parsed([digits_of(value) for value in values], which, TimeParser(time_format, zone))
+    return spread([parser(digits_of(value)) for value in values], which)
 
 
 def digits_of(value: Any) -> str:
@@ -251,11 +196,15 @@ def digits_of(value: Any) -> str:
     return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
 
 
-def _parsed(texts: list[str], which: Ints, parser: TimeParser) -> tuple[Ints, Bools]:
-    """Parse distinct texts; return the time of each row, and which rows are times."""
-    found = [parser(text) for text in texts]
-    micros = np.array([0 if value is None else value for value in found] + [0])[which]
-    return micros, np.array([value is not None for value in found] + [False])[which]
+def spread(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
+    """Return a number for each row, of those of its distinct values, and which rows have one.
+
+    Args:
+        found: of each distinct value; None: it has no number.
+        which: (N,) each row's place among them; a place after the last has no number.
+    """
+    micros = np.array([*(0 if value is None else value for value in found), 0], np.int64)
+    return micros[which], np.array([*(value is not None for value in found), False])[which]
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:
@@ -272,93 +221,5 @@ def _from_local(micros: Ints, zone: tzinfo) -> Ints:
 
 
 def _moments(micros: Ints, zone: tzinfo) -> Ints:
-    moments = (local_us(to_datetime(value), zone) for value in micros.tolist())
+    moments = (local_us(value, zone) for value in micros.tolist())
     return np.fromiter(moments, np.int64, len(micros))
-
-
-def _settle(
-    zone: tzinfo,
-    micros: Ints,
-    known: Bools,
-    key: Ints,
-    walls: Callable[[Ints], tuple[Ints, Bools]],
-) -> tuple[Ints, ClockChanges]:
-    """Return times of which the second pass of a repeated hour is told from the first, and what was met.
-
-    Within a key rows come in the order of time. So a step back within a repeated hour begins its second pass.
-
-    Args:
-        zone: of the times.
-        micros: (N,) microseconds UTC, in repeated hours those of the first pass.
-        known: (N,) which of them are times.
-        key: (N,) codes of the keys.
-        walls: returns the local clock of some rows, and which of them have no offset of their own.
-    """
-    if zone is UTC or not known.any():
-        return micros, ClockChanges()
-    found = ClockChanges()
-    for change in changes_on(zone, np.unique(micros[known] // UNIT_US["day"]).tolist()):
-        start, end = sorted((change.at, change.at + change.forward))
-        rows = np.flatnonzero(known & (micros >= start) & (micros < end))
-        clock, is_local = walls(rows)
-        rows, clock = rows[is_local], clock[is_local]
-        if not len(rows):
-            continue
-        if change.forward > 0:
-            # A skipped time was moved on by the gap: its own clock differs from the one after the change.
-            moved = int((clock - micros[rows] != offset_us(zone, change.at)).sum())
-            found = found._replace(skipped=found.skipped + moved)
-            continue
-        micros = micros.copy()
-        found = found._replace(repeated=found.repeated + len(rows))
-        for those, before, after in _by_key(rows, key, micros, known):
-            second, is_unclear = _second_pass(micros[those], before, after, -change.forward)
-            micros[those[second]] -= change.forward
-            found = found._replace(
-                second=found.second + len(second),
-                unclear=found.unclear + is_unclear * len(those),
-                is_cut=found.is_cut or (before is None and not len(second)),
-            )
-    return micros, found
-
-
-def _by_key(
-    rows: Ints, key: Ints, micros: Ints, known: Bools
-) -> Iterator[tuple[Ints, int | None, int | None]]:
-    """Yield the rows of each key in the order of time, and the times of the key's rows just before and after them."""
-    near, has = np.zeros(len(key), bool), np.zeros(int(key.max()) + 1, bool)
-    near[rows], has[key[rows]] = True, True
-    wanted = np.flatnonzero(has[key] & known)
-    ordered = wanted[np.argsort(key[wanted], kind="stable")]
-    for of_key in np.split(ordered, np.flatnonzero(np.diff(key[ordered])) + 1):
-        steps = np.diff(micros[of_key])
-        if (steps < 0).sum() > (steps > 0).sum():  # newest first
-            of_key = of_key[::-1]
-        places = np.flatnonzero(near[of_key])
-        first, last = int(places[0]), int(places[-1])
-        before = int(micros[of_key[first - 1]]) if first else None
-        after = int(micros[of_key[last + 1]]) if last + 1 < len(of_key) else None
-        yield of_key[places], before, after
-
-
-def _second_pass(times: Ints, before: int | None, after: int | None, length: int) -> tuple[Ints, bool]:
-    """Return which rows of a repeated hour are of its second pass, and whether that is unclear.
-
-    Args:
-        times: of a key's rows in that hour, as those of the first pass.
-        before: the key's time before them.
-        after: the key's time after them.
-        length: of the hour.
-    """
-    back = np.flatnonzero(np.diff(times) < 0)
-    if len(back) == 1:
-        return np.arange(back[0] + 1, len(times)), False
-    if len(times) == 2 and times[0] == times[1]:
-        # Rows by the hour have the same clock twice; other rows are copies.
-        steps = (
-            None if before is None else times[0] - before,
-            None if after is None else after - times[0] - length,
-        )
-        if any(step is not None and step >= length for step in steps):
-            return np.array([1]), False
-    return np.zeros(0, np.int64), len(back) > 1

@@ -52,7 +52,7 @@ def found_in(path: Path, **wishes: Any) -> tuple[Table, Roles, Keys, str]:
     _refuse_time_apart(table, roles, keys, given)
     known = roles.time.known
     rhythm = find_rhythm(keys.code[known], roles.time.micros[known])
-    spec = skeleton(roles, keys, rhythm, Wishes())
+    spec = skeleton(roles, keys, Wishes())
     assert spec.file_names([spec.time]) == [*roles.time.columns]
     return table, roles, keys, span(rhythm.step)
 
@@ -181,6 +181,25 @@ SHAPES: list[tuple[str, Any, Any, str, Any]] = [
         lambda t: {"Date": t.strftime("%d/%m/%Y"), "Time": t.strftime("%H.%M.%S")},
         "1 h",
         ["Date", "Time"],
+    ),
+    (
+        "an h in the time of day",
+        QUARTERS,
+        lambda t: {"Date": t.strftime("%d/%m/%Y"), "Heure": t.strftime("%Hh%M")},
+        "15 min",
+        ["Date", "Heure"],
+    ),
+    (
+        "seconds with a fraction",
+        HOURS,
+        lambda t: {
+            "Date": t.strftime("%Y%m%d"),
+            "hour": t.hour,
+            "minute": t.minute,
+            "second": t.second + 0.5,
+        },
+        "1 h",
+        ["Date", "hour", "minute", "second"],
     ),
     (
         "a spreadsheet's numbers",

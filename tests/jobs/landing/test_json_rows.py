@@ -114,7 +114,7 @@ def test_times_parsed_at_once_equal_those_of_the_parser(
 
     for size in (1, 3) * 700:
         texts = [*(text() for _ in range(size)), None]
-        micros, known = times._written_times(pa.array(texts, pa.string()), parser, None, zone)
+        micros, known = times.read_times(pa.array(texts, pa.string()), None, zone, "at")
         expected = [None if one is None else parser(one) for one in texts]
         assert [int(m) if k else None for m, k in zip(micros, known, strict=True)] == expected
 

@@ -208,6 +208,13 @@ FORMS: list[tuple[str, Any, Columns, dict[str, Any], list[str | None]]] = [
         ["2004-03-10 18:00", "2004-03-10 07:30"],
     ),
     (
+        "times of day as text has them",
+        ["Date", "Time"],
+        {"Date": ["2024-05-06"] * 4, "Time": ["5 PM", "17h05", "05:30+02", "05:30 CET"]},
+        {},
+        ["2024-05-06 17:00", "2024-05-06 17:05", "2024-05-06 03:30", None],
+    ),
+    (
         "a part is missing",
         ["date", "time"],
         {"date": ["2024-01-01", None, "", "2024-01-01"], "time": ["", "05:00", " ", "05:00"]},
