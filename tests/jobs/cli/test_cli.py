@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from typer.testing import CliRunner, Result
 
 from demo.ports import HOST, free_ports
@@ -558,6 +560,18 @@ def test_the_offline_command_needs_neither_pandas_nor_spark(tmp_path: Path) -> N
     )
     done = program("-c", code)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_status_needs_neither_pandas_nor_spark(tmp_path: Path) -> None:
+    held = {"model": ["nile", "nile", "other"], "status": pa.array([None, "replayed", None], pa.string())}
+    write_deltalake(str(tmp_path / "quarantine"), pa.table(held))
+    code = (
+        "import sys; from jobs.status import run; from jobs.core.settings import Settings\n"
+        f"done = run(Settings.load({str(tmp_path)!r}), 'nile').data['models'][0]['measurements']['quarantined']\n"
+        "print(done, [name for name in ('pandas', 'pyspark') if name in sys.modules])"
+    )
+    done = program("-c", code)
+    assert done.stdout == "1 []\n", done.stderr
 
 
 def test_sigterm_ends_a_verb_tidily(tmp_path: Path) -> None:
