@@ -161,7 +161,7 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
     (row,) = pipeline.tables.rows("quarantine")
     assert row["reason"].startswith("file: has changed since it landed") and row["source"] == str(path)
     path.write_text(HEADER + lines(0, 6))
-    assert look("append").rows == 3
+    assert look("append").counts.rows == 3
     assert keys(pipeline) == [0, 1, 2, 3, 4, 5, 20, 21]
 
 

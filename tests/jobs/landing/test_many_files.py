@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(
     monkeypatch.setattr(Workers, "run", growing)
     watch.inbox.ready(0.0)
     watch.take_all(watch.inbox.ready(SETTLE_SECONDS))
-    assert (watch.totals.files, watch.totals.refused, watch.totals.rows) == (2, 1, 0)
+    assert (watch.totals.files, watch.totals.refused, watch.totals.counts.rows) == (2, 1, 0)
     monkeypatch.undo()
     assert keys(pipeline) == wanted(2, 1, 2)
     write_files(folder, 3)
