@@ -29,24 +29,15 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.file_groups import keep_whole_file, land_all
-from jobs.landing.file_landing import (
-    REFUSE,
-    ChangedFile,
-    FileLanding,
-    FileState,
-    Landed,
-    file_state,
-)
-from jobs.landing.reading import ALWAYS_READ, endings_of, file_schema
-from jobs.landing.target_table import prepare
+from jobs.landing.file_landing import REFUSE, ChangedFile, FileLanding, Landed
+from jobs.landing.landed_files import file_state
+from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.values.key_from_name import salt_of
-from jobs.landing.values.keys import key_types_of
 from jobs.landing.values.rejected import advice
 from jobs.landing.workers import Workers
 from jobs.lineage.leases import stream_lock
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
-from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
@@ -165,14 +156,9 @@ class FolderLanding:
     changed: str = REFUSE
     workers: Workers = field(default_factory=Workers)
     totals: Totals = field(default_factory=Totals)
-    _key_types: KeyTypes | None = None
 
     def __post_init__(self) -> None:
         self._files = FileLanding(self.warehouse, self.spec, self.changed, workers=self.workers)
-
-    def take(self, path: str, stamp: Stamp) -> None:
-        """Land a file, as `take_all` does."""
-        self.take_all([(path, stamp)])
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
         """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
@@ -181,45 +167,25 @@ class FolderLanding:
             UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
         """
         stamps = dict(arrived)
-        numbers = self._files.landed.numbers()
-        ready: list[FileState] = []
-        for path, stamp in arrived:
-            try:
-                schema = file_schema(self.spec, path)
-                file = self._files.check(path, numbers)
-                if not self._key_types:
-                    types = key_types_of(self.spec.naming_columns, schema)
-                    self._key_types = prepare(self.warehouse, self.spec, types)
-                ready.append(file)
-            except UserError as error:
-                self._refuse_complete(path, stamp, error)
-        if not ready:
-            return
-        assert self._key_types is not None
-        digests = {file.path: file.digest for file in ready}
 
-        def refuse(file: FileState, error: UserError) -> None:
-            self._refuse_complete(file.path, stamps[file.path], error)
+        def refuse(path: str, error: UserError) -> None:
+            if _stamp(path) == stamps[path]:  # else it is still being written, and comes again
+                self._refuse(path, stamps[path], error)
 
-        for landed in land_all(self._files, ready, self._key_types, refuse):
+        for landed in land_all(self._files, list(stamps), refuse):
             for done in landed:
-                self._note(done, stamps[done.path], digests[done.path])
+                self._note(done, stamps[done.path])
 
-    def _note(self, done: Landed, stamp: Stamp, digest: str) -> None:
+    def _note(self, done: Landed, stamp: Stamp) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
         for line in advice(self.spec, done.reasons, done.counts.examples):
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
-        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
+        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": done.digest, "rows": done.rows})
         self.totals.files += 1
         self.totals.rows += 0 if done.version is None else done.rows
         self.totals.version = done.version if done.version is not None else self.totals.version
         self.totals.reasons.update(done.reasons)
-
-    def _refuse_complete(self, path: str, stamp: Stamp, error: UserError) -> None:
-        """Refuse a file unless it is still being written: then it comes again."""
-        if _stamp(path) == stamp:
-            self._refuse(path, stamp, error)
 
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
         """Quarantine a whole file as one row. Idempotent.
@@ -230,8 +196,8 @@ class FolderLanding:
         reason = error.message.removeprefix(f"{path}: ")
         if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        digest = file_state(path, salt_of(self.spec, path)).digest
-        keep_whole_file(self.warehouse, self.spec.name, path, digest, reason)
+        file = file_state(path, salt_of(self.spec, path))
+        keep_whole_file(self.warehouse, self.spec.name, file, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
         print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
@@ -241,7 +207,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     """Scan folders every so many seconds and land new files until SIGTERM.
 
     Raises:
-        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take` fails.
+        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take_all` fails.
     """
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:

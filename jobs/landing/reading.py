@@ -38,13 +38,12 @@ _CUT_BY_BYTES = (".csv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 class FilePiece(NamedTuple):
     """A part of a file, and about how many bytes of the file it is.
 
-    rejected: keep the rejected rows, too; landed: when the landing of the file began, in microseconds since 1970
+    rejected: keep the rejected rows, too.
     """
 
     part: Part
     size: int
     rejected: bool = True
-    landed: int | None = None
 
 
 class FileReader(Protocol):

@@ -19,9 +19,10 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.landed_files import FileState, Known
 from jobs.landing.reading import FilePiece, reader_of
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
 from jobs.storage.part_files import PartFile, PartWriter, remove
 from jobs.storage.quarantine import PAYLOAD, REASON
 
@@ -35,16 +36,11 @@ REJECTED = pa.schema(
 
 
 class FilePieces(NamedTuple):
-    """Pieces of a file, in order.
+    """Pieces of a file that land, in order; known: what was committed of the file before."""
 
-    path: of the file; origin: `_origin` of its rows; position: of its rejected rows in the quarantine, None if these
-    are there already.
-    """
-
-    path: str
-    origin: str
-    position: str | None
-    pieces: Sequence[FilePiece]
+    file: FileState
+    known: Known
+    pieces: list[FilePiece]
 
 
 class Target(NamedTuple):
@@ -59,13 +55,15 @@ class Target(NamedTuple):
 class WritingTask(NamedTuple):
     """Files whose pieces become files of the measurements and of the quarantine.
 
-    name: prefix of the names of the written files; landed_at: microseconds since 1970; inputs: what the process knows
-    of the files that its user has named.
+    history: the files are history of new keys; name: prefix of the names of the written files; landed_at: when the
+    landing began, in microseconds since 1970, by which times are judged, too; inputs: what the process knows of the
+    files that its user has named.
     """
 
     spec: ModelSpec
     key_types: KeyTypes
     files: Sequence[FilePieces]
+    history: bool
     accepted: Target
     rejected: Target
     name: str
@@ -174,20 +172,23 @@ def _write_file(
     """
     total, places = RowCounts(), _Places(task.spec)
     accepted, rejected = tables
-    reader = reader_of(task.spec, file.path)
+    path, position = file.file.path, file.file.position
+    origin = HISTORY_PREFIX + path if task.history else path
+    reader = reader_of(task.spec, path)
     for piece in file.pieces:
-        for batch in reader.read(piece.part, task.key_types, piece.landed):
+        for batch in reader.read(piece.part, task.key_types, task.landed_at):
             good, bad = _divided(batch)
-            if bad is not None and piece.rejected:
+            if bad is not None and piece.rejected and not file.known.kept:
                 total.add(_count_rejected(bad))
-                if file.position is not None:
-                    rejected.add(_as_rejected(task, bad, file.path, file.position))
+                reasons, payloads = bad.column(REASON), bad.column(PAYLOAD)
+                place = path, position
+                rejected.add(rejected_rows(task.spec.name, reasons, payloads, place, task.landed_at))
             if good.num_rows:
                 times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
                 absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
                 total.add(RowCounts(len(times), (int(times.min()), int(times.max())), absent=absent))
                 places.add(good)
-                accepted.add(_as_accepted(task, good, file.origin))
+                accepted.add(_as_accepted(task, good, origin))
         on_read(piece.size)
     total.repeats, total.parts = places.repeats(), places.parts
     return total
@@ -219,30 +220,12 @@ def _as_accepted(task: WritingTask, rows: pa.RecordBatch, origin: str) -> pa.Rec
     return _typed(task.accepted.schema, have)
 
 
-def _as_rejected(task: WritingTask, bad: pa.RecordBatch, path: str, position: str) -> pa.RecordBatch:
-    """Return rejected rows with the columns of the quarantine."""
-    return rejected_rows(
-        task.rejected.schema,
-        task.spec.name,
-        bad.column(REASON),
-        bad.column(PAYLOAD),
-        (path, position),
-        task.landed_at,
-    )
-
-
 def rejected_rows(
-    schema: pa.Schema,
-    model: str,
-    reasons: pa.Array,
-    payloads: pa.Array,
-    place: tuple[str, str],
-    landed_at: int,
+    model: str, reasons: pa.Array, payloads: pa.Array, place: tuple[str, str], landed_at: int
 ) -> pa.RecordBatch:
     """Return N rejected rows with the columns of the quarantine, each with an id.
 
     Args:
-        schema: the columns.
         model: name of the model.
         reasons: (N,) why each row is rejected.
         payloads: (N,) the rows.
@@ -261,7 +244,7 @@ def rejected_rows(
         "generation": pa.nulls(count, pa.string()),
         "batch_id": pa.nulls(count, pa.int64()),
     }
-    return _typed(schema, have)
+    return _typed(REJECTED, have)
 
 
 def _typed(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:

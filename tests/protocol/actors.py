@@ -19,9 +19,6 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
-from jobs.landing.reading import file_schema
-from jobs.landing.target_table import prepare
-from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
 from jobs.operations.maintenance import Maintenance
 from jobs.rejected_rows import held
@@ -137,11 +134,7 @@ def ingest(path: str, spec: ModelSpec | None = None) -> None:
 
 
 def _land(path: str, spec: ModelSpec, history: bool) -> None:
-    here = warehouse()
-    types = key_types_of(spec.naming_columns, file_schema(spec, path))
-    types = prepare(here, spec, types)
-    files = FileLanding(here, spec, history=history)
-    list(land_all(files, [files.check(path)], types))
+    list(land_all(FileLanding(warehouse(), spec, history=history), [path]))
 
 
 def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:

@@ -70,12 +70,11 @@ def _without_transactions(prefix: str) -> Callable[[], contextlib.AbstractContex
 @contextlib.contextmanager
 def _without_transactions_of_files() -> Iterator[None]:
     """Commit the rows of a file whether or not the table has its transaction."""
-    commit = FileTable.commit
 
-    def plain(self: FileTable, parts: Any, transaction: Any, *more: Any) -> Any:
-        return commit(self, parts, None, *more)
+    def plain(self: FileTable, parts: Any, transactions: Any, *more: Any) -> Any:
+        return self.commit(parts, None, *more)
 
-    with mock.patch.object(FileTable, "commit", plain):
+    with mock.patch.object(FileTable, "commit_for_all", plain):
         yield
 
 

@@ -95,7 +95,7 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
     path.write_text(HEADER + lines(0, 3))
     land(pipeline, path)
     path.write_text(path.read_text() + lines(3, 6, bad=(4,)))
-    commit = FileTable.commit
+    commit = FileTable.commit_for_all
 
     def killed(self: FileTable, *arguments: Any) -> int | None:
         if self.name == TABLE:
@@ -103,7 +103,7 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
         return commit(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FileTable, "commit", killed)
+        patch.setattr(FileTable, "commit_for_all", killed)
         land(pipeline, path, changed="append")
     assert (keys(pipeline), held(pipeline)) == ([0, 1, 2], ["4"])
     path.write_text(
@@ -141,8 +141,7 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
         watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([path.parent], notes), changed)
         watch.inbox.ready(0.0)
-        for file, stamp in watch.inbox.ready(SETTLE_SECONDS):
-            watch.take(file, stamp)
+        watch.take_all(watch.inbox.ready(SETTLE_SECONDS))
         return watch.totals
 
     def killed(*_: Any) -> None:
@@ -175,8 +174,10 @@ def test_what_an_earlier_release_landed_is_known(
         # As its commits are: the transaction does not stand for the path, which the history names until it expires.
         patch.setattr(file_groups, "transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1))
         if not remembered:
-            commit = FileTable.commit
-            patch.setattr(FileTable, "commit", lambda self, parts, name, *_: commit(self, parts, name))
+            commit = FileTable.commit_for_all
+            patch.setattr(
+                FileTable, "commit_for_all", lambda self, parts, names, _: commit(self, parts, names, {})
+            )
         land(pipeline, path)
     assert set(pipeline.tables.transactions(TABLE).values()) == {1}
     assert land(pipeline, path).data["files_landed_before"] == 1

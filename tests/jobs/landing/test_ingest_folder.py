@@ -184,8 +184,7 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
         landing = folder_watch.FolderLanding(pipeline.tables, pipeline.spec, Inbox([tmp_path], notes))
         landing.inbox.ready(0.0)
-        for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
-            landing.take(file, stamp)
+        landing.take_all(landing.inbox.ready(SETTLE_SECONDS))
         return landing.totals
 
     day.to_csv(path, index=False)
