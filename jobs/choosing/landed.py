@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
@@ -58,4 +57,4 @@ def landed_rows(
     if not found.num_rows:
         raise UserError(f"nothing has landed for {spec.name}; ingest files first, or give --input")
     arrays = {name: found.column(name).chunk(0) for name in columns}
-    return Source(arrays, np.zeros(found.num_rows, bool), found.num_rows)
+    return Source(arrays, found.num_rows)

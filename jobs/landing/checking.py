@@ -31,7 +31,7 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     """
     names = spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
     empty = {name: pa.nulls(0, schema.field(name).type) for name in names}
-    parse(spec, take_columns(spec, Source(empty, np.zeros(0, bool), 0)), file)
+    parse(spec, take_columns(spec, Source(empty, 0)), file)
 
 
 def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:

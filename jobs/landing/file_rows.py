@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
-from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read, read_schema
+from jobs.landing.csv_parquet import FORMATS, found_dialect, read, read_schema
 from jobs.landing.csv_records import COMMA
 from jobs.landing.dialects import ANY, NAMES, header_words
+from jobs.landing.file_parts import check_columns
 from jobs.landing.json_rows import (
     SCHEMA_DOCUMENTS,
     documents,
@@ -207,7 +207,7 @@ def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Sou
             exact = [name for name in names if schema.field(name).type == pa.int64()]
             columns, problems = read_objects(some, names, [], exact)
             alike = {name: _typed(column, schema.field(name).type) for name, column in columns.items()}
-            yield Source(alike, np.zeros(len(some), bool), len(some), problems=problems)
+            yield Source(alike, len(some), problems)
 
 
 def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:

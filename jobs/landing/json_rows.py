@@ -21,25 +21,19 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
-from jobs.landing.bounds import MOST_ROWS, limit_steps, open_bytes
-from jobs.landing.checking import check_rows
-from jobs.landing.csv_parquet import Part, check_columns
+from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
-from jobs.landing.line_parts import line_parts, lines_of, readable
+from jobs.landing.file_parts import BLANK_BYTES, Part, check_columns, line_parts, lines_of, readable
 from jobs.landing.raw_rows import Source
 from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
-from jobs.landing.values.key_from_name import document_with_key, with_key
+from jobs.landing.values.key_from_name import document_with_key
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import KeyTypes
-from jobs.storage.quarantine import PAYLOAD, REASON
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
 SCHEMA_DOCUMENTS = 1000
 """Documents at a file's beginning from which its columns and types are inferred."""
-
-_BLANK = b" \t\r\n"
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
@@ -255,7 +249,7 @@ def spans_lines(path: Path) -> bool:
     """Tell if a file is not one object a line, so that it cannot be cut where lines end."""
     with open_bytes(path) as file:
         beginning = file.read(BEGINNING)
-        while not beginning.strip(_BLANK + BOM) and (block := file.read(BEGINNING)):
+        while not beginning.strip(BLANK_BYTES + BOM) and (block := file.read(BEGINNING)):
             beginning = block
     return values_span_lines(beginning)
 
@@ -276,14 +270,16 @@ def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) 
     return found
 
 
-def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
     """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    most: bytes of memory that reading a part may take.
 
     Raises:
         UserError: the file cannot be read.
     """
     with _readable(path):
-        return [Part(str(path), 0, None)] if spans_lines(path) else line_parts(path, start, stop)
+        return [Part(str(path), 0, None, most)] if spans_lines(path) else line_parts(path, start, stop, most)
 
 
 def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
@@ -318,7 +314,7 @@ def _values_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Array]:
 
 
 def _documents_in(lines: Iterable[bytes]) -> pa.Array:
-    return pa.array([document for line in lines if (document := line.strip(_BLANK))], pa.binary())
+    return pa.array([document for line in lines if (document := line.strip(BLANK_BYTES))], pa.binary())
 
 
 @contextmanager
@@ -368,32 +364,13 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     return pa.schema(list(kinds.items()))
 
 
-def document_rows(spec: ModelSpec, values: pa.Array) -> Source:
-    """Return the columns that a spec names of N documents (binary), and why documents are invalid, unchecked."""
+def document_rows(spec: ModelSpec, values: pa.Array, path: str) -> Source:
+    """Return the columns that a spec names of N documents (binary) of a file, unchecked; a payload is a document."""
     keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
     exact = spec.file_names([spec.time, *spec.id_columns])
     columns, problems = read_objects(values, spec.file_columns, keys, exact)
-    return Source(columns, np.zeros(len(values), bool), len(values), problems=problems)
 
+    def payload(at: int) -> str:
+        return document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
 
-def check_documents(
-    spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str, landed: int | None = None
-) -> pa.RecordBatch:
-    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text.
-
-    landed: when the landing of the file began, in microseconds since 1970; None: now.
-    """
-    source = with_key(spec, document_rows(spec, values), file)._replace(landed=landed)
-    rows = check_rows(spec, source, key_types, file)
-    reasons = rows.column(REASON).to_pylist()
-    if not any(reasons):
-        return rows
-    texts = [
-        None
-        if reason is None
-        else document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), file)
-        for at, reason in enumerate(reasons)
-    ]
-    changed = {PAYLOAD: pa.array(texts, pa.string())}
-    names = rows.schema.names
-    return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
+    return Source(columns, len(values), problems, payload=payload)

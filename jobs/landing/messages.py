@@ -107,7 +107,7 @@ class MessageChecker(NamedTuple):
         problems[absent] = TOMBSTONE
         rows = check_rows(
             self.spec,
-            Columns(columns, np.zeros(len(values), bool), len(values), landed=_landed(batch)),
+            Columns(columns, len(values), landed=_landed(batch)),
             self.types,
             self.source.title,
         )

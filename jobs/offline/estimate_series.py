@@ -248,7 +248,7 @@ def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> Frame:
     found = read_table(tables.root, name, columns, among=first)
     if found is None:
         return pd.DataFrame()
-    source = Source({one: found[one].combine_chunks() for one in columns}, np.zeros(0, bool), found.num_rows)
+    source = Source({one: found[one].combine_chunks() for one in columns}, found.num_rows)
     time = found[spec.time].cast(pa.timestamp("us")).to_numpy()
     y = np.array([found[one].cast(pa.float64()).to_numpy() for one in spec.measurement])
     return _measured(spec, _key_texts(spec, source), time, y)

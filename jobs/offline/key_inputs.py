@@ -54,8 +54,7 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
-    reason = np.full(source.rows, None, dtype=object)
-    reject(reason, source.misshapen, "not as many fields as the header")
+    reason = source.reasons()
     keys = [source.columns[name] for name in by]
     for name, column in zip(by, keys, strict=True):
         reject(reason, arrow.to_numpy(column.is_null()), f"{name} is missing")
@@ -72,8 +71,9 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
         at = int(bad[0])
         key = ", ".join(str(column[at].as_py()) for column in keys)
         more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
+        why = reason[at].removeprefix("row: ")
         raise UserError(
-            f"{file}: row {at + 1} (key {key}): {reason[at]}{more}; a key has one row, and every input is a number"
+            f"{file}: row {at + 1} (key {key}): {why}{more}; a key has one row, and every input is a number"
         )
     return FileInputs(keys, u)
 

@@ -103,7 +103,7 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
     count, rows = len(series), source.rows
     order = np.arange(rows * count).reshape(count, rows).T.ravel()  # by row, then by column
     filled = arrow.to_numpy(cells.is_valid())[order]
-    broken = source.misshapen if source.not_utf8 is None else source.misshapen | source.not_utf8
+    broken = source.reasons() != None  # noqa: E711 - elementwise
     first = np.tile(np.arange(count) == 0, rows)
     wanted = np.where(np.repeat(broken, count), first, filled)
     place = np.flatnonzero(wanted)
@@ -121,5 +121,5 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
         )
     }
     found |= {wide.names: names, wide.values: cells.take(arrow.integers(order[place]))}
-    marks = None if source.not_utf8 is None else source.not_utf8[row]
-    return source._replace(columns=found, misshapen=source.misshapen[row], rows=len(place), not_utf8=marks)
+    problems = None if source.problems is None else source.problems[row]
+    return source._replace(columns=found, rows=len(place), problems=problems)

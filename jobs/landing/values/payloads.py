@@ -14,11 +14,15 @@ from jobs.landing.raw_rows import Source
 
 
 def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the wanted raw rows as JSON objects without their null members; null for all other rows."""
+    """Return the wanted raw rows as they were written, or as JSON objects without null members; null for others."""
     places = np.flatnonzero(wanted)
     if not len(places):
         return pa.nulls(source.rows, pa.string())
     texts: list[str | None] = [None] * source.rows
+    if source.payload is not None:
+        for place in places.tolist():
+            texts[place] = source.payload(place)
+        return arrow.texts(texts)
     taken = {name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()}
     for at, place in enumerate(places.tolist()):
         row = {name: values[at] for name, values in taken.items() if values[at] is not None}

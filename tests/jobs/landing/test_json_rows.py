@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.times import TimeParser
-from jobs.landing import json_rows, line_parts
+from jobs.landing import file_parts, json_rows
+from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
 from jobs.landing.values import times
 from jobs.specs.model_spec import ModelSpec
@@ -135,13 +136,12 @@ def test_parts_of_any_size_have_the_documents_of_the_file(
     path = tmp_path / "rows.jsonl"
     lines = [b'{"x": 1}', b" ", b"", b'{"x": "\xff"}\r', b'\xef\xbb\xbf{"x": 2}', b'{"x":\t3} \r', b"\r"] * 9
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
-    monkeypatch.setattr(line_parts, "PIECE_BYTES", size)
+    monkeypatch.setattr(file_parts, "PIECE_BYTES", size)
     cut = parts(path)
     monkeypatch.undo()  # a worker reads a part whole
     found = [one for part in cut for some in read_part(part) for one in some.to_pylist()]
     assert found == documents(path) == [line.strip(b" \t\r") for line in lines if line.strip(b" \t\r")]
     assert (len(cut) == 1) is (size == 1000)
-    empty = json_rows.check_documents(
-        ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary()), {"id": "string"}, "rows"
-    )
+    model, none = ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary())
+    empty = check_rows(model, json_rows.document_rows(model, none, "rows"), {"id": "string"}, "rows")
     assert empty.num_rows == 0

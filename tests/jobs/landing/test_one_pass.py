@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from jobs import ingest
 from jobs.core.progress import BytesRead, Progress
-from jobs.landing import csv_parquet, file_groups, line_parts, written_pieces
-from jobs.landing.csv_parquet import Part
+from jobs.landing import csv_parquet, file_groups, file_parts, written_pieces
 from jobs.landing.file_groups import groups_of
+from jobs.landing.file_parts import Part
 from jobs.landing.landed_files import FileState, Known
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import FilePiece
@@ -45,7 +45,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut also a small file into pieces for two processes."""
     monkeypatch.setattr(file_groups, "INLINE_BYTES", 0)
     monkeypatch.setattr(file_groups, "_FILE_BYTES", 0)
-    for module in (csv_parquet, line_parts):
+    for module in (csv_parquet, file_parts):
         monkeypatch.setattr(module, "PIECE_BYTES", 4000)
 
 
@@ -176,7 +176,7 @@ MISSING = rules_of(["na", "", "-999", "nan"], Files())
 
 
 def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
-    source = Source({"v": pa.array(texts, pa.string())}, np.zeros(len(texts), bool), len(texts))
+    source = Source({"v": pa.array(texts, pa.string())}, len(texts))
     reason = np.full(len(texts), None, object)
     (found,) = numbers_of(["v"], "measurement", source, MISSING, "rows", reason)
     return [

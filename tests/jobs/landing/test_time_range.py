@@ -39,7 +39,7 @@ def source_of(times: list[str], keys: list[str] | None = None, landed: Any = Non
     rows = len(times)
     one = pa.array([1.0] * rows)
     columns = {"id": pa.array(keys or ["k"] * rows), "at": pa.array(times), "a": one, "b": one}
-    return Source(columns, np.zeros(rows, bool), rows, landed=landed)
+    return Source(columns, rows, landed=landed)
 
 
 def reasons(spec: ModelSpec, *times: str, landed: Any = None) -> list[Any]:
