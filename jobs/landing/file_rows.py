@@ -78,8 +78,6 @@ def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
         rows += source.rows
         if rows >= most:
             break
-    if is_json(path):
-        found = _written_alike(found, [True] * len(found))
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
 
@@ -128,7 +126,7 @@ def _members(path: Path, columns: Sequence[str] | None) -> Source:
     schema = columns_of(path, columns or ())
     names = list(schema.names if columns is None else columns)
     found = list(member_rows(path, schema, names))
-    source = joined(_written_alike(found, [True] * len(found)), names)
+    source = joined(found, names)
     problems = [] if source.problems is None else [one for one in source.problems if one is not None]
     if problems:
         raise UserError(
@@ -205,9 +203,9 @@ def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Sou
     for part in json_parts(path):
         for some in read_documents(part):
             exact = [name for name in names if schema.field(name).type == pa.int64()]
-            columns, problems = read_objects(some, names, [], exact)
-            alike = {name: _typed(column, schema.field(name).type) for name, column in columns.items()}
-            yield Source(alike, len(some), problems)
+            found = read_objects(some, names, [], exact)
+            alike = {name: _typed(column, schema.field(name).type) for name, column in found.columns.items()}
+            yield found._replace(columns=alike)
 
 
 def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:

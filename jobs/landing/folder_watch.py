@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import sys
 import time
 from collections import Counter
@@ -22,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.core.errors import INPUT_ERROR, UserError, printable
-from jobs.core.input_files import LEADS_OUT, NO_TEXT, has_text_name, know_folder, stays_below
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.input_files import NO_TEXT, has_text_name, inputs_in, warn_once
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
@@ -71,7 +70,7 @@ class Notes:
         return _short(stamp) in self.done.get(_short(path), {})
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
-        """FileRecord the outcome of a file."""
+        """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
         self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
         self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
@@ -80,7 +79,7 @@ class Notes:
 def _stamp(path: str) -> Stamp | None:
     """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none.
 
-    A pipe, a device or a link in a ring is no file: whoever puts one there must not stop the watch.
+    Whoever takes a file away must not stop the watch.
     """
     try:
         found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
@@ -88,7 +87,7 @@ def _stamp(path: str) -> Stamp | None:
         if error.errno in (errno.ENOENT, errno.ELOOP):
             return None
         raise
-    return Stamp(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return Stamp(found.st_size, found.st_mtime_ns)
 
 
 def _short(value: object) -> str:
@@ -103,7 +102,6 @@ class Inbox:
     notes: Notes
     endings: tuple[str, ...] = ALWAYS_READ
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
         """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
@@ -114,25 +112,13 @@ class Inbox:
         self._since = since
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
-    def _tell_once(self, path: str, why: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
-            print(printable(f"warning: {path}: is not landed: {why}"), file=sys.stderr, flush=True)
-
     def _found(self) -> Iterator[tuple[str, Stamp]]:
-        for folder in self.folders:
-            real = [know_folder(folder)]
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name[0] in "._" or not entry.name.endswith(self.endings):
-                        continue
-                    stamp = _stamp(entry.path)
-                    if not has_text_name(entry.path):
-                        self._tell_once(entry.path, NO_TEXT)
-                    elif stamp is not None and not stays_below(entry.path, real):
-                        self._tell_once(entry.path, LEADS_OUT)
-                    elif stamp is not None:
-                        yield entry.path, stamp
+        for path in (path for folder in self.folders for path in inputs_in(folder, self.endings)):
+            stamp = _stamp(path)
+            if not has_text_name(path):
+                warn_once(f"{path}: is not read: {NO_TEXT}")
+            elif stamp is not None:
+                yield path, stamp
 
 
 @dataclass

@@ -24,7 +24,7 @@ from jobs.encoding.arrow import compute
 from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
 from jobs.landing.file_parts import BLANK_BYTES, Part, check_columns, line_parts, lines_of, readable
-from jobs.landing.raw_rows import Source
+from jobs.landing.raw_rows import Source, joined
 from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
 from jobs.landing.values.key_from_name import document_with_key
@@ -45,13 +45,6 @@ _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
 _ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)|:\s*-0\s*[,}]"
 
 
-class JsonRows(NamedTuple):
-    """N documents: the named `columns`, null where absent, and why a document is invalid, None where it is valid."""
-
-    columns: dict[str, pa.Array]
-    problems: NDArray[np.object_]
-
-
 class _Wanted(NamedTuple):
     """Columns to read; key columns; columns whose numbers must not become floating-point."""
 
@@ -66,8 +59,8 @@ class _Number(str):
 
 def read_objects(
     documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
-) -> JsonRows:
-    """Read N JSON objects (binary, UTF-8).
+) -> Source:
+    """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
     A column is text, or numbers where all documents have numbers in it. Other members are ignored.
 
@@ -78,19 +71,10 @@ def read_objects(
         exact: other columns whose numbers keep their spelling.
     """
     parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
-    problems = np.concatenate([np.empty(0, object), *(part.problems for part in parts)])
-    merged: dict[str, pa.Array] = {}
-    for name in columns:
-        pieces = [part.columns[name] for part in parts]
-        kinds = {piece.type for piece in pieces}
-        if len(kinds) > 1:
-            # Only Arrow's reader types columns, and only as numbers, whose text has the same meaning.
-            pieces = [piece.cast(pa.string()) for piece in pieces]
-        merged[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
-    return JsonRows(merged, problems)
+    return joined(parts, columns)
 
 
-def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
+def _parts(documents: pa.Array, wanted: _Wanted) -> list[Source]:
     """Read runs of documents, each with the fastest reader that can read them."""
     if len(documents) == 0:
         return []
@@ -98,7 +82,7 @@ def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
     ends = np.flatnonzero(np.diff(ordinary)) + 1
     if len(ends) > len(documents) // FEW:  # mostly short runs
         return [_one_by_one(documents, wanted)]
-    parts: list[JsonRows] = []
+    parts: list[Source] = []
     for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
         some = documents.slice(start, stop - start)
         if ordinary[start]:
@@ -140,7 +124,7 @@ def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     return pa.schema(list(kinds.items()))
 
 
-def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[JsonRows]:
+def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[Source]:
     if schema is not None:
         read = _by_arrow(documents, schema)
         if read is not None:
@@ -152,7 +136,7 @@ def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> l
     return _halved(first, schema, wanted) + _halved(second, schema, wanted)
 
 
-def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
+def _by_arrow(documents: pa.Array, schema: pa.Schema) -> Source | None:
     """Read ordinary documents; None if one does not match the schema."""
     pc = compute()
     lines = pc.binary_join_element_wise(
@@ -174,20 +158,18 @@ def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
         return None
     found = table.combine_chunks()
     columns = {name: found.column(name).combine_chunks() for name in schema.names}
-    return JsonRows(columns, np.full(len(documents), None, object))
+    return Source(columns, len(documents))
 
 
-def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
+def _one_by_one(documents: pa.Array, wanted: _Wanted) -> Source:
     rows: list[Mapping[str, Any]] = []
     problems = np.full(len(documents), None, object)
     for place, document in enumerate(documents.to_pylist()):
         row, problem = object_of(document)
         problems[place] = problem or _key_problem(row, wanted.keys)
         rows.append(row)
-    return JsonRows(
-        {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns},
-        problems,
-    )
+    columns = {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns}
+    return Source(columns, len(rows), problems)
 
 
 def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
@@ -368,9 +350,8 @@ def document_rows(spec: ModelSpec, values: pa.Array, path: str) -> Source:
     """Return the columns that a spec names of N documents (binary) of a file, unchecked; a payload is a document."""
     keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
     exact = spec.file_names([spec.time, *spec.id_columns])
-    columns, problems = read_objects(values, spec.file_columns, keys, exact)
 
     def payload(at: int) -> str:
         return document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
 
-    return Source(columns, len(values), problems, payload=payload)
+    return read_objects(values, spec.file_columns, keys, exact)._replace(payload=payload)

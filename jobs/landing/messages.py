@@ -160,7 +160,8 @@ class MessageChecker(NamedTuple):
             filled = batch.column("value").fill_null(b"")
             keys = spec.file_names(name for name in spec.key if name != key)
             exact = spec.file_names([spec.time, *spec.id_columns])
-            columns, problems = read_objects(filled, inner, keys, exact)
+            found = read_objects(filled, inner, keys, exact)
+            columns, problems = found.columns, found.reasons()
         if key is not None and message_keys is not None:
             columns[spec.file_names([key])[0]] = message_keys
         return columns, problems

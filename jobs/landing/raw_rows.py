@@ -87,9 +87,9 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
-            written = pa.array(
-                [_as_text(value) for value in column.cast(pa.binary()).to_pylist()], pa.string()
-            )
+            given = column.cast(pa.binary()).to_pylist()
+            shown = [None if value is None else value.decode("utf-8", "backslashreplace") for value in given]
+            written = pa.array(shown, pa.string())
             found[name] = written
             differ = pc.not_equal(  # pyright: ignore[reportAttributeAccessIssue]
                 written.cast(pa.binary()), column.cast(pa.binary())
@@ -99,20 +99,17 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
     return found, marks
 
 
-def _as_text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "backslashreplace")
+def joined(parts: Sequence[Source], names: Sequence[str]) -> Source:
+    """Return the rows of several parts, in order; columns that only some parts have follow the named ones.
 
-
-def joined(parts: list[Source], names: list[str]) -> Source:
-    """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
-    known = set(names)
-    more = [name for part in parts for name in part.columns if name not in known]
-    columns = {
-        name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
-        if parts
-        else pa.array([], pa.string())
-        for name in (*names, *dict.fromkeys(more))
-    }
+    Columns of several types become texts: in JSON these are numbers and texts that write some.
+    """
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys([*names, *(name for part in parts for name in part.columns)]):
+        pieces = [part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts]
+        if len({piece.type for piece in pieces}) > 1:
+            pieces = [piece.cast(pa.string()) for piece in pieces]
+        columns[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
     are_valid = all(part.problems is None for part in parts)
     return Source(
         columns,

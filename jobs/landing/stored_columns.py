@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
@@ -64,22 +64,21 @@ def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
     path = Path(part.path)
     with _opened(path) as file:
         if isinstance(file, orc.ORCFile):
-            schema, rows = file.schema, file.nrows
+            schema, rows, read = file.schema, file.nrows, partial(_read_stripes, file, part)
         else:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
+            schema, rows, read = file.schema_arrow, file.metadata.num_rows, partial(_read_groups, file, part)
         wanted = list(schema.names if columns is None else columns)
         check_columns(path, schema.names, wanted)
         refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
-        read = (
-            _read_stripes(file, part, wanted)
-            if isinstance(file, orc.ORCFile)
-            else _read_groups(file, part, wanted)
-        )
-        for batch in read:
+        for batch in read(wanted):
             batch.validate(full=True)  # a damaged file may hold text that is none
             found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in wanted})
-            problems = None if not_utf8 is None else np.where(not_utf8, NOT_UTF8, None)
-            yield Source(found, batch.num_rows, problems)
+            source = Source(found, batch.num_rows)
+            if not_utf8 is not None:
+                problems = source.reasons()
+                problems[not_utf8] = NOT_UTF8
+                source = source._replace(problems=problems)
+            yield source
 
 
 def _read_stripes(file: orc.ORCFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -109,16 +109,11 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
     place = np.flatnonzero(wanted)
     row, column = place // count, place % count
     names = arrow.texts([wide.label(name) for name in series]).take(arrow.integers(column))
+    kept = {*wide.kept, CORRUPT, FIELDS, BYTES} if columns is None else {*columns}
     found = {
         name: values.take(arrow.integers(row))
         for name, values in source.columns.items()
-        if name not in series
-        and (
-            columns is None
-            and name in (*wide.kept, CORRUPT, FIELDS, BYTES)
-            or columns is not None
-            and name in columns
-        )
+        if name in kept and name not in series
     }
     found |= {wide.names: names, wide.values: cells.take(arrow.integers(order[place]))}
     problems = None if source.problems is None else source.problems[row]

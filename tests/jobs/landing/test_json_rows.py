@@ -86,10 +86,10 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
         array = pa.array(documents, pa.binary())
         found = read_objects(array, names, keys, ["at"])
         expected = _one_by_one(array, _Wanted(names, keys, exact))
-        assert list(found.problems) == list(expected.problems)
+        assert list(found.reasons()) == list(expected.reasons())
         for name in names:
             for at, document in enumerate(documents):
-                if expected.problems[at] is None:
+                if expected.reasons()[at] is None:
                     left, right = (one.columns[name][at].as_py() for one in (found, expected))
                     same = plain(left, name == "x"), plain(right, name == "x")
                     assert same[0] == same[1] or (same[0] != same[0] and same[1] != same[1]), document
@@ -124,7 +124,7 @@ def test_an_invalid_document_does_not_affect_the_others() -> None:
     documents = [b'{"id":"a","x":%d}' % n for n in range(5000)]
     documents[77], documents[4000] = b"nope", b'{"id":"b","x":"4"}'
     found = read_objects(pa.array(documents, pa.binary()), ["id", "x"], ["id"])
-    assert [at for at, problem in enumerate(found.problems) if problem] == [77]
+    assert [at for at, problem in enumerate(found.reasons()) if problem] == [77]
     values = np.array([float(one) for at, one in enumerate(found.columns["x"].to_pylist()) if at != 77])
     assert values[[0, 76, 77, -1]].tolist() == [0.0, 76.0, 78.0, 4999.0]
 
