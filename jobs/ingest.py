@@ -89,6 +89,8 @@ def run(
 
 
 def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: str, history: bool) -> Report:
+    from contextlib import closing
+
     from jobs.core.input_files import find_files
     from jobs.landing.file_groups import land_all, needs_workers
     from jobs.landing.file_landing import FileLanding, file_size
@@ -101,7 +103,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
     size = sum(file_size(path) for path in files)
     landed: list[Landed] = []
     with (
-        Workers(settings.master) as workers,
+        closing(Workers(settings.master)) as workers,
         Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress,
     ):
         if needs_workers(size, len(files)):

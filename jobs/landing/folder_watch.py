@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.file_groups import keep_whole_file, land_all
-from jobs.landing.file_landing import REFUSE, ChangedFile, FileLanding, Landed
+from jobs.landing.file_landing import ChangedFile, FileLanding, Landed
 from jobs.landing.landed_files import file_state
 from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.values.key_from_name import salt_of
@@ -53,27 +54,22 @@ class Stamp(NamedTuple):
     changed: int
 
 
-@dataclass
 class Notes:
     """The outcome of every file: a small record each, whose name holds it, so that listing the folder reads them."""
 
-    files: Files
-    done: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.files.names(""):
-            path, stamp, outcome = name.split("-")
-            self.done.setdefault(path, {})[stamp] = outcome
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._done = {tuple(name.split("-")[:2]) for name in files.names("")}
 
     def has(self, path: str, stamp: Stamp) -> bool:
         """Tell if a file has an outcome in its current content."""
-        return _short(stamp) in self.done.get(_short(path), {})
+        return (_short(path), _short(stamp)) in self._done
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
         """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
-        self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
-        self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
+        self._files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
+        self._done.add((_short(path), _short(stamp)))
 
 
 def _stamp(path: str) -> Stamp | None:
@@ -136,15 +132,9 @@ class Totals:
 class FolderLanding:
     """Lands the files of one model's folders."""
 
-    warehouse: Tables
-    spec: ModelSpec
+    files: FileLanding
     inbox: Inbox
-    changed: str = REFUSE
-    workers: Workers = field(default_factory=Workers)
     totals: Totals = field(default_factory=Totals)
-
-    def __post_init__(self) -> None:
-        self._files = FileLanding(self.warehouse, self.spec, self.changed, workers=self.workers)
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
         """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
@@ -158,14 +148,14 @@ class FolderLanding:
             if _stamp(path) == stamps[path]:  # else it is still being written, and comes again
                 self._refuse(path, stamps[path], error)
 
-        for landed in land_all(self._files, list(stamps), refuse):
+        for landed in land_all(self.files, list(stamps), refuse):
             for done in landed:
                 self._note(done, stamps[done.path])
 
     def _note(self, done: Landed, stamp: Stamp) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
-        for line in advice(self.spec, done.reasons, done.counts.examples):
+        for line in advice(self.files.spec, done.reasons, done.counts.examples):
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
         self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": done.digest, "rows": done.rows})
         self.totals.files += 1
@@ -180,10 +170,11 @@ class FolderLanding:
             UserError: the spec limits `quarantine`, which allows no whole file, except one whose rows have landed.
         """
         reason = error.message.removeprefix(f"{path}: ")
-        if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
+        spec = self.files.spec
+        if spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        file = file_state(path, salt_of(self.spec, path))
-        keep_whole_file(self.warehouse, self.spec.name, file, reason)
+        file = file_state(path, salt_of(spec, path))
+        keep_whole_file(self.files.warehouse, spec.name, file, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
         print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
@@ -206,12 +197,12 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     with (
         stream_lock(settings.warehouse, title.replace(" ", "-")),
         stop_signal() as stop,
-        Workers(settings.master) as workers,
+        closing(Workers(settings.master)) as workers,
     ):
         warehouse = Tables(settings.warehouse)
         notes = Notes(warehouse.files(f"_folders/{spec.name}"))
-        inbox = Inbox(folders, notes, endings_of(spec))
-        landing = FolderLanding(warehouse, spec, inbox, changed, workers)
+        files = FileLanding(warehouse, spec, changed, workers=workers)
+        landing = FolderLanding(files, Inbox(folders, notes, endings_of(spec)))
         with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():
                 ready = landing.inbox.ready(time.monotonic())

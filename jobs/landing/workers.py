@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Self
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.landing.written_pieces import WritingTask, Written, write_pieces
@@ -43,14 +41,6 @@ class Workers:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.count = max(1, min(cores, int(asked[1])) if asked else cores)
         self._others: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the other processes, unless they run."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,22 +120,19 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
     know_inputs(task.inputs)
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     counts: list[RowCounts | UserError] = []
-    whole = False
-    try:
+    with ExitStack() as undo:
+        for table in tables:
+            undo.callback(table.abandon)
         for file in task.files:
             try:
                 counts.append(_write_file(task, file, tables, on_read))
             except UserError as error:
                 counts.append(error)
-        whole = not any(isinstance(one, UserError) for one in counts)
-        return Written(counts, *(table.end() if whole else [] for table in tables))
-    except BaseException:
-        whole = False
-        raise
-    finally:
-        if not whole:
-            for table in tables:
-                table.abandon()
+        if any(isinstance(one, UserError) for one in counts):
+            return Written(counts, [], [])
+        written = Written(counts, *(table.end() for table in tables))
+        undo.pop_all()
+        return written
 
 
 class _Table:

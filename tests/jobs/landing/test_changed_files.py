@@ -13,6 +13,7 @@ from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
 from jobs.landing import file_groups, folder_watch
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.landing.landed_files import LandedFiles, path_number
 from jobs.landing.workers import Workers
@@ -139,7 +140,8 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
 
     def look(changed: str = "refuse") -> Totals:
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([path.parent], notes), changed)
+        landing = FileLanding(pipeline.tables, pipeline.spec, changed)
+        watch = FolderLanding(landing, Inbox([path.parent], notes))
         watch.inbox.ready(0.0)
         watch.take_all(watch.inbox.ready(SETTLE_SECONDS))
         return watch.totals

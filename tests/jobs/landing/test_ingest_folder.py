@@ -18,6 +18,7 @@ from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.landing import folder_watch
 from jobs.landing.checking import check_rows
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import LANDED, SETTLE_SECONDS, Inbox, Notes
 from jobs.landing.json_rows import document_rows, documents, json_schema
 from jobs.specs.model_spec import ModelSpec
@@ -193,7 +194,9 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = folder_watch.FolderLanding(pipeline.tables, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.FolderLanding(
+            FileLanding(pipeline.tables, pipeline.spec), Inbox([tmp_path], notes)
+        )
         landing.inbox.ready(0.0)
         landing.take_all(landing.inbox.ready(SETTLE_SECONDS))
         return landing.totals

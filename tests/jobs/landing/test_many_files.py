@@ -10,6 +10,7 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes
 from jobs.landing.landed_files import LandedFiles, file_state
 from jobs.landing.workers import Workers
@@ -107,7 +108,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(
     pipeline.write_spec(random_walk_spec())
     notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
     (folder / "rows-0001c.csv").write_text("other,columns\n1,2\n")
-    watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([folder], notes))
+    watch = FolderLanding(FileLanding(pipeline.tables, pipeline.spec), Inbox([folder], notes))
     write = Workers.run
 
     def growing(*arguments: Any) -> Any:
