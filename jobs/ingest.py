@@ -89,33 +89,28 @@ def run(
 
 
 def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: str, history: bool) -> Report:
+    from contextlib import closing
+
     from jobs.core.input_files import find_files
     from jobs.landing.file_groups import land_all, needs_workers
     from jobs.landing.file_landing import FileLanding, file_size
     from jobs.landing.file_rows import dialects
-    from jobs.landing.reading import endings_of, file_schema
-    from jobs.landing.target_table import prepare
-    from jobs.landing.values.keys import key_types_of
+    from jobs.landing.reading import endings_of
     from jobs.landing.workers import Workers
     from jobs.storage.warehouse import Tables
 
     files = find_files(input, endings_of(spec))
     size = sum(file_size(path) for path in files)
-    warehouse = Tables(settings.warehouse)
     landed: list[Landed] = []
     with (
-        Workers(settings.master) as workers,
+        closing(Workers(settings.master)) as workers,
         Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress,
     ):
         if needs_workers(size, len(files)):
             workers.start()  # while the files are checked
         progress.note(f"checking {megabytes(size)}")
-        schemas = [file_schema(spec, path) for path in files]
-        landing = FileLanding(warehouse, spec, changed, history, workers)
-        states = landing.check_all(files)
-        key_types = prepare(warehouse, spec, key_types_of(spec.naming_columns, schemas[0]))
-        read = BytesRead(progress, size)
-        for some in land_all(landing, states, key_types, on_read=read):
+        landing = FileLanding(Tables(settings.warehouse), spec, changed, history, workers)
+        for some in land_all(landing, files, on_read=BytesRead(progress, size)):
             landed += some
             progress.advance(len(some), f"{sum(one.rows for one in landed):,} rows")
     return _report(spec, landed, history, dialects(spec, files))

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from jobs.core.errors import UserError
 from jobs.landing.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
@@ -51,7 +49,7 @@ def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, r
     if not found.num_rows:
         raise UserError(f"nothing has landed for {spec.name}; ingest files first, or give --input")
     arrays = {name: found[name].combine_chunks() for name in columns}
-    return Source(arrays, np.zeros(found.num_rows, bool), found.num_rows)
+    return Source(arrays, found.num_rows)
 
 
 def _is_key(row: dict[str, Any]) -> str:

@@ -119,5 +119,5 @@ def _first(source: Source, names: list[str], most: int) -> Source:
     columns = {
         name: source.columns[name].slice(0, most) for name in names if name not in (CORRUPT, FIELDS, BYTES)
     }
-    marks = None if source.not_utf8 is None else source.not_utf8[:most]
-    return Source(columns, source.misshapen[:most], min(source.rows, most), marks)
+    problems = None if source.problems is None else source.problems[:most]
+    return Source(columns, min(source.rows, most), problems)

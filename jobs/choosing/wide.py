@@ -75,7 +75,7 @@ def as_long(table: Table, given: Wishes) -> Table:
         return table
     columns = columns._replace(listed=tuple(series))
     number = arrow.integers(table.file)
-    source = table.source._replace(columns={**table.source.columns, _FILE: number}, not_utf8=None)
+    source = table.source._replace(columns={**table.source.columns, _FILE: number})
     rows = long_rows(source, columns, [*kept, wide.names, wide.measurement, _FILE])
     file = arrow.to_numpy(rows.columns.pop(_FILE))
     long = table._replace(

@@ -33,8 +33,8 @@ class KnownInputs(NamedTuple):
 
 
 _known = KnownInputs({}, set())
-_left_out: set[str] = set()
-"""Links that the user has been told of."""
+_warnings: set[str] = set()
+"""What the user has been told."""
 
 
 def known_inputs() -> KnownInputs:
@@ -149,11 +149,16 @@ def path_of(text: str) -> Path:
     return path
 
 
+def inputs_in(folder: Path, endings: tuple[str, ...]) -> list[str]:
+    """Return the inputs in a folder, sorted, and tell once which links lead out of it."""
+    some = (one for one in folder.iterdir() if one.name[0] not in "._")
+    return _within(folder, (one for one in some if one.name.lower().endswith(endings)))
+
+
 def _named(text: str, endings: tuple[str, ...]) -> list[str]:
     path = path_of(text)
     if path.is_dir():
-        some = (one for one in path.iterdir() if one.name[0] not in "._")
-        return _within(path, (one for one in some if one.name.lower().endswith(endings)))
+        return inputs_in(path, endings)
     if path.is_file():
         return [str(path)]
     prefix = re.split(r"[^/]*[*?[]", str(path), maxsplit=1)[0]
@@ -180,10 +185,16 @@ def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
     real = [know_folder(folder)]
     found = sorted(str(one) for one in paths if is_input(one))
     stay = [name for name in found if stays_below(Path(name), real)]
-    for name in sorted({*found} - {*stay} - _left_out):
-        _left_out.add(name)
-        print(printable(f"warning: {name}: is not read: {LEADS_OUT}"), file=sys.stderr, flush=True)
+    for name in sorted({*found} - {*stay}):
+        warn_once(f"{name}: is not read: {LEADS_OUT}")
     return stay
+
+
+def warn_once(text: str) -> None:
+    """Tell the user of a file that is not read, unless that was said."""
+    if text not in _warnings:
+        _warnings.add(text)
+        print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def stays_below(path: str | Path, folders: Sequence[str]) -> bool:

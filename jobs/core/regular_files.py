@@ -115,9 +115,3 @@ def secret_file(path: Path, most: int) -> bytes:
     except (ValueError, RuntimeError) as error:  # a NUL in the path, or a home that is unknown
         raise UnfitFile("has a path that no file can have") from error
     return read_regular(whole, most, [folder])
-
-
-def cut(name: str, most: int = 120) -> str:
-    """Return a name for a message: in one line, and not longer than a line."""
-    text = name.encode("unicode_escape").decode() if not name.isprintable() else name
-    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -33,7 +33,7 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
     """
     names = spec.file_columns if spec.key_from_name is None else [*spec.file_columns, spec.key_from_name]
     empty = {name: pa.nulls(0, schema.field(name).type) for name in names}
-    parse(spec, take_columns(spec, Source(empty, np.zeros(0, bool), 0)), file)
+    parse(spec, take_columns(spec, Source(empty, 0)), file)
 
 
 def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
@@ -72,14 +72,18 @@ def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
 
 
 def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the wanted raw rows as JSON objects without their null members; null for all other rows.
+    """Return the wanted raw rows as the quarantine keeps them; null for others.
 
-    The quarantine keeps rows so.
+    They are as they were written, or JSON objects without null members.
     """
     places = np.flatnonzero(wanted)
     if not len(places):
         return pa.nulls(source.rows, pa.string())
     texts: list[str | None] = [None] * source.rows
+    if source.payload is not None:
+        for place in places.tolist():
+            texts[place] = source.payload(place)
+        return arrow.texts(texts)
     taken = {name: _values(column.take(arrow.integers(places))) for name, column in source.columns.items()}
     for at, place in enumerate(places.tolist()):
         row = {name: values[at] for name, values in taken.items() if values[at] is not None}

@@ -7,12 +7,10 @@ quotes around whole fields alone, the same number of fields in every record, val
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,10 +19,12 @@ from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
 from jobs.encoding import arrow
-from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
+from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, Source, base64_texts
 
 PIECE_BYTES = 8 << 20
 """Approximate size of a piece: a task of Spark, so small enough for all cores to have some."""
+HEADER_BYTES = 1 << 16
+"""Bytes that are read at once where only the header is wanted."""
 
 BOM = b"\xef\xbb\xbf"
 _LONG = 4
@@ -38,12 +38,8 @@ LONGEST_RECORD = 64 << 20
 csv.field_size_limit(LONGEST)
 
 
-class TooLong(csv.Error):
-    """A record has more than `LONGEST_RECORD` bytes."""
-
-
-class OtherTable(csv.Error):
-    """A table with other columns begins between the rows of a file; the message is its header."""
+class Unreadable(csv.Error):
+    """The content is no table of records; the message says why, and what to do."""
 
 
 COMMA, BLANK = ",", " "
@@ -98,49 +94,41 @@ class Header(NamedTuple):
     end: int
 
 
-def read_header(
-    stream: io.BufferedIOBase, size: int = PIECE_BYTES, dialect: Dialect = PLAIN
-) -> tuple[Header, Iterator[bytes]] | None:
-    """Return the header of a CSV file, its first record that is no blank line, and the pieces after it.
-
-    None if there is no such record. The stream may be a pipe: it is read once, from its beginning.
+def read_header(stream: io.BufferedIOBase, dialect: Dialect = PLAIN) -> Header | None:
+    """Return the header of a CSV file, its first record that is no blank line; None if there is no such record.
 
     Args:
-        stream: of the bytes.
-        size: of a piece.
+        stream: of the bytes, at their beginning.
         dialect: of the file; if it has names, the first record is a row.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
         csv.Error: the file is not CSV.
     """
-    first = stream.read(len(BOM))
-    above, start = b"" if first == BOM else first, len(BOM) if first == BOM else 0
+    rest = stream.read(len(BOM))
+    start = len(BOM) if rest == BOM else 0
+    rest = b"" if rest == BOM else rest
     for _ in range(dialect.skip):
-        cut = above.find(b"\n") + 1
-        line = above[:cut] if cut else above + stream.readline(LONGEST)
-        above, start = above[cut:] if cut else b"", start + len(line)
-    found = pieces(stream, size, above, dialect)
+        line, mark, rest = rest.partition(b"\n")
+        line += mark or stream.readline(LONGEST)
+        start += len(line)
     if dialect.names:
-        return Header(list(dialect.names), start), found
+        return Header(list(dialect.names), start)
     names: list[str] | None = None
     below = dialect.below
-    for piece in found:
+    for piece in pieces(stream, HEADER_BYTES, rest, dialect):
         text = _decoded(piece)
         lines = io.StringIO(text, newline="")
-        end = 0
-        while names is None or below:
-            row = next((row for row in _rows_in(lines, dialect) if row), None)
-            if row is None:
-                break
-            if not (dialect.comment and row[0].startswith(dialect.comment) and names is not None):
-                below -= names is not None
-                names = names or _names(row, dialect)
-            end = len(_encoded(text[: lines.tell()]))
-        if names is not None and not below:
-            return Header(names, start + end), chain([piece[end:]], found)
+        while row := next(filter(None, _header_rows(lines, dialect)), None):
+            is_comment = bool(dialect.comment) and row[0].startswith(dialect.comment)
+            if names is None:
+                names = _names(row, dialect)
+            elif not is_comment:
+                below -= 1
+            if not below:
+                return Header(names, start + len(_encoded(text[: lines.tell()])))
         start += len(piece)
-    return None if names is None else (Header(names, start), iter(()))
+    return None if names is None else Header(names, start)
 
 
 def _names(row: list[str], dialect: Dialect) -> list[str]:
@@ -154,11 +142,14 @@ def _names(row: list[str], dialect: Dialect) -> list[str]:
     return row[: len(row) - dialect.extra] if dialect.extra and not any(row[-dialect.extra :]) else row
 
 
-def _rows_in(lines: io.StringIO, dialect: Dialect) -> Iterator[list[str]]:
-    if dialect.separator != BLANK:
-        return csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote)
-    single = (_blanks_single(_encoded(line), dialect) for line in lines)
-    return csv.reader(map(_decoded, single), delimiter=BLANK, quotechar=dialect.quote)
+def _header_rows(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
+    if dialect.separator == BLANK:
+        lines = (_decoded(_blanks_single(_encoded(line), dialect)) for line in lines)
+    return _rows_in(lines, dialect)
+
+
+def _rows_in(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
+    return csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote)
 
 
 def pieces(
@@ -182,7 +173,10 @@ def pieces(
             yield rest[:end]
             rest = rest[end:]
         elif len(rest) > LONGEST_RECORD:
-            raise TooLong(f"a row has more than {LONGEST_RECORD:,} bytes")
+            raise Unreadable(
+                f"a row has more than {LONGEST_RECORD:,} bytes: write one row on each line, and close each quotation "
+                "mark"
+            )
     if rest:
         yield rest
 
@@ -233,7 +227,7 @@ def _last_end_of_any(data: bytes, dialect: Dialect) -> int:
     text = _decoded(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
-    for _ in csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote):
+    for _ in _rows_in(lines, dialect):
         start, stop = stop, lines.tell()
     return len(_encoded(text[:start]))
 
@@ -257,7 +251,7 @@ def parse_records(
     table = _by_arrow(data, len(names) + dialect.extra, dialect)
     if table is not None and not _needs_care(table, names, dialect):
         columns = {name: table.column(places[name]).combine_chunks() for name in chosen}
-        return Source(columns, np.zeros(table.num_rows, bool), table.num_rows, np.zeros(table.num_rows, bool))
+        return Source(columns, table.num_rows)
     return _by_python(data, names, chosen, wanted is None, dialect)
 
 
@@ -281,49 +275,36 @@ def _by_python(
 ) -> Source:
     """Parse the records of a piece as Python's `csv` does."""
     text = _decoded(data)
-    lines = io.StringIO(text, newline="")
-    rows = [row for row in csv.reader(lines, delimiter=dialect.separator, quotechar=dialect.quote) if row]
+    rows = [row for row in _rows_in(io.StringIO(text, newline=""), dialect) if row]
     if rows and max(map(len, rows[-1])) > UNCLOSED and not ends_record(data.rstrip(b"\n") + b"\n", dialect):
         raise csv.Error("nothing closes a quote, within the field limit")
     read = len(rows)
     rows = _without_headers(rows, names, dialect)
-    count = len(rows)
     width, most = len(names), len(names) + dialect.extra
-    misshapen = np.fromiter((not width <= len(row) <= most or any(row[width:]) for row in rows), bool, count)
-    invalid = np.zeros(count, bool)
+    misshapen = {place for place, row in enumerate(rows) if not width <= len(row) <= most or any(row[width:])}
+    invalid: set[int] = set()
     if not text.isascii() and _INVALID.search(text):
-        invalid = np.fromiter((_INVALID.search("\n".join(row)) is not None for row in rows), bool, count)
-    kept = {int(place): _line(rows[place], dialect) for place in np.flatnonzero(misshapen | invalid)}
-    sizes = [len(row) for row in rows] if originals and misshapen.any() else []
-    for place in np.flatnonzero(invalid):
+        invalid = {place for place, row in enumerate(rows) if _INVALID.search("\n".join(row))}
+    kept = _originals(rows, misshapen, invalid, width, dialect) if originals else {}
+    for place in invalid:
         rows[place] = [_shown(field) for field in rows[place]]
-    columns = {}
-    places = {name: place for place, name in enumerate(names)}
-    for name in chosen:
-        place = places[name]
-        if misshapen.any():
-            values = [(row[place] or None) if place < len(row) else None for row in rows]
-        else:
-            values = [row[place] or None for row in rows]
-        columns[name] = arrow.texts(values)
-    if originals:
-        columns |= _originals(misshapen.tolist(), invalid.tolist(), kept)
-        if sizes:
-            marks = misshapen.tolist()
-            columns[FIELDS] = arrow.texts(
-                [
-                    f"{size}, the header {width}" if bad else None
-                    for size, bad in zip(sizes, marks, strict=True)
-                ]
-            )
-    return Source(columns, misshapen, count, invalid, left_out=read - count)
+    for place in misshapen:
+        rows[place] = [*rows[place], *[""] * (width - len(rows[place]))]
+    columns = {name: arrow.texts([row[names.index(name)] or None for row in rows]) for name in chosen}
+    found = Source(columns | kept, len(rows), left_out=read - len(rows))
+    if not misshapen and not invalid:
+        return found
+    problems = found.reasons()
+    problems[list(invalid)] = NOT_UTF8
+    problems[list(misshapen)] = MISSHAPEN
+    return found._replace(problems=problems)
 
 
 def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Dialect) -> list[list[str]]:
     """Return rows without comments and without headers between them.
 
     Raises:
-        OtherTable: a header with other columns stands between the rows.
+        Unreadable: a header with other columns stands between the rows.
     """
     mark = dialect.comment
     if dialect.names or len(names) < 2:
@@ -340,23 +321,33 @@ def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Diale
         elif units:
             units -= 1
         elif annotated:
-            raise OtherTable(dialect.separator.join(row))
+            header = dialect.separator.join(row)[:80]
+            raise Unreadable(
+                f"another table with other columns begins between its rows ({header}); write each table into a file of "
+                "its own"
+            )
         else:
             found.append(row)
     return found
 
 
-def _originals(misshapen: list[bool], invalid: list[bool], lines: dict[int, str]) -> dict[str, pa.Array]:
+def _originals(
+    rows: Sequence[Sequence[str]], misshapen: set[int], invalid: set[int], width: int, dialect: Dialect
+) -> dict[str, pa.Array]:
     """Return the columns that keep misshapen rows and rows that are not UTF-8 without loss; none if there is no row."""
     kept: dict[str, pa.Array] = {}
-    if any(misshapen):
-        kept[CORRUPT] = arrow.texts([_shown(lines[at]) if bad else None for at, bad in enumerate(misshapen)])
-    if any(invalid):
-        kept[BYTES] = arrow.texts(
-            [
-                base64.b64encode(_encoded(lines[at])).decode() if bad else None
-                for at, bad in enumerate(invalid)
-            ]
+    places = range(len(rows))
+    if misshapen:
+        kept[CORRUPT] = arrow.texts(
+            [_shown(_line(rows[at], dialect)) if at in misshapen else None for at in places]
+        )
+    if invalid:
+        kept[BYTES] = base64_texts(
+            [_encoded(_line(rows[at], dialect)) if at in invalid else None for at in places]
+        )
+    if misshapen:
+        kept[FIELDS] = arrow.texts(
+            [f"{len(rows[at])}, the header {width}" if at in misshapen else None for at in places]
         )
     return kept
 

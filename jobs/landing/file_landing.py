@@ -10,31 +10,35 @@ a path that has landed is refused, unless the caller says what it is.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, part_files
 from jobs.landing.csv_parquet import begins_record
 from jobs.landing.json_rows import is_json, spans_lines
-from jobs.landing.landed_files import Known, LandedFiles, Numbers
-from jobs.landing.reading import FilePiece, pieces_of
+from jobs.landing.landed_files import FileState, Known, LandedFiles, Numbers, file_state, stamp_of
+from jobs.landing.reading import file_schema, pieces_of
+from jobs.landing.target_table import prepare
 from jobs.landing.text_lines import is_text
 from jobs.landing.values.key_from_name import salt_of
-from jobs.landing.values.times import now_us
+from jobs.landing.values.keys import key_types_of
 from jobs.landing.workers import Workers
-from jobs.landing.written_pieces import RowCounts
+from jobs.landing.written_pieces import FilePieces, RowCounts
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import HISTORY_PREFIX
+from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.warehouse import Tables
 
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
 """What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
 land all its rows, as those of another file of the same name."""
+
+Refuse = Callable[[str, UserError], None]
+"""Keeps note of a file (path) that cannot land."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Landed:
     """
 
     path: str
+    digest: str
     rows: int
     reasons: Mapping[str, int]
     version: int | None
@@ -57,25 +62,6 @@ class Landed:
 
 class ChangedFile(UserError):
     """A file has another content than when it landed."""
-
-
-class FileState(NamedTuple):
-    """A file as it was when its content was hashed."""
-
-    path: str
-    digest: str
-    size: int
-    changed: int
-
-
-@dataclass
-class FilePlan:
-    """What of a file lands: its pieces; known: what was committed of it before; counts: of the rows that were read."""
-
-    file: FileState
-    known: Known
-    pieces: list[FilePiece]
-    counts: RowCounts = field(default_factory=RowCounts)
 
 
 @dataclass
@@ -95,39 +81,55 @@ class FileLanding:
 
     def __post_init__(self) -> None:
         self.landed = LandedFiles(self.warehouse, self.spec.name)
+        self.key_types: KeyTypes = {}
 
-    def check_all(self, paths: Sequence[str]) -> list[FileState]:
-        """Return the states of files, after checking that each may land; several files are hashed at once.
+    def check_all(self, paths: Sequence[str], refuse: Refuse | None = None) -> list[FileState]:
+        """Return the states of the files that may land; several are hashed at once.
+
+        The first of them makes the measurements table, if there is none.
+
+        Args:
+            paths: of the files.
+            refuse: what to do with a file that may not land. Without it the error is raised.
 
         Raises:
-            ChangedFile: one has landed with another content.
+            UserError: a file lacks a column, cannot be read, or has landed with another content (`ChangedFile`).
         """
         numbers = self.landed.numbers()
-        with ThreadPoolExecutor(self.workers.count) as threads:
-            return list(threads.map(lambda path: self.check(path, numbers), paths))
+        schemas: list[pa.Schema] = []
+        states: list[FileState] = []
+        threads = ThreadPoolExecutor(self.workers.count)
+        try:
+            looks = [threads.submit(self._look_at, path) for path in paths]
+            for path, look in zip(paths, looks, strict=True):
+                try:
+                    schema, file = look.result()
+                    self._starts(file, self.landed.known(path, file.digest, numbers))
+                except UserError as error:
+                    if refuse is None:
+                        raise
+                    refuse(path, error)
+                else:
+                    schemas.append(schema)
+                    states.append(file)
+        finally:
+            threads.shutdown(cancel_futures=True)
+        if states and not self.key_types:
+            types = key_types_of(self.spec.naming_columns, schemas[0])
+            self.key_types = prepare(self.warehouse, self.spec, types)
+        return states
 
-    def check(self, path: str, numbers: Numbers | None = None) -> FileState:
-        """Return the state of a file, after checking that it may land.
+    def _look_at(self, path: str) -> tuple[pa.Schema, FileState]:
+        return file_schema(self.spec, path), file_state(path, salt_of(self.spec, path))
 
-        numbers: what has landed, if the caller checks many files.
-
-        Raises:
-            ChangedFile: it has landed with another content.
-        """
-        file = file_state(path, salt_of(self.spec, path))
-        self._starts(file, self.landed.known(path, file.digest, numbers))
-        return file
-
-    def plan(self, file: FileState, known: Known) -> FilePlan:
+    def plan(self, file: FileState, known: Known) -> FilePieces:
         """Return what of a file lands.
 
         Raises:
             UserError: the file cannot be read, or has landed with another content.
         """
         start, middle = self._starts(file, known)
-        began = now_us()
-        pieces = pieces_of(self.spec, file.path, file.size, start, middle)
-        return FilePlan(file, known, [piece._replace(landed=began) for piece in pieces])
+        return FilePieces(file, known, pieces_of(self.spec, file.path, file.size, start, middle))
 
     def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
         """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.
@@ -160,15 +162,6 @@ class FileLanding:
             )
         return ends[0] or 0, max(places)
 
-    @property
-    def kind(self) -> dict[str, bool]:
-        """What the commit's metadata say of the files' kind."""
-        return {"history": True} if self.history else {}
-
-    def origin_of(self, path: str) -> str:
-        """Return the `_origin` of a file's rows."""
-        return HISTORY_PREFIX + path if self.history else path
-
     def note_of(self, path: str, known: Known) -> str | None:
         """Return what to tell about a file that had landed with another content, or None."""
         if not known.others:
@@ -178,15 +171,15 @@ class FileLanding:
         )
         return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
-    def still(self, file: FileState, known: Known, numbers: Numbers | None = None) -> Known:
+    def still(self, file: FileState, known: Known, numbers: Numbers) -> Known:
         """Return what is committed of a file now, after checking that the rows that were read are still the right ones.
 
-        numbers: what has landed now, if the caller asks for many files.
+        numbers: what has landed now.
 
         Raises:
             UserError: the file has changed, or another process has landed another content of it.
         """
-        if _stamp(file.path) != (file.size, file.changed):
+        if stamp_of(file.path) != (file.size, file.changed):
             raise UserError(
                 f"{file.path}: changed while it was read, and nothing of it has landed; write a file under another "
                 f"name, and rename it when it is complete"
@@ -199,36 +192,9 @@ class FileLanding:
         return now
 
 
-def detail_of(file: FileState, rows: int) -> dict[str, Any]:
-    """Return what the commit's metadata tell of a file."""
-    return {"file": file.path, "sha256": file.digest, "bytes": file.size, "rows": rows}
-
-
-def position_of(file: FileState) -> str:
-    """Return the `position` of a file's rejected rows in the quarantine."""
-    return json.dumps({"file": file.path, "sha256": file.digest})
-
-
 def file_size(path: str) -> int:
     """Return the bytes of a file, or of a folder's part files."""
     return sum(file.stat().st_size for file in part_files(Path(path)))
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    """Return a file's size and the time of its last change (ns), which change with its content."""
-    stats = [file.stat() for file in part_files(Path(path))]
-    return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
-
-
-def file_state(path: str, salt: bytes = b"") -> FileState:
-    """Return the state of a file with the SHA-256 of its content, after `salt`."""
-    size, changed = _stamp(path)
-    digest = hashlib.sha256(salt)
-    for file in part_files(Path(path)):
-        with open_input(file) as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-    return FileState(path, digest.hexdigest(), size, changed)
 
 
 def _can_be_appended_to(path: Path) -> bool:

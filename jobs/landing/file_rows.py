@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import find_files, names_several, path_of
 from jobs.core.report import plural
-from jobs.landing.csv_parquet import FORMATS, check_columns, found_dialect, read, read_schema
+from jobs.landing.csv_parquet import FORMATS, found_dialect, read, read_schema
 from jobs.landing.csv_records import COMMA, PLAIN
 from jobs.landing.dialects import ANY, NAMES, header_words
+from jobs.landing.file_parts import check_columns
 from jobs.landing.json_rows import (
     SCHEMA_DOCUMENTS,
     documents,
@@ -75,8 +75,6 @@ def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
     reader = reader_of(spec, str(path))
     sources = (one for part in reader.pieces() for one in reader.sources(part, spec.file_columns))
     found = take_rows(sources, most)
-    if is_json(path):
-        found = _written_alike(found, [True] * len(found))
     named = [] if spec.key_from_name is None else [spec.key_from_name]
     return found[0] if len(found) == 1 else joined(found, [*spec.file_columns, *named])
 
@@ -137,7 +135,7 @@ def _members(path: Path, columns: Sequence[str] | None) -> Source:
     schema = columns_of(path, columns or ())
     names = list(schema.names if columns is None else columns)
     found = list(member_rows(path, schema, names))
-    source = joined(_written_alike(found, [True] * len(found)), names)
+    source = joined(found, names)
     problems = [] if source.problems is None else [one for one in source.problems if one is not None]
     if problems:
         raise UserError(
@@ -229,9 +227,9 @@ def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Sou
     for part in json_parts(path):
         for some in read_documents(part):
             exact = [name for name in names if schema.field(name).type == pa.int64()]
-            columns, problems = read_objects(some, names, [], exact)
-            alike = {name: _typed(column, schema.field(name).type) for name, column in columns.items()}
-            yield Source(alike, np.zeros(len(some), bool), len(some), problems=problems)
+            found = read_objects(some, names, [], exact)
+            alike = {name: _typed(column, schema.field(name).type) for name, column in found.columns.items()}
+            yield found._replace(columns=alike)
 
 
 def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:

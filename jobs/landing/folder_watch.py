@@ -13,42 +13,33 @@ import errno
 import hashlib
 import json
 import os
-import stat
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.core.errors import INPUT_ERROR, UserError, printable
-from jobs.core.input_files import LEADS_OUT, NO_TEXT, has_text_name, know_folder, stays_below
+from jobs.core.errors import INPUT_ERROR, UserError
+from jobs.core.input_files import NO_TEXT, has_text_name, inputs_in, warn_once
 from jobs.core.progress import Progress
 from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.landing.file_groups import keep_whole_file, land_all
-from jobs.landing.file_landing import (
-    REFUSE,
-    ChangedFile,
-    FileLanding,
-    FileState,
-    Landed,
-    file_state,
-)
+from jobs.landing.file_landing import ChangedFile, FileLanding, Landed
+from jobs.landing.landed_files import file_state
 from jobs.landing.landed_report import accepted_notes, rejected_lines, row_data
-from jobs.landing.reading import ALWAYS_READ, endings_of, file_schema
-from jobs.landing.target_table import prepare
+from jobs.landing.reading import ALWAYS_READ, endings_of
 from jobs.landing.values.key_from_name import salt_of
-from jobs.landing.values.keys import key_types_of
 from jobs.landing.values.rejected import advice
 from jobs.landing.workers import Workers
 from jobs.landing.written_pieces import RowCounts
 from jobs.lineage.leases import stream_lock
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import Files
-from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
@@ -65,33 +56,28 @@ class Stamp(NamedTuple):
     changed: int
 
 
-@dataclass
 class Notes:
     """The outcome of every file: a small record each, whose name holds it, so that listing the folder reads them."""
 
-    files: Files
-    done: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in self.files.names(""):
-            path, stamp, outcome = name.split("-")
-            self.done.setdefault(path, {})[stamp] = outcome
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._done = {tuple(name.split("-")[:2]) for name in files.names("")}
 
     def has(self, path: str, stamp: Stamp) -> bool:
         """Tell if a file has an outcome in its current content."""
-        return _short(stamp) in self.done.get(_short(path), {})
+        return (_short(path), _short(stamp)) in self._done
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
-        """FileRecord the outcome of a file."""
+        """Record the outcome of a file."""
         content = json.dumps({"file": path, "outcome": outcome, **detail}).encode()
-        self.files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
-        self.done.setdefault(_short(path), {})[_short(stamp)] = outcome
+        self._files.write(f"{_short(path)}-{_short(stamp)}-{outcome}", content)
+        self._done.add((_short(path), _short(stamp)))
 
 
 def _stamp(path: str) -> Stamp | None:
     """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none.
 
-    A pipe, a device or a link in a ring is no file: whoever puts one there must not stop the watch.
+    Whoever takes a file away must not stop the watch.
     """
     try:
         found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
@@ -99,7 +85,7 @@ def _stamp(path: str) -> Stamp | None:
         if error.errno in (errno.ENOENT, errno.ELOOP):
             return None
         raise
-    return Stamp(found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else None
+    return Stamp(found.st_size, found.st_mtime_ns)
 
 
 def _short(value: object) -> str:
@@ -114,7 +100,6 @@ class Inbox:
     notes: Notes
     endings: tuple[str, ...] = ALWAYS_READ
     _since: dict[tuple[str, Stamp], float] = field(default_factory=dict)
-    _told: set[str] = field(default_factory=set)
 
     def ready(self, now: float) -> list[tuple[str, Stamp]]:
         """Return the new files that have not changed for `SETTLE_SECONDS` since an earlier scan, sorted by name."""
@@ -125,25 +110,13 @@ class Inbox:
         self._since = since
         return sorted(one for one, first in since.items() if now - first >= SETTLE_SECONDS)
 
-    def _tell_once(self, path: str, why: str) -> None:
-        if path not in self._told:
-            self._told.add(path)
-            print(printable(f"warning: {path}: is not landed: {why}"), file=sys.stderr, flush=True)
-
     def _found(self) -> Iterator[tuple[str, Stamp]]:
-        for folder in self.folders:
-            real = [know_folder(folder)]
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.name[0] in "._" or not entry.name.endswith(self.endings):
-                        continue
-                    stamp = _stamp(entry.path)
-                    if not has_text_name(entry.path):
-                        self._tell_once(entry.path, NO_TEXT)
-                    elif stamp is not None and not stays_below(entry.path, real):
-                        self._tell_once(entry.path, LEADS_OUT)
-                    elif stamp is not None:
-                        yield entry.path, stamp
+        for path in (path for folder in self.folders for path in inputs_in(folder, self.endings)):
+            stamp = _stamp(path)
+            if not has_text_name(path):
+                warn_once(f"{path}: is not read: {NO_TEXT}")
+            elif stamp is not None:
+                yield path, stamp
 
 
 @dataclass
@@ -161,20 +134,9 @@ class Totals:
 class FolderLanding:
     """Lands the files of one model's folders."""
 
-    warehouse: Tables
-    spec: ModelSpec
+    files: FileLanding
     inbox: Inbox
-    changed: str = REFUSE
-    workers: Workers = field(default_factory=Workers)
     totals: Totals = field(default_factory=Totals)
-    _key_types: KeyTypes | None = None
-
-    def __post_init__(self) -> None:
-        self._files = FileLanding(self.warehouse, self.spec, self.changed, workers=self.workers)
-
-    def take(self, path: str, stamp: Stamp) -> None:
-        """Land a file, as `take_all` does."""
-        self.take_all([(path, stamp)])
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
         """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
@@ -183,46 +145,26 @@ class FolderLanding:
             UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
         """
         stamps = dict(arrived)
-        numbers = self._files.landed.numbers()
-        ready: list[FileState] = []
-        for path, stamp in arrived:
-            try:
-                schema = file_schema(self.spec, path)
-                file = self._files.check(path, numbers)
-                if not self._key_types:
-                    types = key_types_of(self.spec.naming_columns, schema)
-                    self._key_types = prepare(self.warehouse, self.spec, types)
-                ready.append(file)
-            except UserError as error:
-                self._refuse_complete(path, stamp, error)
-        if not ready:
-            return
-        assert self._key_types is not None
-        digests = {file.path: file.digest for file in ready}
 
-        def refuse(file: FileState, error: UserError) -> None:
-            self._refuse_complete(file.path, stamps[file.path], error)
+        def refuse(path: str, error: UserError) -> None:
+            if _stamp(path) == stamps[path]:  # else it is still being written, and comes again
+                self._refuse(path, stamps[path], error)
 
-        for landed in land_all(self._files, ready, self._key_types, refuse):
+        for landed in land_all(self.files, list(stamps), refuse):
             for done in landed:
-                self._note(done, stamps[done.path], digests[done.path])
+                self._note(done, stamps[done.path])
 
-    def _note(self, done: Landed, stamp: Stamp, digest: str) -> None:
+    def _note(self, done: Landed, stamp: Stamp) -> None:
         if done.note is not None:
             print(f"note: {done.note}", file=sys.stderr, flush=True)
-        for line in advice(self.spec, done.reasons, done.counts.examples):
+        for line in advice(self.files.spec, done.reasons, done.counts.examples):
             print(f"warning: {done.path}: {line}", file=sys.stderr, flush=True)
-        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": digest, "rows": done.rows})
+        self.inbox.notes.note(done.path, stamp, LANDED, {"sha256": done.digest, "rows": done.rows})
         self.totals.files += 1
         if done.version is not None:
             self.totals.counts.add(done.counts)
             self.totals.version = done.version
         self.totals.reasons.update(done.reasons)
-
-    def _refuse_complete(self, path: str, stamp: Stamp, error: UserError) -> None:
-        """Refuse a file unless it is still being written: then it comes again."""
-        if _stamp(path) == stamp:
-            self._refuse(path, stamp, error)
 
     def _refuse(self, path: str, stamp: Stamp, error: UserError) -> None:
         """Quarantine a whole file as one row. Idempotent.
@@ -231,10 +173,11 @@ class FolderLanding:
             UserError: the spec limits `quarantine`, which allows no whole file, except one whose rows have landed.
         """
         reason = error.message.removeprefix(f"{path}: ")
-        if self.spec.quarantine is not None and not isinstance(error, ChangedFile):
+        spec = self.files.spec
+        if spec.quarantine is not None and not isinstance(error, ChangedFile):
             raise UserError(f"{path}: {reason}; quarantine.fail_above allows no whole file", INPUT_ERROR)
-        digest = file_state(path, salt_of(self.spec, path)).digest
-        keep_whole_file(self.warehouse, self.spec.name, path, digest, reason)
+        file = file_state(path, salt_of(spec, path))
+        keep_whole_file(self.files.warehouse, spec.name, file, reason)
         self.inbox.notes.note(path, stamp, REFUSED, {"reason": reason})
         self.totals.refused += 1
         print(f"warning: {path}: {reason}; the whole file is in quarantine", file=sys.stderr, flush=True)
@@ -244,7 +187,7 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     """Scan folders every so many seconds and land new files until SIGTERM.
 
     Raises:
-        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take` fails.
+        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take_all` fails.
     """
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:
@@ -257,12 +200,12 @@ def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, 
     with (
         stream_lock(settings.warehouse, title.replace(" ", "-")),
         stop_signal() as stop,
-        Workers(settings.master) as workers,
+        closing(Workers(settings.master)) as workers,
     ):
         warehouse = Tables(settings.warehouse)
         notes = Notes(warehouse.files(f"_folders/{spec.name}"))
-        inbox = Inbox(folders, notes, endings_of(spec))
-        landing = FolderLanding(warehouse, spec, inbox, changed, workers)
+        files = FileLanding(warehouse, spec, changed, workers=workers)
+        landing = FolderLanding(files, Inbox(folders, notes, endings_of(spec)))
         with Progress(title, None, settings.quiet, "file") as progress:
             while not stop.is_set():
                 ready = landing.inbox.ready(time.monotonic())

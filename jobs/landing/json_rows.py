@@ -21,25 +21,19 @@ from pyarrow import json as arrow_json
 from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.encoding.arrow import compute
-from jobs.landing.bounds import MOST_ROWS, limit_steps, open_bytes
-from jobs.landing.checking import check_rows
-from jobs.landing.csv_parquet import Part, check_columns
+from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
-from jobs.landing.line_parts import line_parts, lines_of, readable
-from jobs.landing.raw_rows import Source
+from jobs.landing.file_parts import BLANK_BYTES, Part, check_columns, line_parts, lines_of, readable
+from jobs.landing.raw_rows import Source, joined
 from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
-from jobs.landing.values.key_from_name import document_with_key, with_key
+from jobs.landing.values.key_from_name import document_with_key
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import KeyTypes
-from jobs.storage.quarantine import PAYLOAD, REASON
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
 SCHEMA_DOCUMENTS = 1000
 """Documents at a file's beginning from which its columns and types are inferred."""
-
-_BLANK = b" \t\r\n"
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
@@ -49,13 +43,6 @@ FEW = 32
 # no -0, which Arrow reads as 0 where it is a key.
 _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
 _ODD = r"\n|\}\s*\{|\\u[dD]|[:,\[]\s*-?(?:NaN|Inf)|:\s*-0\s*[,}]"
-
-
-class JsonRows(NamedTuple):
-    """N documents: the named `columns`, null where absent, and why a document is invalid, None where it is valid."""
-
-    columns: dict[str, pa.Array]
-    problems: NDArray[np.object_]
 
 
 class _Wanted(NamedTuple):
@@ -72,8 +59,8 @@ class _Number(str):
 
 def read_objects(
     documents: pa.Array, columns: Sequence[str], keys: Sequence[str], exact: Sequence[str] = ()
-) -> JsonRows:
-    """Read N JSON objects (binary, UTF-8).
+) -> Source:
+    """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
     A column is text, or numbers where all documents have numbers in it. Other members are ignored.
 
@@ -84,19 +71,10 @@ def read_objects(
         exact: other columns whose numbers keep their spelling.
     """
     parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
-    problems = np.concatenate([np.empty(0, object), *(part.problems for part in parts)])
-    merged: dict[str, pa.Array] = {}
-    for name in columns:
-        pieces = [part.columns[name] for part in parts]
-        kinds = {piece.type for piece in pieces}
-        if len(kinds) > 1:
-            # Only Arrow's reader types columns, and only as numbers, whose text has the same meaning.
-            pieces = [piece.cast(pa.string()) for piece in pieces]
-        merged[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
-    return JsonRows(merged, problems)
+    return joined(parts, columns)
 
 
-def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
+def _parts(documents: pa.Array, wanted: _Wanted) -> list[Source]:
     """Read runs of documents, each with the fastest reader that can read them."""
     if len(documents) == 0:
         return []
@@ -104,7 +82,7 @@ def _parts(documents: pa.Array, wanted: _Wanted) -> list[JsonRows]:
     ends = np.flatnonzero(np.diff(ordinary)) + 1
     if len(ends) > len(documents) // FEW:  # mostly short runs
         return [_one_by_one(documents, wanted)]
-    parts: list[JsonRows] = []
+    parts: list[Source] = []
     for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
         some = documents.slice(start, stop - start)
         if ordinary[start]:
@@ -146,7 +124,7 @@ def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
     return pa.schema(list(kinds.items()))
 
 
-def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[JsonRows]:
+def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> list[Source]:
     if schema is not None:
         read = _by_arrow(documents, schema)
         if read is not None:
@@ -158,7 +136,7 @@ def _halved(documents: pa.Array, schema: pa.Schema | None, wanted: _Wanted) -> l
     return _halved(first, schema, wanted) + _halved(second, schema, wanted)
 
 
-def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
+def _by_arrow(documents: pa.Array, schema: pa.Schema) -> Source | None:
     """Read ordinary documents; None if one does not match the schema."""
     pc = compute()
     lines = pc.binary_join_element_wise(
@@ -180,20 +158,18 @@ def _by_arrow(documents: pa.Array, schema: pa.Schema) -> JsonRows | None:
         return None
     found = table.combine_chunks()
     columns = {name: found.column(name).combine_chunks() for name in schema.names}
-    return JsonRows(columns, np.full(len(documents), None, object))
+    return Source(columns, len(documents))
 
 
-def _one_by_one(documents: pa.Array, wanted: _Wanted) -> JsonRows:
+def _one_by_one(documents: pa.Array, wanted: _Wanted) -> Source:
     rows: list[Mapping[str, Any]] = []
     problems = np.full(len(documents), None, object)
     for place, document in enumerate(documents.to_pylist()):
         row, problem = object_of(document)
         problems[place] = problem or _key_problem(row, wanted.keys)
         rows.append(row)
-    return JsonRows(
-        {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns},
-        problems,
-    )
+    columns = {name: arrow.texts([_text(member_of(row, name)) for row in rows]) for name in wanted.columns}
+    return Source(columns, len(rows), problems)
 
 
 def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
@@ -255,7 +231,7 @@ def spans_lines(path: Path) -> bool:
     """Tell if a file is not one object a line, so that it cannot be cut where lines end."""
     with open_bytes(path) as file:
         beginning = file.read(BEGINNING)
-        while not beginning.strip(_BLANK + BOM) and (block := file.read(BEGINNING)):
+        while not beginning.strip(BLANK_BYTES + BOM) and (block := file.read(BEGINNING)):
             beginning = block
     return values_span_lines(beginning)
 
@@ -276,14 +252,16 @@ def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) 
     return found
 
 
-def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
+def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
     """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    most: bytes of memory that reading a part may take.
 
     Raises:
         UserError: the file cannot be read.
     """
     with _readable(path):
-        return [Part(str(path), 0, None)] if spans_lines(path) else line_parts(path, start, stop)
+        return [Part(str(path), 0, None, most)] if spans_lines(path) else line_parts(path, start, stop, most)
 
 
 def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
@@ -318,7 +296,7 @@ def _values_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Array]:
 
 
 def _documents_in(lines: Iterable[bytes]) -> pa.Array:
-    return pa.array([document for line in lines if (document := line.strip(_BLANK))], pa.binary())
+    return pa.array([document for line in lines if (document := line.strip(BLANK_BYTES))], pa.binary())
 
 
 @contextmanager
@@ -368,32 +346,12 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
     return pa.schema(list(kinds.items()))
 
 
-def document_rows(spec: ModelSpec, values: pa.Array) -> Source:
-    """Return the columns that a spec names of N documents (binary), and why documents are invalid, unchecked."""
+def document_rows(spec: ModelSpec, values: pa.Array, path: str) -> Source:
+    """Return the columns that a spec names of N documents (binary) of a file, unchecked; a payload is a document."""
     keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
     exact = spec.file_names([spec.time, *spec.id_columns])
-    columns, problems = read_objects(values, spec.file_columns, keys, exact)
-    return Source(columns, np.zeros(len(values), bool), len(values), problems=problems)
 
+    def payload(at: int) -> str:
+        return document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), path)
 
-def check_documents(
-    spec: ModelSpec, values: pa.Array, key_types: KeyTypes, file: str, landed: int | None = None
-) -> pa.RecordBatch:
-    """Check N documents (binary) as `check_rows` does; the payload of a rejected one is its text.
-
-    landed: when the landing of the file began, in microseconds since 1970; None: now.
-    """
-    source = with_key(spec, document_rows(spec, values), file)._replace(landed=landed)
-    rows = check_rows(spec, source, key_types, file)
-    reasons = rows.column(REASON).to_pylist()
-    if not any(reasons):
-        return rows
-    texts = [
-        None
-        if reason is None
-        else document_with_key(spec, values[at].as_py().decode("utf-8", "backslashreplace"), file)
-        for at, reason in enumerate(reasons)
-    ]
-    changed = {PAYLOAD: pa.array(texts, pa.string())}
-    names = rows.schema.names
-    return pa.RecordBatch.from_arrays([changed.get(name, rows.column(name)) for name in names], names)
+    return read_objects(values, spec.file_columns, keys, exact)._replace(payload=payload)

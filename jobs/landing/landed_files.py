@@ -17,8 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from jobs.core.input_files import open_input, part_files
 from jobs.storage.measurements_table import HISTORY_PREFIX
 from jobs.storage.quarantine import TABLE
 from jobs.storage.tables import measurements
@@ -38,6 +40,37 @@ def transaction(model: str, path: str, digest: str) -> tuple[str, int]:
 def path_number(path: str) -> int:
     """Return the number that stands for a path: 60 bits of its hash, above the number of earlier releases."""
     return int(hashlib.sha256(path.encode()).hexdigest()[:15], 16) + _NO_PATH + 1
+
+
+class FileState(NamedTuple):
+    """A file as it was when its content was hashed."""
+
+    path: str
+    digest: str
+    size: int
+    changed: int
+
+    @property
+    def position(self) -> str:
+        """The `position` of its rejected rows in the quarantine."""
+        return json.dumps({"file": self.path, "sha256": self.digest})
+
+
+def file_state(path: str, salt: bytes = b"") -> FileState:
+    """Return the state of a file with the SHA-256 of its content, after `salt`."""
+    size, changed = stamp_of(path)
+    digest = hashlib.sha256(salt)
+    for file in part_files(Path(path)):
+        with open_input(file) as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return FileState(path, digest.hexdigest(), size, changed)
+
+
+def stamp_of(path: str) -> tuple[int, int]:
+    """Return the bytes of a file, or of a folder's part files, and the time of its last change (ns)."""
+    stats = [file.stat() for file in part_files(Path(path))]
+    return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
 @dataclass(frozen=True, slots=True)

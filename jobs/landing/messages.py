@@ -104,8 +104,7 @@ class MessageChecker(NamedTuple):
         message_keys = self._message_keys(batch.column("key"))
         columns, problems = self._columns(batch, message_keys)
         problems[arrow.to_numpy(values.is_null())] = TOMBSTONE
-        shaped = np.zeros(len(values), bool)
-        source = Columns(columns, shaped, len(values), problems=problems, landed=_landed(batch))
+        source = Columns(columns, len(values), problems, landed=_landed(batch))
         rows = check_rows(self.spec, source, self.types, self.source.title)
         reasons, written = rows.column(REASON).to_pylist(), rows.column(PAYLOAD)
         payloads: list[str | None] = [None] * len(values)
@@ -148,7 +147,8 @@ class MessageChecker(NamedTuple):
             filled = batch.column("value").fill_null(b"")
             keys = spec.file_names(name for name in spec.key if name != key)
             exact = spec.file_names([spec.time, *spec.id_columns])
-            columns, problems = read_objects(filled, inner, keys, exact)
+            found = read_objects(filled, inner, keys, exact)
+            columns, problems = found.columns, found.reasons()
         if key is not None and message_keys is not None:
             columns[spec.file_names([key])[0]] = message_keys
         return columns, problems

@@ -57,14 +57,7 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
     Raises:
         UserError: a column's type cannot hold the values that the spec expects.
     """
-    reason = np.full(source.rows, None, dtype=object)
-    reject(reason, source.misshapen, "row: not as many fields as the header")
-    if source.problems is not None:
-        reason[:] = np.where(reason == None, source.problems, reason)  # noqa: E711 - elementwise
-    if source.not_utf8 is not None:
-        reject(reason, source.not_utf8, "row: not UTF-8 text")
-    if source.unmatched is not None:
-        reject(reason, source.unmatched, "line: does not match line_pattern")
+    reason = source.reasons()
     key, keys = codes_of_keys(spec, source, file, reason)
     times = _times(spec, source, key, file)
     time = times.micros

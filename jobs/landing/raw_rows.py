@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import base64
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,43 +23,55 @@ LINE = "_line"
 """The column with a whole line of text (`jobs.landing.text_lines`)."""
 
 
-class Source(NamedTuple):
-    """The content of a file: `columns` by name, each of N rows, and (N,) which rows are `misshapen` or `not_utf8`.
+MISSHAPEN = "row: not as many fields as the header"
+NOT_UTF8 = "row: not UTF-8 text"
 
-    The texts of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes. `not_utf8` is None
-    where the format does not tell. `unmatched` (N,): lines of text that the spec's expression does not match; None of
-    another format. `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated
-    headers that stood between the rows. `problems` (N,): why a JSON document is invalid, None where it is valid; None
-    of another format.
+
+class Source(NamedTuple):
+    """The content of a file: `columns` by name, each of N `rows`.
+
+    `problems` (N,): why a row is invalid, whatever its columns hold, None where it is valid; None: all are. The texts
+    of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes.
+    `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated headers that stood
+    between the rows.
     `landed`: when the rows landed, in microseconds since 1970, of all or of each (N,); None: now.
     `before`: returns the parts of the same file before this one, the nearest first; None: there are none.
+    `payload`: returns what the quarantine keeps of a row, by its place; None: its columns.
     """
 
     columns: dict[str, pa.Array]
-    misshapen: NDArray[np.bool_]
     rows: int
-    not_utf8: NDArray[np.bool_] | None = None
-    unmatched: NDArray[np.bool_] | None = None
+    problems: NDArray[np.object_] | None = None
     decimal: str = "."
     left_out: int = 0
-    problems: NDArray[np.object_] | None = None
     landed: int | NDArray[np.int64] | None = None
     before: Callable[[], Iterator[Source]] | None = None
+    payload: Callable[[int], str] | None = None
+
+    def reasons(self) -> NDArray[np.object_]:
+        """Return why each row is invalid, None where it is valid, to add other reasons to."""
+        return np.full(self.rows, None, object) if self.problems is None else self.problems.copy()
+
+
+def shape_problem(row: Mapping[str, object]) -> str | None:
+    """Return why a rejected row is no row of the file's columns, by the members of its payload; None if it is one."""
+    if row.get(CORRUPT) is not None:
+        return MISSHAPEN
+    return None if row.get(BYTES) is None else NOT_UTF8
+
+
+def base64_texts(lines: Sequence[bytes | None]) -> pa.Array:
+    """Return bytes in base64, for the column `BYTES`; null where there are none."""
+    return arrow.texts([None if line is None else base64.b64encode(line).decode() for line in lines])
 
 
 def cut_rows(source: Source, start: int, stop: int) -> Source:
-    """Return the rows of a source from `start` to `stop`."""
-    marks = (source.not_utf8, source.unmatched, source.problems)
-    not_utf8, unmatched, problems = (None if mark is None else mark[start:stop] for mark in marks)
-    misshapen = source.misshapen[start:stop]
+    """Return the rows of a source, which names no payloads, from `start` to `stop`."""
     return source._replace(
         columns={name: column.slice(start, stop - start) for name, column in source.columns.items()},
-        misshapen=misshapen,
-        rows=len(misshapen),
-        not_utf8=not_utf8,
-        unmatched=unmatched,
+        rows=max(min(stop, source.rows) - start, 0),
+        problems=None if source.problems is None else source.problems[start:stop],
         left_out=source.left_out if start == 0 else 0,
-        problems=problems,
     )
 
 
@@ -74,9 +87,9 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
         try:
             column.validate(full=True)
         except pa.ArrowInvalid:
-            written = pa.array(
-                [_as_text(value) for value in column.cast(pa.binary()).to_pylist()], pa.string()
-            )
+            given = column.cast(pa.binary()).to_pylist()
+            shown = [None if value is None else value.decode("utf-8", "backslashreplace") for value in given]
+            written = pa.array(shown, pa.string())
             found[name] = written
             differ = pc.not_equal(  # pyright: ignore[reportAttributeAccessIssue]
                 written.cast(pa.binary()), column.cast(pa.binary())
@@ -86,41 +99,25 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
     return found, marks
 
 
-def _as_text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "backslashreplace")
+def joined(parts: Sequence[Source], names: Sequence[str]) -> Source:
+    """Return the rows of several parts, in order; columns that only some parts have follow the named ones.
 
-
-def joined(parts: list[Source], names: list[str]) -> Source:
-    """Return the rows of several parts, in order; columns that only some parts have follow the named ones."""
-    known = set(names)
-    more = [name for part in parts for name in part.columns if name not in known]
-    columns = {
-        name: pa.concat_arrays([part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts])
-        if parts
-        else pa.array([], pa.string())
-        for name in (*names, *dict.fromkeys(more))
-    }
+    Columns of several types become texts: in JSON these are numbers and texts that write some.
+    """
+    columns: dict[str, pa.Array] = {}
+    for name in dict.fromkeys([*names, *(name for part in parts for name in part.columns)]):
+        pieces = [part.columns.get(name, pa.nulls(part.rows, pa.string())) for part in parts]
+        if len({piece.type for piece in pieces}) > 1:
+            pieces = [piece.cast(pa.string()) for piece in pieces]
+        columns[name] = pa.concat_arrays(pieces) if pieces else pa.array([], pa.string())
+    are_valid = all(part.problems is None for part in parts)
     return Source(
         columns,
-        np.concatenate([np.zeros(0, bool), *(part.misshapen for part in parts)]),
         sum(part.rows for part in parts),
-        _joined_marks(parts, [part.not_utf8 for part in parts]),
-        _joined_marks(parts, [part.unmatched for part in parts]),
+        None if are_valid else np.concatenate([part.reasons() for part in parts]),
         parts[0].decimal if parts else ".",
         sum(part.left_out for part in parts),
-        None
-        if all(part.problems is None for part in parts)
-        else np.concatenate(
-            [np.full(part.rows, None, object) if part.problems is None else part.problems for part in parts]
-        ),
     )
-
-
-def _joined_marks(parts: list[Source], marks: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_]:
-    each = (
-        np.zeros(part.rows, bool) if mark is None else mark for part, mark in zip(parts, marks, strict=True)
-    )
-    return np.concatenate([np.zeros(0, bool), *each])
 
 
 def reject(reason: NDArray[np.object_], bad: NDArray[np.bool_], text: str) -> None:

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from jobs.landing.checking import check_rows, refuse_types
-from jobs.landing.csv_parquet import FORMATS, Part, check_columns, parts, read_part, read_schema
+from jobs.landing.csv_parquet import FORMATS, parts, read_part, read_schema
+from jobs.landing.file_parts import Part, check_columns, line_parts
 from jobs.landing.json_rows import FORMATS as JSON_FORMATS
-from jobs.landing.json_rows import check_documents, document_rows, is_json, json_schema
+from jobs.landing.json_rows import document_rows, is_json, json_schema
 from jobs.landing.json_rows import parts as json_parts
 from jobs.landing.json_rows import read_part as read_json
 from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import FORMATS as TEXT_FORMATS
 from jobs.landing.text_lines import is_text, pattern_of, text_schema
-from jobs.landing.text_lines import parts as text_parts
 from jobs.landing.text_lines import read_part as read_text
 from jobs.landing.values.key_from_name import schema_with_key, with_key
 from jobs.landing.values.spec_columns import spec_schema
@@ -38,63 +38,45 @@ _CUT_BY_BYTES = (".csv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 class FilePiece(NamedTuple):
     """A part of a file, and about how many bytes of the file it is.
 
-    rejected: keep the rejected rows, too; landed: when the landing of the file began, in microseconds since 1970
+    rejected: keep the rejected rows, too.
     """
 
     part: Part
     size: int
     rejected: bool = True
-    landed: int | None = None
 
 
-class FileReader(Protocol):
-    """Reads one file: its columns, its pieces in order, and the rows of a piece, unchecked and checked."""
+@dataclass(frozen=True)
+class FileReader:
+    """Reads one file, CSV, Parquet or ORC: its columns, its pieces in order, and the rows of a piece."""
+
+    spec: ModelSpec
+    path: str
 
     def columns(self) -> pa.Schema:
         """Return the columns of the file, after checking them against the spec."""
-        ...
+        return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
         """Return the pieces of the file in order; of lines or records those between two places in its bytes."""
-        ...
-
-    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-        """Read the named columns, or all, of a piece, with the key from the file's name."""
-        ...
+        return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
         """Read and check the rows of a piece (`check_rows`).
 
         landed: when the landing of the file began, in microseconds since 1970; None: now.
         """
-        ...
-
-
-@dataclass(frozen=True)
-class RecordReader:
-    """Reads CSV, Parquet or ORC."""
-
-    spec: ModelSpec
-    path: str
-
-    def columns(self) -> pa.Schema:
-        """Return the columns of the file."""
-        return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
-
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        """Return ranges of records, row groups or stripes."""
-        return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
-
-    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read and check the rows of a piece."""
         for source in self.sources(piece):
             yield check_rows(self.spec, source._replace(landed=landed), key_types, self.path)
 
     def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-        """Read the named columns, or all, of a piece; each batch of rows can return those before it."""
+        """Read the named columns, or all, of a piece, with the key from the file's name.
+
+        Each batch of rows can return those before it.
+        """
         last: list[Source] = []  # the batch before; of a large piece no more are held
         for number, source in enumerate(self._unkeyed(piece, columns)):
-            keyed = with_key(self.spec, source._replace(decimal=self.spec.files.decimal), self.path)
+            keyed = with_key(self.spec, source, self.path)
 
             def before(number: int = number, last: list[Source] = last) -> Iterator[Source]:
                 yield from last
@@ -111,54 +93,36 @@ class RecordReader:
                 yield from reversed(list(self.sources(one, columns)))
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
-        return read_part(piece, columns)
+        for source in read_part(piece, columns):
+            yield source._replace(decimal=self.spec.files.decimal)
 
 
-class LineReader(RecordReader):
-    """Reads lines of text."""
+class LineReader(FileReader):
+    """Reads lines of text; its columns are the groups of the spec's expression."""
 
     def columns(self) -> pa.Schema:
-        """Return the groups of the spec's expression."""
         return text_schema(self.spec, Path(self.path))
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        """Return ranges of lines."""
-        return _bounded(self.spec, text_parts(Path(self.path), start, stop))
+        return line_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
 
     def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
-        return read_text(pattern_of(self.spec, self.path), piece, columns)
+        for source in read_text(pattern_of(self.spec, self.path), piece, columns):
+            yield source._replace(decimal=self.spec.files.decimal)
 
 
-@dataclass(frozen=True)
-class DocumentReader:
-    """Reads JSON."""
-
-    spec: ModelSpec
-    path: str
+class DocumentReader(FileReader):
+    """Reads JSON; whichever columns are asked for, its documents have those of the spec."""
 
     def columns(self) -> pa.Schema:
-        """Return the spec's columns with the types of the file's first documents."""
         return json_schema(Path(self.path), self.spec)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        """Return ranges of lines, or the whole of an array."""
-        return _bounded(self.spec, json_parts(Path(self.path), start, stop))
+        return json_parts(Path(self.path), start, stop, self.spec.files.memory_mb << 20)
 
-    def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read and check the documents of a piece."""
+    def _unkeyed(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         for documents in read_json(piece, self.spec.file_columns):
-            yield check_documents(self.spec, documents, key_types, self.path, landed)
-
-    def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-        """Read the columns that the spec names of a piece."""
-        del columns  # a document has the columns of the spec, whichever are asked for
-        for documents in read_json(piece, self.spec.file_columns):
-            yield with_key(self.spec, document_rows(self.spec, documents), self.path)
-
-
-def _bounded(spec: ModelSpec, found: list[Part]) -> list[Part]:
-    """Return parts whose reading takes the memory that the spec allows."""
-    return [part._replace(most=spec.files.memory_mb << 20) for part in found]
+            yield document_rows(self.spec, documents, self.path)
 
 
 def endings_of(spec: ModelSpec) -> tuple[str, ...]:
@@ -170,7 +134,7 @@ def reader_of(spec: ModelSpec, path: str) -> FileReader:
     """Return the reader of a file, or of a folder that Spark wrote as one file, by its ending."""
     if is_json(path):
         return DocumentReader(spec, path)
-    return LineReader(spec, path) if is_text(path) else RecordReader(spec, path)
+    return LineReader(spec, path) if is_text(path) else FileReader(spec, path)
 
 
 def schema_of(spec: ModelSpec, path: str) -> pa.Schema:

@@ -107,7 +107,7 @@ class LandingTables:
     def task(self) -> WritingTask:
         """Return the task of a process that writes rows which are not of files."""
         name = attempt_name(0, self.attempt, 0, 0)
-        return WritingTask(self.spec, {}, (), *self.targets(), name, self.landed_at, known_inputs())
+        return WritingTask(self.spec, {}, (), False, *self.targets(), name, self.landed_at, known_inputs())
 
     def commit(
         self, written: Sequence[WrittenRows], transaction: tuple[str, int], place: dict[str, Any]

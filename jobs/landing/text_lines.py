@@ -5,7 +5,6 @@ A line that the expression does not match as a whole is kept with its text, and 
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
 from jobs.encoding import arrow
-from jobs.landing.csv_parquet import Part
-from jobs.landing.line_parts import line_parts, lines_of, readable
-from jobs.landing.raw_rows import BYTES, LINE, Source
+from jobs.landing.file_parts import BLANK_BYTES, Part, lines_of, readable
+from jobs.landing.raw_rows import BYTES, LINE, NOT_UTF8, Source, base64_texts
 from jobs.specs.model_spec import ModelSpec
 
 FORMATS = (".txt", ".log", ".txt.gz", ".log.gz")
-_BLANK = b" \t\r\n"
+_UNMATCHED = "line: does not match line_pattern"
 
 
 def is_text(path: str | Path) -> bool:
@@ -56,16 +54,6 @@ def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
         return pa.schema([(name, pa.string()) for name in groups])
 
 
-def parts(path: Path, start: int = 0, stop: int | None = None) -> list[Part]:
-    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    with readable(path):
-        return line_parts(path, start, stop)
-
-
 def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
     """Read the named columns, or all and each line itself, of a part of a file, in some batches of rows.
 
@@ -73,27 +61,25 @@ def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) ->
         UserError: the file cannot be read.
     """
     wanted = re.compile(pattern)
-    with readable(Path(part.path)):
-        for lines in lines_of(part):
-            whole = [bare for line in lines if (bare := line.rstrip(b"\r\n")).strip(_BLANK)]
-            yield _matched(wanted, whole, columns)
+    for lines in lines_of(part):
+        whole = [bare for line in lines if (bare := line.rstrip(b"\r\n")).strip(BLANK_BYTES)]
+        yield _matched(wanted, whole, columns)
 
 
-def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], bool]:
-    """Return a rejected row with the groups of its line, and whether the line matches; any other row as it is."""
+def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
+    """Return a rejected row with the groups of its line, and what is wrong with the line; any other row as it is."""
     line = row.get(LINE)
     if not isinstance(line, str):
-        return dict(row), True
+        return dict(row), None
     match = re.compile(pattern).fullmatch(line)
-    return {**row, **({} if match is None else match.groupdict())}, match is not None
+    return ({**row, **match.groupdict()}, None) if match else (dict(row), _UNMATCHED)
 
 
 def _matched(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str] | None) -> Source:
     """Return the groups of lines as columns; an empty group is null."""
     texts = [line.decode("utf-8", "backslashreplace") for line in lines]
-    invalid = np.array([not _is_utf8(line) for line in lines], bool)
+    invalid = np.array([text.encode() != line for text, line in zip(texts, lines, strict=True)], bool)
     matches = [wanted.fullmatch(text) for text in texts]
-    unmatched = np.array([match is None for match in matches], bool)
     names = list(wanted.groupindex) if columns is None else list(columns)
     found: dict[str, pa.Array] = {
         name: arrow.texts([None if match is None else match[name] or None for match in matches])
@@ -102,16 +88,9 @@ def _matched(wanted: re.Pattern[str], lines: list[bytes], columns: Sequence[str]
     if columns is None:
         found[LINE] = arrow.texts(texts)
         if invalid.any():
-            kept = zip(lines, invalid.tolist(), strict=True)
-            found[BYTES] = arrow.texts(
-                [base64.b64encode(line).decode() if bad else None for line, bad in kept]
+            found[BYTES] = base64_texts(
+                [line if bad else None for line, bad in zip(lines, invalid.tolist(), strict=True)]
             )
-    return Source(found, np.zeros(len(lines), bool), len(lines), invalid, unmatched & ~invalid)
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    problems = np.array([_UNMATCHED if match is None else None for match in matches], object)
+    problems[invalid] = NOT_UTF8
+    return Source(found, len(lines), problems)

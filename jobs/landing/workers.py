@@ -1,29 +1,27 @@
 """Processes of this machine that write pieces of files: started once a command, and only if there is work for several.
 
-A process reads tasks from its standard input until that ends, as it does when the command ends, however it ends. What
-a task has written then is part of no table.
+A process reads tasks from a pipe until that ends, as it does when the command ends, however it ends. What a task has
+written then is part of no table.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import signal
-import struct
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import IO, Any, Self
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.landing.written_pieces import WritingTask, Written, write_pieces
 
-_COMMAND = "from jobs.landing.workers import serve; serve()"
-_LENGTH = struct.Struct(">Q")
+_COMMAND = "from jobs.landing.workers import serve; serve"
 _LOCAL = re.compile(r"local\[(\d+)")
 
 
@@ -43,14 +41,6 @@ class Workers:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.count = max(1, min(cores, int(asked[1])) if asked else cores)
         self._others: list[_Worker] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def start(self) -> None:
         """Start the other processes, unless they run."""
@@ -105,16 +95,19 @@ class Workers:
 
 
 class _Worker:
-    """Another process, and its end of the pipes."""
+    """Another process, and this end of the pipe to it."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(one or os.getcwd() for one in sys.path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"{_COMMAND}({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a library prints is no result of the command
+                env={**os.environ, "PYTHONPATH": path},
+            )
 
     @property
     def pid(self) -> int:
@@ -126,67 +119,39 @@ class _Worker:
         Raises:
             WorkerEnded: it was killed.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            _send(self._process.stdin, task)
-            while True:
-                kind, value = _receive(self._process.stdout)
-                if kind == "read":
-                    on_read(value)
-                elif kind == "error":
-                    raise value
-                else:
-                    return value
-        except (EOFError, BrokenPipeError) as error:
+            self._pipe.send(task)
+            while isinstance(answer := self._pipe.recv(), int):
+                on_read(answer)
+        except (EOFError, ConnectionError) as error:
             code = self._process.wait()
             how = f"was killed (signal {-code})" if code < 0 else f"ended with exit code {code}"
             raise WorkerEnded(
-                f"a process that read {task.files[0].path} {how}, and nothing of the file has landed: see that the "
-                "machine has memory enough, and run the command again",
+                f"a process that read {task.files[0].file.path} {how}, and nothing of the file has landed: see that "
+                "the machine has memory enough, and run the command again",
                 RUN_FAILED,
             ) from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    pass
+        self._pipe.close()
 
 
-def serve() -> None:
-    """Run tasks that standard input brings, until it ends."""
+def serve(handle: int) -> None:
+    """Run tasks that a pipe brings, until it ends; answer with bytes that are read, then the result or an error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
-    while True:
-        try:
-            task = _receive(sys.stdin.buffer)
-        except EOFError:
-            return
-        try:
-            _send(answers, ("written", write_pieces(task, lambda size: _send(answers, ("read", size)))))
-        except BrokenPipeError:
-            return
-        except Exception as error:
-            _send(answers, ("error", error))
-
-
-def _send(pipe: IO[bytes], value: Any) -> None:
-    content = pickle.dumps(value)
-    pipe.write(_LENGTH.pack(len(content)) + content)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> Any:
-    head = pipe.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        raise EOFError
-    (size,) = _LENGTH.unpack(head)
-    content = pipe.read(size)
-    if len(content) < size:
-        raise EOFError
-    return pickle.loads(content)
+    with Connection(handle) as pipe:
+        while True:
+            try:
+                task = pipe.recv()
+            except (EOFError, ConnectionError):
+                return
+            try:
+                pipe.send(write_pieces(task, pipe.send))
+            except Exception as error:
+                with suppress(ConnectionError):
+                    pipe.send(error)

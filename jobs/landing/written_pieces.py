@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,9 +20,10 @@ from jobs.core.errors import UserError
 from jobs.core.input_files import KnownInputs, know_inputs
 from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
+from jobs.landing.landed_files import FileState, Known
 from jobs.landing.reading import FilePiece, reader_of
 from jobs.specs.model_spec import ModelSpec
-from jobs.storage.measurements_table import KeyTypes
+from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
 from jobs.storage.part_files import PartFile, PartWriter, remove
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
@@ -37,16 +39,11 @@ REJECTED = pa.schema(
 
 
 class FilePieces(NamedTuple):
-    """Pieces of a file, in order.
+    """Pieces of a file that land, in order; known: what was committed of the file before."""
 
-    path: of the file; origin: `_origin` of its rows; position: of its rejected rows in the quarantine, None if these
-    are there already.
-    """
-
-    path: str
-    origin: str
-    position: str | None
-    pieces: Sequence[FilePiece]
+    file: FileState
+    known: Known
+    pieces: list[FilePiece]
 
 
 class Target(NamedTuple):
@@ -61,13 +58,15 @@ class Target(NamedTuple):
 class WritingTask(NamedTuple):
     """Files whose pieces become files of the measurements and of the quarantine.
 
-    name: prefix of the names of the written files; landed_at: microseconds since 1970; inputs: what the process knows
-    of the files that its user has named.
+    history: the files are history of new keys; name: prefix of the names of the written files; landed_at: when the
+    landing began, in microseconds since 1970, by which times are judged, too; inputs: what the process knows of the
+    files that its user has named.
     """
 
     spec: ModelSpec
     key_types: KeyTypes
     files: Sequence[FilePieces]
+    history: bool
     accepted: Target
     rejected: Target
     name: str
@@ -131,22 +130,19 @@ def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
     know_inputs(task.inputs)
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     counts: list[RowCounts | UserError] = []
-    whole = False
-    try:
+    with ExitStack() as undo:
+        for table in tables:
+            undo.callback(table.abandon)
         for file in task.files:
             try:
                 counts.append(_write_file(task, file, tables, on_read))
             except UserError as error:
                 counts.append(error)
-        whole = not any(isinstance(one, UserError) for one in counts)
-        return Written(counts, *(table.end() if whole else [] for table in tables))
-    except BaseException:
-        whole = False
-        raise
-    finally:
-        if not whole:
-            for table in tables:
-                table.abandon()
+        if any(isinstance(one, UserError) for one in counts):
+            return Written(counts, [], [])
+        written = Written(counts, *(table.end() for table in tables))
+        undo.pop_all()
+        return written
 
 
 class _Table:
@@ -184,14 +180,14 @@ def write_rows(task: WritingTask, batches: Iterable[pa.RecordBatch]) -> WrittenR
     """
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     rows = _Rows(task, tables)
-    try:
+    with ExitStack() as undo:
+        for table in tables:
+            undo.callback(table.abandon)
         for batch in batches:
             rows.write(batch)
-        return WrittenRows(rows.counts(), *(table.end() for table in tables))
-    except BaseException:
-        for table in tables:
-            table.abandon()
-        raise
+        written = WrittenRows(rows.counts(), *(table.end() for table in tables))
+        undo.pop_all()
+        return written
 
 
 def _write_file(
@@ -202,12 +198,14 @@ def _write_file(
     Raises:
         UserError: the file cannot be read.
     """
-    rows = _Rows(task, tables)
-    reader = reader_of(task.spec, file.path)
+    rows, path = _Rows(task, tables), file.file.path
+    place = {ORIGIN: path, SOURCE: path, POSITION: file.file.position}
+    if task.history:
+        place[ORIGIN] = HISTORY_PREFIX + path
+    reader = reader_of(task.spec, path)
     for piece in file.pieces:
-        place = {ORIGIN: file.origin, SOURCE: file.path, POSITION: file.position}
-        for batch in reader.read(piece.part, task.key_types, piece.landed):
-            rows.write(batch, place, piece.rejected)
+        for batch in reader.read(piece.part, task.key_types, task.landed_at):
+            rows.write(batch, place, piece.rejected and not file.known.kept)
         on_read(piece.size)
     return rows.counts()
 
@@ -220,26 +218,24 @@ class _Rows:
         self._total, self._places = RowCounts(), _Places(task.spec)
 
     def write(
-        self, batch: pa.RecordBatch, place: Mapping[str, str | None] | None = None, rejected: bool = True
+        self, batch: pa.RecordBatch, place: Mapping[str, str] | None = None, rejected: bool = True
     ) -> None:
         """Write rows.
 
         Args:
             batch: the rows.
-            place: `_origin`, `_source` and `_position` of all of them; without a position the quarantine has the
-                rejected ones already. None: each row has its own.
-            rejected: count and write the rejected ones.
+            place: `_origin`, `_source` and `_position` of all of them; None: each row has its own.
+            rejected: count and write the rejected ones, which the quarantine does not have yet.
         """
         task = self._task
         good, bad = _divided(batch)
         if bad is not None and rejected:
             self._total.add(_count_rejected(bad))
-            if place is None or place[POSITION] is not None:
-                where = [_column(bad, name, place) for name in (SOURCE, POSITION)]
-                texts = bad.column(REASON), bad.column(PAYLOAD)
-                self._rejected.add(
-                    rejected_rows(task.rejected.schema, task.spec.name, *texts, where, task.landed_at)
-                )
+            where = [_column(bad, name, place) for name in (SOURCE, POSITION)]
+            texts = bad.column(REASON), bad.column(PAYLOAD)
+            self._rejected.add(
+                rejected_rows(task.rejected.schema, task.spec.name, *texts, where, task.landed_at)
+            )
         if good.num_rows:
             times = arrow.to_numpy(good.column(task.spec.time).cast(pa.int64()))
             absent = Counter({name: good.column(name).null_count for name in task.spec.measurement})
@@ -257,8 +253,8 @@ class _Rows:
         return self._total
 
 
-def _column(rows: pa.RecordBatch, name: str, place: Mapping[str, str | None] | None) -> pa.Array:
-    return rows.column(name) if place is None else arrow.repeated(place[name] or "", rows.num_rows)
+def _column(rows: pa.RecordBatch, name: str, place: Mapping[str, str] | None) -> pa.Array:
+    return rows.column(name) if place is None else arrow.repeated(place[name], rows.num_rows)
 
 
 def _divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:

@@ -102,7 +102,7 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
         raise UserError(f"{name}: has no estimates" + (f" of key {chosen[0]}" if chosen else ""))
     table = pa.concat_tables(found)
     columns = {one: table[one].combine_chunks() for one in table.column_names}
-    source = Source(columns, np.zeros(0, bool), table.num_rows)
+    source = Source(columns, table.num_rows)
     lines = [_line(spec, source, prefix, name) for prefix in ("", SMOOTHED)]
     estimates = _Estimates(
         np.array(columns["key"].to_pylist(), dtype=object),
@@ -257,7 +257,7 @@ def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured |
     found = read_table(tables.root, name, columns, among=first)
     if found is None:
         return None
-    source = Source({one: found[one].combine_chunks() for one in columns}, np.zeros(0, bool), found.num_rows)
+    source = Source({one: found[one].combine_chunks() for one in columns}, found.num_rows)
     y = _numbers(source, spec.measurement, name)
     return _Measured(_key_texts(spec, source), _micros(source.columns[spec.time]), y)
 

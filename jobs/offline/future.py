@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.landing.csv_parquet import check_columns
+from jobs.landing.file_parts import check_columns
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import reject

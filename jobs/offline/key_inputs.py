@@ -49,8 +49,7 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
     """
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
-    reason = np.full(source.rows, None, dtype=object)
-    reject(reason, source.misshapen, "not as many fields as the header")
+    reason = source.reasons()
     keys = [source.columns[name] for name in by]
     for name, column in zip(by, keys, strict=True):
         reject(reason, arrow.to_numpy(column.is_null()), f"{name} is missing")
@@ -89,7 +88,7 @@ def refuse_rows(
         for what, columns in names.items()
     )
     more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
-    raise UserError(f"{file}: row {at + 1} ({row}): {reason[at]}{more}; {need}")
+    raise UserError(f"{file}: row {at + 1} ({row}): {reason[at].removeprefix("row: ")}{more}; {need}")
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from py4j.protocol import Py4JJavaError
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.core.redaction import register
-from jobs.core.regular_files import UnfitFile, cut, secret_file
+from jobs.core.redaction import register, show_name
+from jobs.core.regular_files import UnfitFile, secret_file
 from jobs.storage.positions import same_if_known
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _file_of_properties() -> dict[str, str]:
             "is not UTF-8 text" if isinstance(error, ValueError) else error
         )
         raise UserError(
-            f"{PROPERTIES}: {cut(name)}: {why}; give the path of a file of Kafka's properties"
+            f"{PROPERTIES}: {show_name(name, 120)}: {why}; give the path of a file of Kafka's properties"
         ) from error
     lines = [line.strip() for line in text.splitlines()]
     pairs = [line.partition("=") for line in lines if line and line[0] not in "#!"]

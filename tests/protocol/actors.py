@@ -18,11 +18,8 @@ from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
-from jobs.landing.reading import file_schema
 from jobs.landing.rejected import held
 from jobs.landing.rejected.replay import replay as replay_rows
-from jobs.landing.target_table import prepare
-from jobs.landing.values.keys import key_types_of
 from jobs.lineage import generations, promotion
 from jobs.lineage.model import DeployedModel
 from jobs.operations.maintenance import Maintenance
@@ -140,11 +137,7 @@ def ingest(path: str, spec: ModelSpec | None = None) -> None:
 
 
 def _land(path: str, spec: ModelSpec, history: bool) -> None:
-    here = warehouse()
-    types = key_types_of(spec.naming_columns, file_schema(spec, path))
-    types = prepare(here, spec, types)
-    files = FileLanding(here, spec, history=history)
-    list(land_all(files, [files.check(path)], types))
+    list(land_all(FileLanding(warehouse(), spec, history=history), [path]))
 
 
 def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:

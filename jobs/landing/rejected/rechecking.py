@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from jobs.encoding import arrow
 from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import member_of
-from jobs.landing.raw_rows import BYTES, CORRUPT, Source
+from jobs.landing.raw_rows import Source, shape_problem
 from jobs.landing.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
@@ -83,10 +83,11 @@ def _has_names_of_table(spec: ModelSpec, row: dict[str, Any]) -> bool:
 
 def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
     names = set(spec.file_names(spec.naming_columns))
-    unmatched = np.zeros(len(rows), bool)
+    problems = [shape_problem(row) for row in rows]
     if spec.line_pattern is not None:
         again = [matched_again(spec.line_pattern, row) for row in rows]
-        rows, unmatched = [row for row, _ in again], np.array([not fits for _, fits in again], bool)
+        rows, unmatched = [row for row, _ in again], [problem for _, problem in again]
+        problems = [one or other for one, other in zip(problems, unmatched, strict=True)]
     decimal = spec.files.decimal
     numbers = {*spec.file_names([*spec.measurement, *spec.control])} if decimal == "," else set()
     named = [] if spec.key_from_name is None else [spec.key_from_name]
@@ -94,9 +95,7 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
         name: arrow.texts([_text(member_of(row, name), name in names, name in numbers) for row in rows])
         for name in (*spec.file_columns, *named)
     }
-    misshapen = np.array([row.get(CORRUPT) is not None for row in rows], bool)
-    not_utf8 = np.array([row.get(BYTES) is not None for row in rows], bool)
-    return Source(columns, misshapen, len(rows), not_utf8, unmatched, decimal)
+    return Source(columns, len(rows), np.array(problems, object), decimal)
 
 
 def _text(value: Any, whole: bool, comma: bool) -> str | None:

@@ -58,6 +58,7 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Fi
     lines = io.StringIO(text, newline="")
     found: list[FileRecord] = []
     begin = line = 0
+    # A blank at the end of a line begins an empty field here: tabs there are separators, rather than blanks.
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):

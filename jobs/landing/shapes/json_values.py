@@ -10,8 +10,9 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from jobs.core.errors import UserError
 from jobs.landing.csv_records import BOM
@@ -52,15 +53,7 @@ def spans_lines(beginning: bytes) -> bool:
     )
 
 
-class ByteStream(Protocol):
-    """A stream of bytes, uncompressed."""
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next `size` bytes, or all that are left."""
-        ...
-
-
-def row_texts(file: ByteStream, path: Path, columns: Sequence[str]) -> Iterator[str]:
+def row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Iterator[str]:
     """Return the rows of a file that `spans_lines`, each as the text of a JSON value.
 
     Args:
@@ -196,7 +189,7 @@ def described(value: dict[str, Any]) -> str:
 class _Values:
     """The values of a file one after another, those of its array or those at its top."""
 
-    def __init__(self, file: ByteStream, path: Path) -> None:
+    def __init__(self, file: BufferedIOBase, path: Path) -> None:
         self.file, self.path = file, path
         self.decoder = codecs.getincrementaldecoder("utf-8-sig")()
         self.text, self.place, self.ended = "", 0, False

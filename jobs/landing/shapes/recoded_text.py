@@ -4,64 +4,45 @@ from __future__ import annotations
 
 import codecs
 import io
+from typing import Any
 
 _BLOCK = 1 << 20
 
 
-class RecodedText(io.BufferedIOBase):
-    """A stream of UTF-8 bytes over a stream of bytes in another encoding; it can be read forward only.
+def recoded(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
+    """Return a stream of UTF-8 bytes over a stream of bytes in another encoding; it can be read forward only.
 
     Args:
         stream: at its beginning.
         encoding: of its text.
         by_cr: lines end with a carriage return alone.
     """
+    return io.BufferedReader(_RecodedText(stream, encoding, by_cr), _BLOCK)
 
+
+class _RecodedText(io.RawIOBase):
     def __init__(self, stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> None:
-        self.stream = stream
-        self.decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)()
-        self.by_cr = by_cr
-        self.rest = b""
-        self.place = 0
+        self._stream, self._by_cr = stream, by_cr
+        self._decoder = None if encoding == "utf-8" else codecs.getincrementaldecoder(encoding)()
+        self._rest = b""
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next `size` bytes, or all that are left.
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer with the next bytes, as far as there are some; return their number.
 
         Raises:
             UnicodeDecodeError: the text is not in the encoding.
         """
-        blocks, found = [self.rest], len(self.rest)
-        while (size is None or size < 0 or found < size) and (block := self.stream.read(_BLOCK)):
-            blocks.append(self._recoded(block))
-            found += len(blocks[-1])
-        data = b"".join(blocks)
-        if self.decoder is not None and (size is None or size < 0 or found < size):
-            data += self.decoder.decode(b"", True).encode()
-        cut = len(data) if size is None or size < 0 else size
-        self.rest = data[cut:]
-        self.place += len(data[:cut])
-        return data[:cut]
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        """Return the next line, or its first `size` bytes."""
-        line = b""
-        while (not line or line[-1:] != b"\n") and (size is None or size < 0 or len(line) < size):
-            block = self.read(4096)
-            if not block:
-                break
-            end = block.find(b"\n") + 1 or len(block)
-            line, back = line + block[:end], block[end:]
-            self.rest = back + self.rest
-            self.place -= len(back)
-        return line
-
-    def seek(self, place: int, whence: int = 0, /) -> int:
-        """Read forward to a place in the UTF-8 bytes."""
-        while self.place < place and self.read(min(_BLOCK, place - self.place)):
-            pass
-        return self.place
-
-    def _recoded(self, block: bytes) -> bytes:
-        if self.decoder is not None:
-            block = self.decoder.decode(block).encode("utf-8", "surrogatepass")
-        return block.replace(b"\r", b"\n") if self.by_cr else block
+        block = b"."
+        while block and not self._rest:
+            block = self._stream.read(_BLOCK)
+            self._rest = block
+            if self._decoder is not None:
+                self._rest = self._decoder.decode(block, not block).encode("utf-8", "surrogatepass")
+            if self._by_cr:
+                self._rest = self._rest.replace(b"\r", b"\n")
+        count = min(len(buffer), len(self._rest))
+        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
+        return count

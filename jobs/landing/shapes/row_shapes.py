@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.landing.csv_records import BLANK, COMMA
+from jobs.landing.dialects import NAMES
 from jobs.landing.raw_rows import CORRUPT, FIELDS
 from jobs.specs.files import SEPARATORS
 
@@ -52,7 +53,7 @@ def shape_cause(row: Mapping[str, Any]) -> str:
     if not any(fields[wanted:]):
         return (
             differ
-            + f"it ends with {NAMED.get(separator, 'a separator')} that most rows have not; take it away"
+            + f"it ends with {NAMES.get(separator, 'a separator')} that most rows have not; take it away"
         )
     more = count - wanted
     pairs = sum(map(is_cut_number, fields, fields[1:]))
@@ -62,9 +63,6 @@ def shape_cause(row: Mapping[str, Any]) -> str:
             'within quotation marks and set files: {decimal: ","}, or export with semicolons between the fields'
         )
     return differ + _QUOTE_IT
-
-
-NAMED = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
 def _fields_of(line: str, count: int) -> tuple[str, list[str]]:

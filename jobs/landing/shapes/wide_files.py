@@ -108,23 +108,18 @@ def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) 
     count, rows = len(series), source.rows
     order = np.arange(rows * count).reshape(count, rows).T.ravel()  # by row, then by column
     filled = arrow.to_numpy(cells.is_valid())[order]
-    broken = source.misshapen if source.not_utf8 is None else source.misshapen | source.not_utf8
+    broken = source.reasons() != None  # noqa: E711 - elementwise
     first = np.tile(np.arange(count) == 0, rows)
     wanted = np.where(np.repeat(broken, count), first, filled)
     place = np.flatnonzero(wanted)
     row, column = place // count, place % count
     names = arrow.texts([wide.label(name) for name in series]).take(arrow.integers(column))
+    kept = {*wide.kept, CORRUPT, FIELDS, BYTES} if columns is None else {*columns}
     found = {
         name: values.take(arrow.integers(row))
         for name, values in source.columns.items()
-        if name not in series
-        and (
-            columns is None
-            and name in (*wide.kept, CORRUPT, FIELDS, BYTES)
-            or columns is not None
-            and name in columns
-        )
+        if name in kept and name not in series
     }
     found |= {wide.names: names, wide.values: cells.take(arrow.integers(order[place]))}
-    marks = None if source.not_utf8 is None else source.not_utf8[row]
-    return source._replace(columns=found, misshapen=source.misshapen[row], rows=len(place), not_utf8=marks)
+    problems = None if source.problems is None else source.problems[row]
+    return source._replace(columns=found, rows=len(place), problems=problems)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -66,7 +65,7 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
         for batch in batches:
             columns = dict(zip(names, batch.columns[:-1], strict=True))
             began = arrow.to_numpy(batch.column(_BEGAN).cast(pa.int64()))
-            source = Source(columns, np.zeros(batch.num_rows, bool), batch.num_rows, landed=began)
+            source = Source(columns, batch.num_rows, landed=began)
             yield check_rows(spec, source, key_types, table)
 
     # `mapInArrow` takes a point in a name for a field of a structure.

@@ -30,7 +30,7 @@ def column_of(values: Any, name: str) -> TimeColumn | str:
     """Return what a file's only column is as a time."""
     column = pa.array(values)
     rows = len(column)
-    source = Source({name: column}, np.zeros(rows, bool), rows)
+    source = Source({name: column}, rows)
     return time_of(
         Table(
             [Path("a.csv")],

@@ -103,7 +103,7 @@ def test_a_file_whose_name_is_no_text_is_refused_and_a_watch_goes_on_without_it(
     assert inbox.ready(0.0) == []
     assert [Path(path).name for path, _ in inbox.ready(1e9)] == ["ok.csv"]
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "\\udcff.csv: is not landed: its name is not UTF-8 text" in said[0]
+    assert len(said) == 1 and "\\udcff.csv: is not read: its name is not UTF-8 text" in said[0]
 
 
 # What a careful person expects: (link, what it leads to, is it read from a folder, is it read by its name)

@@ -34,8 +34,8 @@ from pyarrow import orc
 
 from jobs.core.errors import UserError
 from jobs.landing import bounds
-from jobs.landing.csv_parquet import Part, read, read_part
-from jobs.landing.line_parts import line_parts, lines_of
+from jobs.landing.csv_parquet import read, read_part
+from jobs.landing.file_parts import Part, line_parts, lines_of
 from jobs.landing.rejected import held as edited_rows
 from jobs.specs.files import Files
 
@@ -50,12 +50,7 @@ READ = """
 import json, re, sys
 from pathlib import Path
 from jobs.core.errors import UserError
-from jobs.landing.json_rows import check_documents, is_json, read_part as read_json
-from jobs.landing.json_rows import parts as json_parts
-from jobs.landing.csv_parquet import parts, read_part
-from jobs.landing.checking import check_rows
-from jobs.landing.text_lines import is_text, read_part as read_text
-from jobs.landing.text_lines import parts as text_parts
+from jobs.landing.reading import reader_of
 from jobs.specs.loading import load_spec
 
 spec, path, most, check = load_spec(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) << 20, sys.argv[4] == "check"
@@ -63,14 +58,9 @@ types, rows, said = {"sensor": "string"}, 0, ""
 
 
 def read_rows():
-    if is_json(path):
-        for part in json_parts(path):
-            yield from (check_documents(spec, one, types, "f") for one in read_json(part._replace(most=most)))
-        return
-    found = text_parts(path) if is_text(path) else parts(path)
-    for part in (one._replace(most=most) for one in found):
-        for source in read_text(spec.line_pattern, part) if is_text(path) else read_part(part):
-            yield check_rows(spec, source, types, "f") if check else source
+    reader = reader_of(spec, str(path))
+    for part in (one._replace(most=most) for one in reader.pieces()):
+        yield from reader.read(part, types) if check else reader.sources(part)
 
 
 try:
@@ -260,8 +250,8 @@ def test_a_line_of_any_length_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], packed_file: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jobs.landing.line_parts.LONGEST", 1_000)
-        patch.setattr("jobs.landing.line_parts.PIECE_BYTES", 100)
+        patch.setattr("jobs.landing.file_parts.LONGEST", 1_000)
+        patch.setattr("jobs.landing.file_parts.PIECE_BYTES", 100)
         path = tmp_path_factory.mktemp("drawn") / ("f.txt.gz" if packed_file else "f.txt")
         content = b"\n".join(b"x" * length for length in lengths)
         path.write_bytes(gzip.compress(content) if packed_file else content)

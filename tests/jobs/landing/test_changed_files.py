@@ -13,6 +13,7 @@ from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.report import Report
 from jobs.landing import file_groups, folder_watch
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes, Totals
 from jobs.landing.landed_files import LandedFiles, path_number
 from jobs.landing.workers import Workers
@@ -95,7 +96,7 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
     path.write_text(HEADER + lines(0, 3))
     land(pipeline, path)
     path.write_text(path.read_text() + lines(3, 6, bad=(4,)))
-    commit = FileTable.commit
+    commit = FileTable.commit_for_all
 
     def killed(self: FileTable, *arguments: Any) -> int | None:
         if self.name == TABLE:
@@ -103,7 +104,7 @@ def test_an_interrupted_landing_of_a_file_that_grows_meanwhile_loses_and_doubles
         return commit(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(FileTable, "commit", killed)
+        patch.setattr(FileTable, "commit_for_all", killed)
         land(pipeline, path, changed="append")
     assert (keys(pipeline), held(pipeline)) == ([0, 1, 2], ["4"])
     path.write_text(
@@ -139,10 +140,10 @@ def test_a_watched_file_that_grew_between_its_commit_and_its_note_is_refused(
 
     def look(changed: str = "refuse") -> Totals:
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([path.parent], notes), changed)
+        landing = FileLanding(pipeline.tables, pipeline.spec, changed)
+        watch = FolderLanding(landing, Inbox([path.parent], notes))
         watch.inbox.ready(0.0)
-        for file, stamp in watch.inbox.ready(SETTLE_SECONDS):
-            watch.take(file, stamp)
+        watch.take_all(watch.inbox.ready(SETTLE_SECONDS))
         return watch.totals
 
     def killed(*_: Any) -> None:
@@ -175,8 +176,10 @@ def test_what_an_earlier_release_landed_is_known(
         # As its commits are: the transaction does not stand for the path, which the history names until it expires.
         patch.setattr(file_groups, "transaction", lambda model, path, digest: (f"ingest-{model}-{digest}", 1))
         if not remembered:
-            commit = FileTable.commit
-            patch.setattr(FileTable, "commit", lambda self, parts, name, *_: commit(self, parts, name))
+            commit = FileTable.commit_for_all
+            patch.setattr(
+                FileTable, "commit_for_all", lambda self, parts, names, _: commit(self, parts, names, {})
+            )
         land(pipeline, path)
     assert set(pipeline.tables.transactions(TABLE).values()) == {1}
     assert land(pipeline, path).data["files_landed_before"] == 1

@@ -8,14 +8,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from jobs import ingest
 from jobs.core.errors import UserError
-from jobs.landing import csv_parquet, file_groups, line_parts
+from jobs.landing import csv_parquet, file_groups, file_parts
 from jobs.landing.checking import check_rows
 from jobs.landing.csv_parquet import read
 from jobs.landing.raw_rows import Source
@@ -56,7 +55,7 @@ def spec(**changes: Any) -> ModelSpec:
 
 def source(k: pa.Array) -> Source:
     at = pa.array([0] * len(k), pa.timestamp("us", "UTC"))
-    return Source({"k": k, "at": at, "v": pa.array([1.0] * len(k))}, np.zeros(len(k), bool), len(k))
+    return Source({"k": k, "at": at, "v": pa.array([1.0] * len(k))}, len(k))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_small_and_large_files_are_read_alike(
     for limit, piece in ((file_groups.INLINE_BYTES, 8 << 20), (0, 1000)):
         monkeypatch.setattr(file_groups, "INLINE_BYTES", limit)
         monkeypatch.setattr(csv_parquet, "PIECE_BYTES", piece)
-        monkeypatch.setattr(line_parts, "PIECE_BYTES", piece)
+        monkeypatch.setattr(file_parts, "PIECE_BYTES", piece)
         pipeline = Pipeline(tmp_path / str(limit), random_walk_spec())
         said = ingest.run(pipeline.settings, "walk", [str(path)])
         assert ingest.run(pipeline.settings, "walk", [str(path)]).data["files_landed_before"] == 1

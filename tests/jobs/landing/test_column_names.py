@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
 from jobs.landing.file_rows import read_rows
-from jobs.landing.json_rows import check_documents
+from jobs.landing.json_rows import document_rows
 from jobs.landing.messages import MessageChecker
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import file_schema
@@ -115,7 +115,7 @@ def test_rows_of_any_member_are_read_from_json(name: str, tmp_path: Path) -> Non
     write(path, {"sensor": ["x", "y"], "at": ["2024-01-01", "2024-01-02"], name: [1.5, "high"]})
     model = spec(measurement=[name])
     lines = pa.array(path.read_bytes().splitlines(), pa.binary())
-    rows = check_documents(model, lines, {"sensor": "string"}, "f")
+    rows = check_rows(model, document_rows(model, lines, "f"), {"sensor": "string"}, "f")
     assert rows.schema.names == [REASON, PAYLOAD, *model.columns]
     assert rows.column(model.measurement[0]).to_pylist() == [1.5, None]
     assert json.loads(rows.column(PAYLOAD)[1].as_py())[name] == "high"
@@ -141,7 +141,7 @@ def test_the_index_of_pandas_and_names_that_differ_in_case(tmp_path: Path) -> No
 def test_a_rejected_row_keeps_the_names_of_its_file() -> None:
     model = spec(key=["Station name"], measurement=["Wind (m/s)"])
     columns = {"Station name": ["s"], "at": ["2024-01-01"], "Wind (m/s)": ["calm"]}
-    source = Source({name: pa.array(one) for name, one in columns.items()}, np.zeros(1, bool), 1)
+    source = Source({name: pa.array(one) for name, one in columns.items()}, 1)
     rows = check_rows(model, source, {"Station_name": "string"}, "f")
     assert rows.column(REASON).to_pylist() == ["measurement Wind_m_s: not a number"]
     assert json.loads(rows.column(PAYLOAD)[0].as_py()) == {name: one[0] for name, one in columns.items()}
@@ -287,7 +287,7 @@ def test_any_names_are_told_apart_and_found(names: list[str]) -> None:
     columns = {name: pa.array([str(place)]) for place, name in enumerate(names)} | {
         time: pa.array(["2024-01-01"])
     }
-    rows = check_rows(model, Source(columns, np.zeros(1, bool), 1), {model.key[0]: "string"}, "f")
+    rows = check_rows(model, Source(columns, 1), {model.key[0]: "string"}, "f")
     assert rows.column(REASON).to_pylist() == [None]
     assert [rows.column(name)[0].as_py() for name in model.measurement] == [
         float(i) for i in range(2, len(names))

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from jobs.core.errors import UserError
 from jobs.landing import csv_parquet, csv_records
 from jobs.landing.csv_parquet import begins_record, found_dialect, parts, read, read_part, read_schema
-from jobs.landing.raw_rows import BYTES, CORRUPT
+from jobs.landing.raw_rows import BYTES, CORRUPT, MISSHAPEN, NOT_UTF8
 from jobs.specs.files import Files
 
 NAMES = ["x", "y", "z"]
-Row = tuple[list[str | None], bool, bool]
+Row = tuple[list[str | None], str | None]
 
 ODD = ['"', ",", "\n", "\r\n", "\r", "a", "1", '""', " ", "é", "\x00", "\ufeff", "\\", "\t", "\u2028", "\x85"]
 PIECES = st.sampled_from([*(one.encode() for one in ODD), b"\xff", b"\xfe", b"\xc3", b"\xed\xb3\xbf"])
@@ -41,7 +41,7 @@ CONTENT = st.one_of(CHAOS, TIDY, st.builds(lambda a, b, c: a + b + c, TIDY, CHAO
 
 
 def by_csv(data: bytes, names: Sequence[str]) -> list[Row]:
-    """Return each row's fields, whether it is misshapen, and whether it has bytes that are not UTF-8."""
+    """Return each row's fields, and why it is invalid."""
     text = data.decode("utf-8", "surrogateescape")
     rows: list[Row] = []
     for fields in csv.reader(io.StringIO(text, newline="")):
@@ -51,9 +51,8 @@ def by_csv(data: bytes, names: Sequence[str]) -> list[Row]:
                 one.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace") for one in fields
             ]
             width = len(names)
-            rows.append(
-                ([one or None for one in shown + [""] * width][:width], len(fields) != width, escaped)
-            )
+            problem = MISSHAPEN if len(fields) != width else NOT_UTF8 if escaped else None
+            rows.append(([one or None for one in shown + [""] * width][:width], problem))
     return rows
 
 
@@ -63,10 +62,8 @@ def by_pieces(data: bytes, names: Sequence[str], size: int) -> list[Row]:
     assert b"".join(cut) == data
     for piece in cut:
         found = csv_records.parse_records(piece, names)
-        assert found.not_utf8 is not None
         columns = [found.columns[name].to_pylist() for name in names]
-        marks = zip(found.misshapen.tolist(), found.not_utf8.tolist(), strict=True)
-        rows += [([column[at] for column in columns], *mark) for at, mark in enumerate(marks)]
+        rows += [([column[at] for column in columns], one) for at, one in enumerate(found.reasons())]
     return rows
 
 
@@ -103,11 +100,7 @@ def test_a_file_gives_the_same_rows_whole_and_in_parts(
             for one in (source.columns[name].to_pylist() if name in source.columns else [None] * source.rows)
         ]
         assert found == (whole.columns[name].to_pylist() if name in whole.columns else nothing)
-    assert [(row[1], row[2]) for row in by_csv(data, names)] == [
-        (bool(source.misshapen[at]), source.not_utf8 is not None and bool(source.not_utf8[at]))
-        for source in some
-        for at in range(source.rows)
-    ]
+    assert [row[1] for row in by_csv(data, names)] == [one for source in some for one in source.reasons()]
 
 
 def test_rows_that_are_not_utf_8_keep_their_bytes(tmp_path: Path) -> None:
@@ -115,7 +108,7 @@ def test_rows_that_are_not_utf_8_keep_their_bytes(tmp_path: Path) -> None:
     path.write_bytes(b'x,y,z\n\xff,1,"a, b"\n\xfe,1,2\nok,1,2\nM\xfcnchen,1\n')
     found = read(path)
     assert found.columns["x"].to_pylist() == ["\\xff", "\\xfe", "ok", "M\\xfcnchen"]
-    assert found.not_utf8 is not None and found.not_utf8.tolist() == [True, True, False, True]
+    assert found.reasons().tolist() == [NOT_UTF8, NOT_UTF8, None, MISSHAPEN]
     kept = [one and base64.b64decode(one) for one in found.columns[BYTES].to_pylist()]
     assert kept == [b'\xff,1,"a, b"', b"\xfe,1,2", None, b"M\xfcnchen,1"]
     assert found.columns[CORRUPT].to_pylist()[3] == "M\\xfcnchen,1"
@@ -148,6 +141,7 @@ def test_a_row_that_does_not_end_is_told_before_all_of_it_is_read(
 ) -> None:
     """A small compressed file may hold any number of bytes; each block would be searched with all before it."""
     monkeypatch.setattr(csv_records, "LONGEST_RECORD", 100_000)
+    monkeypatch.setattr(csv_records, "HEADER_BYTES", 10_000)
     seen: list[int] = []
 
     class Endless(io.BytesIO):
@@ -156,9 +150,9 @@ def test_a_row_that_does_not_end_is_told_before_all_of_it_is_read(
             return super().read(size) if len(seen) == 1 else b"1" * (size or 0)
 
     with pytest.raises(csv.Error, match="a row has more than 100,000 bytes"):
-        found = csv_records.read_header(Endless(begin), 10_000)
-        assert found is not None
-        list(found[1])
+        stream = Endless(begin)
+        assert csv_records.read_header(stream) is not None
+        list(csv_records.pieces(stream, 10_000))
     assert sum(seen) < 300_000
     path = tmp_path / "rows.csv.gz"
     path.write_bytes(gzip.compress(begin + b"1" * 20_000_000))
@@ -188,4 +182,4 @@ def test_a_place_begins_a_record_if_the_rows_before_it_end_there(
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     first += b"1,2,3\n" + unfinished
     path.write_bytes(b"x,y,z\n" + first + second)
-    assert begins_record(path, 6 + len(first)) is not bool(unfinished)
+    assert begins_record(path, 6 + len(first), ["x", "y", "z"]) is not bool(unfinished)

@@ -23,8 +23,10 @@ from jobs import init
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.settings import Settings
 from jobs.landing import json_rows
-from jobs.landing.csv_parquet import check_columns, found_dialect, read, read_schema, written_as
+from jobs.landing.csv_parquet import found_dialect, read, read_schema, written_as
 from jobs.landing.dialects import find_dialect
+from jobs.landing.file_parts import check_columns
+from jobs.landing.raw_rows import MISSHAPEN
 from jobs.landing.values.rejected import doubtful_epoch, explained
 from jobs.specs.files import Files
 from jobs.specs.loading import load_spec
@@ -70,7 +72,7 @@ def test_files_of_other_packages_are_read_as_pandas_reads_them_or_refused_in_a_s
                 )
             except pd.errors.ParserError:
                 continue  # lines of comment before the header
-        if found.misshapen.any() or len(theirs) != found.rows:
+        if MISSHAPEN in found.reasons() or len(theirs) != found.rows:
             continue
         compared += 1
         for place, name in enumerate(theirs.columns):

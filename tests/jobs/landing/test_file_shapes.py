@@ -13,7 +13,7 @@ from jobs.core.errors import UserError
 from jobs.landing import csv_parquet
 from jobs.landing.csv_parquet import found_dialect, parts, read, read_part, written_as
 from jobs.landing.dialects import header_words
-from jobs.landing.raw_rows import CORRUPT, FIELDS
+from jobs.landing.raw_rows import CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8
 from jobs.landing.shapes.row_shapes import shape_cause
 from jobs.specs.files import Files
 
@@ -87,14 +87,14 @@ def rows_of(path: Path, named: Files = Files(), size: int | None = None) -> list
     """Return the rows of COLUMNS as `filter` reads them; with a size as a task of `ingest` does, piece by piece."""
     if size is None:
         source = read(path, COLUMNS, named)
-        assert not source.misshapen.any()
+        assert MISSHAPEN not in source.reasons()
         return list(zip(*(source.columns[name].to_pylist() for name in COLUMNS), strict=True))
     found: list[tuple[str | None, ...]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_parquet, "PIECE_BYTES", size)
         for part in parts(path, columns=COLUMNS, named=named):
             for source in read_part(part):
-                assert not source.misshapen.any()
+                assert MISSHAPEN not in source.reasons()
                 found += zip(*(source.columns[name].to_pylist() for name in COLUMNS), strict=True)
     return found
 
@@ -173,7 +173,7 @@ def test_a_row_in_another_encoding_is_not_taken(tmp_path: Path) -> None:
         tmp_path / "rows.csv", ("at,sensor,value\n" + lines([("x", "Köln", "1")])).encode("latin-1")
     )
     source = read(path, COLUMNS)
-    assert source.not_utf8 is not None and source.not_utf8.all()
+    assert set(source.reasons()) == {NOT_UTF8}
     with pytest.raises(UserError, match="is not UTF-16"):
         read(written(path, b"\xff\xfea\x00\x00\xd8"), COLUMNS)
 
@@ -205,8 +205,7 @@ def test_a_table_with_other_columns_is_refused(tmp_path: Path) -> None:
 )
 def test_a_row_of_another_width_names_the_cause(tmp_path: Path, content: str, said: str) -> None:
     source = read(written(tmp_path / "rows.csv", content))
-    assert source.misshapen.any()
-    place = int(source.misshapen.argmax())
+    place = source.reasons().tolist().index(MISSHAPEN)
     row = {name: source.columns[name][place].as_py() for name in (CORRUPT, FIELDS)}
     assert said in shape_cause(row)
 
@@ -281,7 +280,7 @@ def test_init_writes_what_it_found(tmp_path: Path, content: str, settings_writte
     assert found == settings_written
     columns = found.columns or list(read(path, named=found).columns)
     again = read(path, columns, found)
-    assert again.rows == 2 and not again.misshapen.any()
+    assert again.rows == 2 and again.problems is None
 
 
 def test_lines_between_the_rows_are_counted(tmp_path: Path) -> None:

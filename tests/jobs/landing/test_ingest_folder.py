@@ -17,8 +17,10 @@ import pytest
 from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.landing import folder_watch
+from jobs.landing.checking import check_rows
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import LANDED, SETTLE_SECONDS, Inbox, Notes
-from jobs.landing.json_rows import check_documents, documents, json_schema
+from jobs.landing.json_rows import document_rows, documents, json_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.files import LocalFiles
 from jobs.storage.quarantine import PAYLOAD, REASON
@@ -83,7 +85,12 @@ def test_json_lines_are_rows_and_an_invalid_line_keeps_its_text(tmp_path: Path, 
     spec = json_spec()
     schema = json_schema(path, spec)
     assert (schema.field("id").type, schema.field("at").type) == (pa.int64(), pa.string())
-    rows = check_documents(spec, pa.array(documents(path), pa.binary()), {"id": "bigint"}, str(path))
+    rows = check_rows(
+        spec,
+        document_rows(spec, pa.array(documents(path), pa.binary()), str(path)),
+        {"id": "bigint"},
+        str(path),
+    )
     assert rows.column(REASON).to_pylist() == [
         None, "time at: not a time", "value: not a JSON object", None, "key id: missing",
     ]  # fmt: skip
@@ -97,7 +104,12 @@ def test_a_json_array_is_its_items(tmp_path: Path) -> None:
     items = [{"id": "x", "at": 0, "a": 1, "b": 2}, 5, {"id": "y", "at": 1.5, "a": 1e300, "b": -1}]
     path.write_text(json.dumps(items, indent=1))
     spec = json_spec(time_format="epoch_seconds")
-    rows = check_documents(spec, pa.array(documents(path), pa.binary()), {"id": "string"}, str(path))
+    rows = check_rows(
+        spec,
+        document_rows(spec, pa.array(documents(path), pa.binary()), str(path)),
+        {"id": "string"},
+        str(path),
+    )
     assert rows.column(REASON).to_pylist() == [None, "value: not a JSON object", None]
     assert rows.column("at").cast(pa.int64()).to_pylist()[::2] == [0, 1_500_000]
 
@@ -182,10 +194,11 @@ def test_a_file_that_changes_after_it_has_landed_is_refused_and_a_limit_ends_the
     def look(limit: dict[str, Any] | None = None) -> folder_watch.Totals:
         pipeline.write_spec(random_walk_spec(quarantine=limit))
         notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
-        landing = folder_watch.FolderLanding(pipeline.tables, pipeline.spec, Inbox([tmp_path], notes))
+        landing = folder_watch.FolderLanding(
+            FileLanding(pipeline.tables, pipeline.spec), Inbox([tmp_path], notes)
+        )
         landing.inbox.ready(0.0)
-        for file, stamp in landing.inbox.ready(SETTLE_SECONDS):
-            landing.take(file, stamp)
+        landing.take_all(landing.inbox.ready(SETTLE_SECONDS))
         return landing.totals
 
     day.to_csv(path, index=False)

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.core.times import TimeParser
-from jobs.landing import json_rows, line_parts
+from jobs.landing import file_parts, json_rows
+from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import _one_by_one, _Wanted, documents, parts, read_objects, read_part
 from jobs.landing.values import times
 from jobs.specs.model_spec import ModelSpec
@@ -85,10 +86,10 @@ def test_many_at_once_are_read_as_each_by_itself(seed: int) -> None:
         array = pa.array(documents, pa.binary())
         found = read_objects(array, names, keys, ["at"])
         expected = _one_by_one(array, _Wanted(names, keys, exact))
-        assert list(found.problems) == list(expected.problems)
+        assert list(found.reasons()) == list(expected.reasons())
         for name in names:
             for at, document in enumerate(documents):
-                if expected.problems[at] is None:
+                if expected.reasons()[at] is None:
                     left, right = (one.columns[name][at].as_py() for one in (found, expected))
                     same = plain(left, name == "x"), plain(right, name == "x")
                     assert same[0] == same[1] or (same[0] != same[0] and same[1] != same[1]), document
@@ -123,7 +124,7 @@ def test_an_invalid_document_does_not_affect_the_others() -> None:
     documents = [b'{"id":"a","x":%d}' % n for n in range(5000)]
     documents[77], documents[4000] = b"nope", b'{"id":"b","x":"4"}'
     found = read_objects(pa.array(documents, pa.binary()), ["id", "x"], ["id"])
-    assert [at for at, problem in enumerate(found.problems) if problem] == [77]
+    assert [at for at, problem in enumerate(found.reasons()) if problem] == [77]
     values = np.array([float(one) for at, one in enumerate(found.columns["x"].to_pylist()) if at != 77])
     assert values[[0, 76, 77, -1]].tolist() == [0.0, 76.0, 78.0, 4999.0]
 
@@ -135,13 +136,12 @@ def test_parts_of_any_size_have_the_documents_of_the_file(
     path = tmp_path / "rows.jsonl"
     lines = [b'{"x": 1}', b" ", b"", b'{"x": "\xff"}\r', b'\xef\xbb\xbf{"x": 2}', b'{"x":\t3} \r', b"\r"] * 9
     path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(lines))
-    monkeypatch.setattr(line_parts, "PIECE_BYTES", size)
+    monkeypatch.setattr(file_parts, "PIECE_BYTES", size)
     cut = parts(path)
     monkeypatch.undo()  # a worker reads a part whole
     found = [one for part in cut for some in read_part(part) for one in some.to_pylist()]
     assert found == documents(path) == [line.strip(b" \t\r") for line in lines if line.strip(b" \t\r")]
     assert (len(cut) == 1) is (size == 1000)
-    empty = json_rows.check_documents(
-        ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary()), {"id": "string"}, "rows"
-    )
+    model, none = ModelSpec.model_validate(random_walk_spec()), pa.array([], pa.binary())
+    empty = check_rows(model, json_rows.document_rows(model, none, "rows"), {"id": "string"}, "rows")
     assert empty.num_rows == 0

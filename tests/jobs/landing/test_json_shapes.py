@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
-from jobs.landing.json_rows import check_documents, documents, json_schema, parts, read_part, spans_lines
+from jobs.landing.checking import check_rows
+from jobs.landing.json_rows import document_rows, documents, json_schema, parts, read_part, spans_lines
 from jobs.landing.shapes import json_values
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.quarantine import REASON
@@ -81,7 +82,7 @@ def rows_of(path: Path, wanted: ModelSpec) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     for part in parts(path):
         for some in read_part(part, wanted.file_columns):
-            batch = check_documents(wanted, some, {"id": "string"}, str(path))
+            batch = check_rows(wanted, document_rows(wanted, some, str(path)), {"id": "string"}, str(path))
             assert batch.column(REASON).null_count == batch.num_rows
             found += zip(*(batch.column(name).to_pylist() for name in ("id", "a", "b")), strict=True)
     return found
@@ -204,7 +205,7 @@ def test_a_member_of_a_member_is_named_with_a_dot(tmp_path: Path, names: tuple[s
     assert set(names) <= set(json_schema(path, wanted).names)
     for part in parts(path):
         for some in read_part(part):
-            batch = check_documents(wanted, some, {"id": "string"}, str(path))
+            batch = check_rows(wanted, document_rows(wanted, some, str(path)), {"id": "string"}, str(path))
             assert batch.column(names[0]).to_pylist() == [row["a"] for row in ROWS]
             assert batch.column(names[1]).to_pylist() == [row["b"] for row in ROWS]
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +10,9 @@ import pytest
 
 from jobs import ingest
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.landing.file_landing import file_state
+from jobs.landing.file_landing import FileLanding
 from jobs.landing.folder_watch import SETTLE_SECONDS, FolderLanding, Inbox, Notes
-from jobs.landing.landed_files import LandedFiles
+from jobs.landing.landed_files import LandedFiles, file_state
 from jobs.landing.workers import Workers
 from jobs.storage.files import LocalFiles
 from jobs.storage.tables import measurements
@@ -26,24 +22,6 @@ pytestmark = pytest.mark.spark
 
 HEADER = "id,at,a,b,comment\n"
 TABLE = measurements("walk")
-
-KILLED = """
-import os, signal, sys
-from jobs import ingest
-from jobs.core.settings import Settings
-from jobs.storage.table_log import FileTable
-
-real = FileTable.commit_for_all
-
-def killed(self, *arguments):
-    if self.name != "quarantine":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, *arguments)
-
-FileTable.commit_for_all = killed
-warehouse, models, folder = sys.argv[1:]
-ingest.run(Settings.load(warehouse, models, "local[2,4]", quiet=True), "walk", [folder])
-"""
 
 
 def write_files(folder: Path, count: int, first: int = 0) -> None:
@@ -113,31 +91,6 @@ def test_many_small_files_land_in_one_commit_that_names_each_of_them(tmp_path: P
     assert held(pipeline) == wanted(28, 3)
 
 
-def test_a_landing_killed_between_its_commits_is_completed_and_doubles_nothing(tmp_path: Path) -> None:
-    pipeline, folder = Pipeline(tmp_path, random_walk_spec()), tmp_path / "in"
-    write_files(folder, 5)
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            KILLED,
-            pipeline.settings.warehouse,
-            str(pipeline.settings.models),
-            str(folder),
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ,
-    )
-    assert run.returncode == -signal.SIGKILL, run.stderr
-    assert held(pipeline) == wanted(5, 3) and keys(pipeline) == []
-    write_files(folder, 7)  # the next landing lands these files together with others
-    ingest.run(pipeline.settings, "walk", [str(folder)])
-    assert (keys(pipeline), held(pipeline)) == (wanted(7, 1, 2), wanted(7, 3))
-    ingest.run(pipeline.settings, "walk", [str(folder)])
-    assert (keys(pipeline), held(pipeline)) == (wanted(7, 1, 2), wanted(7, 3))
-
-
 def test_a_file_that_cannot_be_read_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +108,7 @@ def test_a_file_that_cannot_be_read_leaves_the_others(
     pipeline.write_spec(random_walk_spec())
     notes = Notes(LocalFiles(tmp_path / "warehouse" / "_folders" / "walk"))
     (folder / "rows-0001c.csv").write_text("other,columns\n1,2\n")
-    watch = FolderLanding(pipeline.tables, pipeline.spec, Inbox([folder], notes))
+    watch = FolderLanding(FileLanding(pipeline.tables, pipeline.spec), Inbox([folder], notes))
     write = Workers.run
 
     def growing(*arguments: Any) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
+from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs import ingest
-from jobs.core.errors import RUN_FAILED
 from jobs.core.progress import BytesRead, Progress
-from jobs.landing import csv_parquet, file_groups, line_parts, written_pieces
-from jobs.landing.csv_parquet import Part
+from jobs.landing import csv_parquet, file_groups, file_parts, written_pieces
 from jobs.landing.file_groups import groups_of
-from jobs.landing.file_landing import FileState
+from jobs.landing.file_parts import Part
+from jobs.landing.landed_files import FileState, Known
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import FilePiece
-from jobs.landing.values import number_writing
+from jobs.landing.values import number_writing, times
 from jobs.landing.values.numbers import numbers_of, rules_of
-from jobs.landing.workers import WorkerEnded, Workers
 from jobs.landing.written_pieces import FilePieces, count_repeats
 from jobs.specs.files import Files
 from jobs.storage.table_log import FileTable
@@ -48,7 +45,7 @@ def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut also a small file into pieces for two processes."""
     monkeypatch.setattr(file_groups, "INLINE_BYTES", 0)
     monkeypatch.setattr(file_groups, "_FILE_BYTES", 0)
-    for module in (csv_parquet, line_parts):
+    for module in (csv_parquet, file_parts):
         monkeypatch.setattr(module, "PIECE_BYTES", 4000)
 
 
@@ -101,38 +98,13 @@ def test_a_file_lands_in_one_file_of_each_process_with_its_rows_in_order(tmp_pat
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_a_killed_process_ends_the_landing_which_the_next_one_repeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
-    write_rows(path)
-    run = Workers.run
-
-    def killed(self: Workers, tasks: Any, on_read: Any) -> Any:
-        self.start()
-        os.kill(self._others[0].pid, signal.SIGKILL)
-        return run(self, tasks, on_read)
-
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(WorkerEnded, match=r"rows.csv was killed \(signal 9\)") as said,
-    ):
-        patch.setattr(Workers, "run", killed)
-        ingest.run(pipeline.settings, "walk", [str(path)])
-    assert said.value.exit_code == RUN_FAILED
-    assert landed(pipeline) == ([], []) and parts(pipeline) == []
-    ingest.run(pipeline.settings, "walk", [str(path)])
-    assert landed(pipeline) == wanted()
-
-
-@pytest.mark.usefixtures("in_pieces")
 @pytest.mark.parametrize("nth", [1, 2])
 def test_a_landing_that_fails_between_parts_and_commit_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
     pipeline, path = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv"
     write_rows(path)
-    commit, calls = FileTable.commit, []
+    commit, calls = FileTable.commit_for_all, []
 
     def failing(self: FileTable, *arguments: Any) -> Any:
         calls.append(self.name)
@@ -141,7 +113,7 @@ def test_a_landing_that_fails_between_parts_and_commit_leaves_no_file(
         return commit(self, *arguments)
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(FileTable, "commit", failing)
+        patch.setattr(FileTable, "commit_for_all", failing)
         ingest.run(pipeline.settings, "walk", [str(path)])
     assert calls == ["quarantine", TABLE][:nth]
     assert landed(pipeline)[0] == [] and len(parts(pipeline)) == 2 * (nth - 1)
@@ -149,41 +121,24 @@ def test_a_landing_that_fails_between_parts_and_commit_leaves_no_file(
     assert landed(pipeline) == wanted()
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from jobs import ingest
-from jobs.core.settings import Settings
-from jobs.landing import file_groups, csv_parquet, workers
-
-file_groups.INLINE_BYTES = file_groups._FILE_BYTES = 0
-csv_parquet.PIECE_BYTES = 4000
-warehouse, models, path, note = sys.argv[1:]
-run = workers.Workers.run
-
-def killed(self, tasks, on_read):
-    found = run(self, tasks, on_read)
-    Path(note).write_text(str(self._others[0].pid))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-workers.Workers.run = killed
-ingest.run(Settings.load(warehouse, models, "local[2,4]", quiet=True), "walk", [path])
-"""
-
-
-def test_a_killed_command_takes_its_processes_along_and_lands_nothing(tmp_path: Path) -> None:
-    pipeline, path, note = Pipeline(tmp_path, random_walk_spec()), tmp_path / "rows.csv", tmp_path / "pid"
-    write_rows(path)
-    given = [pipeline.settings.warehouse, str(pipeline.settings.models), str(path), str(note)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *given], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert landed(pipeline) == ([], []) and len(parts(pipeline)) == 4
-    until = time.monotonic() + 30
-    while Path(f"/proc/{note.read_text()}").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{note.read_text()}").exists()
+def test_rows_land_at_the_moment_by_which_their_times_were_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = Pipeline(tmp_path, random_walk_spec(time_range={"latest": "1h"}))
+    path, began = tmp_path / "rows.csv", datetime(2024, 3, 1, tzinfo=UTC)
+    rows = (f"{row},{began + timedelta(minutes=30 * row):%Y-%m-%dT%H:%M:%SZ},{row},1\n" for row in range(100))
+    path.write_text("id,at,a,b\n" + "".join(rows))
+    ticks = count()
+    monkeypatch.setattr(times, "now", lambda: began + timedelta(hours=next(ticks)))
     ingest.run(pipeline.settings, "walk", [str(path)])
-    assert landed(pipeline) == wanted()
+    ahead = timedelta(hours=1)
+    good = pipeline.tables.rows(TABLE, columns=["at", "_landed_at"])
+    assert good and all(row["at"] <= row["_landed_at"] + ahead for row in good)
+    bad = pipeline.tables.rows("quarantine", columns=["payload", "quarantined_at"])
+    assert len(good) + len(bad) == 100
+    for row in bad:
+        at = datetime.fromisoformat(json.loads(row["payload"])["at"])
+        assert at > row["quarantined_at"] + ahead
 
 
 NO_SPARK = """
@@ -221,7 +176,7 @@ MISSING = rules_of(["na", "", "-999", "nan"], Files())
 
 
 def numbers(texts: list[str | None]) -> list[tuple[float | None, str | None]]:
-    source = Source({"v": pa.array(texts, pa.string())}, np.zeros(len(texts), bool), len(texts))
+    source = Source({"v": pa.array(texts, pa.string())}, len(texts))
     reason = np.full(len(texts), None, object)
     (found,) = numbers_of(["v"], "measurement", source, MISSING, "rows", reason)
     return [
@@ -284,19 +239,21 @@ def test_repeats_are_the_rows_beyond_the_first_of_a_key_and_time(rows: list[Any]
 def test_tasks_have_each_piece_once_in_order(sizes: list[list[int]], processes: int) -> None:
     files = [
         FilePieces(
-            str(place), "", None, [FilePiece(Part("p", at, None), size << 20) for at, size in enumerate(some)]
+            FileState(str(place), "", 0, 0),
+            Known(False, False, frozenset(), frozenset()),
+            [FilePiece(Part("p", at, None), size << 20) for at, size in enumerate(some)],
         )
         for place, some in enumerate(sizes)
     ]
     tasks = file_groups._cut(files, processes)
-    pieces = [(place, piece) for task in tasks for place, some in task for piece in some]
-    assert pieces == [(place, piece) for place, one in enumerate(files) for piece in one.pieces]
-    assert {place for task in tasks for place, _ in task} == set(range(len(files)))
+    pieces = [(one.file, piece) for task in tasks for one in task for piece in one.pieces]
+    assert pieces == [(one.file, piece) for one in files for piece in one.pieces]
+    assert {one.file for task in tasks for one in task} == {one.file for one in files}
     total = sum(map(sum, sizes)) << 20
     assert file_groups.needs_workers(total, len(sizes)) or len(tasks) == 1
     largest = max((size << 20 for some in sizes for size in some), default=0)
     share = max(total / processes, file_groups.TASK_BYTES) + largest + (1 << 20)
-    assert max(sum(piece.size for _, some in task for piece in some) for task in tasks) <= share
+    assert max(sum(piece.size for one in task for piece in one.pieces) for task in tasks) <= share
 
 
 @pytest.mark.usefixtures("in_pieces")

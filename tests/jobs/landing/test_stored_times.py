@@ -8,7 +8,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -114,9 +113,7 @@ def test_seconds_in_memory_out_of_range_are_rejected() -> None:
     one = pa.array([1.0] * len(at))
     rows = parse(
         spec(),
-        Source(
-            {"id": pa.array(["k"] * len(at)), "at": at, "a": one, "b": one}, np.zeros(len(at), bool), len(at)
-        ),
+        Source({"id": pa.array(["k"] * len(at)), "at": at, "a": one, "b": one}, len(at)),
         "rows",
     )
     assert rows.reason.tolist() == [NOT_A_TIME, NOT_A_TIME, None, None, MISSING]

@@ -6,7 +6,6 @@ import json
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -33,7 +32,7 @@ def checked(columns: Columns, types: dict[str, pa.DataType] | None = None, **cha
     count = len(next(iter(columns.values())))
     rows: Columns = {"id": ["x"] * count, "a": ["1"] * count, "b": ["2"] * count, **columns}
     arrays = {name: pa.array(values, (types or {}).get(name)) for name, values in rows.items()}
-    source = Source(arrays, np.zeros(count, bool), count)
+    source = Source(arrays, count)
     return check_rows(spec(**changes), source, {"id": "string"}, "file")
 
 

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from jobs.core.clock import now
 from jobs.core.time_counts import wall_us
-from jobs.landing.csv_parquet import parts
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import reader_of
@@ -39,7 +38,7 @@ def source_of(times: list[str], keys: list[str] | None = None, landed: Any = Non
     rows = len(times)
     one = pa.array([1.0] * rows)
     columns = {"id": pa.array(keys or ["k"] * rows), "at": pa.array(times), "a": one, "b": one}
-    return Source(columns, np.zeros(rows, bool), rows, landed=landed)
+    return Source(columns, rows, landed=landed)
 
 
 def reasons(spec: ModelSpec, *times: str, landed: Any = None) -> list[Any]:
@@ -261,15 +260,21 @@ def test_the_passes_do_not_depend_on_where_a_file_is_cut(cuts: list[int]) -> Non
         assert found == wanted
 
 
-def test_a_file_is_cut_by_reading_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "header", "line"),
+    [
+        ("rows.csv", "id,at,a,b\n", "k,{},1,2\n"),
+        ("rows.jsonl", "", '{{"id": "k", "at": "{}", "a": 1, "b": 2}}\n'),
+    ],
+)
+def test_a_file_is_cut_by_reading_too(tmp_path: Path, name: str, header: str, line: str) -> None:
     times, expected = walls_of("Europe/Vienna", datetime(2022, 10, 29, 22), 40, 10)
-    path = tmp_path / "rows.csv"
-    path.write_text("id,at,a,b\n" + "".join(f"k,{one},1,2\n" for one in times))
-    spec = spec_of(time_zone="Europe/Vienna")
-    (whole,) = parts(path, columns=spec.file_columns)
-    ends = [whole.start + len("k,2022-10-30 00:00,1,2\n") * rows for rows in (0, 9, 14, 18, 20, 22, 30, 40)]
+    path = tmp_path / name
+    path.write_text(header + "".join(map(line.format, times)))
+    reader = reader_of(spec_of(time_zone="Europe/Vienna"), str(path))
+    (whole,) = reader.pieces()
+    ends = [whole.start + len(line.format(times[0])) * rows for rows in (0, 9, 14, 18, 20, 22, 30, 40)]
     pieces = [whole._replace(start=a, stop=b) for a, b in pairwise(ends)]
-    reader = reader_of(spec, str(path))
     batches = [batch for piece in pieces for batch in reader.read(piece, {"id": "string"})]
     assert [one for batch in batches for one in batch["at"].cast(pa.int64()).to_pylist()] == expected
 

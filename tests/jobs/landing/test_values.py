@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
 from jobs.landing.checking import check_rows
-from jobs.landing.json_rows import check_documents
+from jobs.landing.json_rows import document_rows
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.rejected.rechecking import recheck
@@ -45,7 +45,7 @@ def spec(**changes: Any) -> ModelSpec:
 def rows_of(k: pa.Array, v: pa.Array | None = None) -> Source:
     at = pa.array([0] * len(k), pa.timestamp("us", "UTC"))
     v = pa.array([1.0] * len(k)) if v is None else v
-    return Source({"k": k, "at": at, "v": v}, np.zeros(len(k), bool), len(k))
+    return Source({"k": k, "at": at, "v": v}, len(k))
 
 
 def landed(key: Any, kind: pa.DataType | None = None) -> tuple[int | None, str | None]:
@@ -403,7 +403,9 @@ def test_json_and_replayed_rows_are_read_by_the_same_rules(
 ) -> None:
     model = spec(files=files)
     document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
-    checked = check_documents(model, pa.array([document.encode()]), {"k": "string"}, "rows")
+    checked = check_rows(
+        model, document_rows(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
+    )
     assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, value)
     again = recheck(model, {"k": "string"}, [document])
     assert again.reasons == [None] and json.loads(again.landings[0] or "")["v"] == value
@@ -413,7 +415,9 @@ def test_json_and_replayed_rows_are_read_by_the_same_rules(
 def test_json_and_replayed_rows_may_be_missing(member: Any) -> None:
     model = spec(**MISSING)
     document = json.dumps({"k": "a", "at": "2024-01-01T00:00:00Z", "v": member})
-    checked = check_documents(model, pa.array([document.encode()]), {"k": "string"}, "rows")
+    checked = check_rows(
+        model, document_rows(model, pa.array([document.encode()]), "rows"), {"k": "string"}, "rows"
+    )
     assert (checked.column(REASON)[0].as_py(), checked.column("v")[0].as_py()) == (None, None)
     again = recheck(model, {"k": "string"}, [document])
     assert again.reasons == [None] and "v" not in json.loads(again.landings[0] or "")

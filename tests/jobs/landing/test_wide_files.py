@@ -18,7 +18,7 @@ from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.landing import csv_parquet
 from jobs.landing.csv_parquet import parts, read, read_part, read_schema
-from jobs.landing.raw_rows import CORRUPT
+from jobs.landing.raw_rows import CORRUPT, MISSHAPEN
 from jobs.specs.files import Files, Wide
 from jobs.specs.loading import load_spec
 
@@ -147,7 +147,7 @@ def test_a_file_that_is_not_wide_is_refused(tmp_path: Path, named: Files, conten
 def test_a_broken_row_stays_one_row(tmp_path: Path) -> None:
     path = written(tmp_path / "wide.csv", "at,s1,s2,s3\n2024-01-01,1,2,3\n2024-01-02,1,2\n2024-01-03,1,2,3\n")
     [source] = [one for part in parts(path, columns=COLUMNS, named=WIDE) for one in read_part(part)]
-    assert source.rows == 7 and source.misshapen.sum() == 1
+    assert source.rows == 7 and (source.reasons() == MISSHAPEN).sum() == 1
     assert source.columns[CORRUPT].to_pylist() == [*[None] * 3, "2024-01-02,1,2", *[None] * 3]
 
 

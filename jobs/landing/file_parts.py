@@ -1,0 +1,146 @@
+"""Parts of files that can be read by themselves, those of lines, and the errors of files that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from jobs.core.errors import UserError, first_line
+from jobs.core.input_files import open_input
+from jobs.core.redaction import show_name, show_names
+from jobs.landing.bounds import MOST, MOST_ROWS, is_out_of_memory, limit_steps, open_bytes
+from jobs.landing.csv_records import BOM, LONGEST, PIECE_BYTES, PLAIN, Dialect
+from jobs.landing.shapes.wide_files import WideColumns
+from jobs.specs.problems import closest
+
+BLANK_BYTES = b" \t\r\n"
+"""What a line without a row may have."""
+_MANY_BLANK = re.compile(rb"\n\n{2,}")
+"""Line breaks after which no line follows for a while: empty lines are no rows."""
+_KINDS = {".csv": "a CSV", ".csv.gz": "a CSV", ".parquet": "a Parquet", ".orc": "an ORC"}
+
+
+class Part(NamedTuple):
+    """A part of a file that can be read by itself, by a worker of Spark as well.
+
+    Of a file of lines or of records the bytes from `start` to `stop`, which are whole lines or records (None: all that
+    follow); of a Parquet file the row groups, of an ORC file the stripes, from `start` to `stop` (None: the last).
+    most: bytes of memory that reading a piece of it may take. dialect, names: of a CSV file and of its columns. wide:
+    which columns become rows.
+    """
+
+    path: str
+    start: int
+    stop: int | None
+    most: int = MOST
+    dialect: Dialect = PLAIN
+    names: tuple[str, ...] = ()
+    wide: WideColumns | None = None
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn the errors of a file that cannot be read into a UserError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file") from None
+    except PermissionError as error:
+        raise UserError(f"{path}: may not be read; give this user the right to ({error.strerror})") from None
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
+        ) from error
+    except (pa.ArrowException, OSError) as error:
+        if is_out_of_memory(error):  # `memory_limit` says so
+            raise
+        kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
+        raise UserError(
+            f"{path}: cannot be read: it is not {kind} file, or is damaged ({first_line(error)}); copy it again, or "
+            "write it anew"
+        ) from error
+
+
+def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> None:
+    """Check that a file has each of the wanted columns once.
+
+    Raises:
+        UserError: a column is missing or appears twice.
+    """
+    times = Counter(have)
+    for name in wanted:
+        if not times[name]:
+            hint = closest(name, have)
+            listed = f"columns are {show_names(have)}"
+            raise UserError(f"{path}: there is no column '{name}'; {hint or listed}")
+        if times[name] > 1:
+            raise UserError(f"{path}: column '{show_name(name)}' appears twice; rename one of them")
+
+
+def line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+
+    A compressed file cannot be read from its middle, so that it is one part.
+
+    most: bytes of memory that reading a part may take.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if path.name.lower().endswith(".gz"):
+        return [Part(str(path), 0, None, most)]
+    found: list[Part] = []
+    with readable(path), open_input(path) as file:
+        size = path.stat().st_size if stop is None else stop
+        while start < size:
+            file.seek(min(start + PIECE_BYTES, size))
+            while (line := file.readline(PIECE_BYTES)) and not line.endswith(b"\n"):
+                if file.tell() - start > PIECE_BYTES + LONGEST:
+                    raise _too_long(path)
+            end = min(file.tell(), size)
+            found.append(Part(str(path), start, end, most))
+            start = end
+    return found
+
+
+def lines_of(part: Part) -> Iterator[list[bytes]]:
+    """Return the lines of a part of a file in some batches, without a byte order mark at the file's beginning.
+
+    Raises:
+        UserError: the file cannot be read, a line is too long, or the file holds far more than its size.
+    """
+    with readable(Path(part.path)):
+        for lines in limit_steps(_lines_of(part), part.path, part.most):
+            for start in range(0, len(lines), MOST_ROWS):
+                yield lines[start : start + MOST_ROWS]
+
+
+def _lines_of(part: Part) -> Iterator[list[bytes]]:
+    with open_bytes(Path(part.path), part.most) as file:
+        file.seek(part.start)
+        if part.start == 0 and file.read(len(BOM)) != BOM:
+            file.seek(0)
+        if part.stop is not None:
+            yield file.read(part.stop - file.tell()).split(b"\n")
+            return
+        rest = b""
+        while block := file.read(PIECE_BYTES):
+            whole, mark, rest = (rest + block).rpartition(b"\n")
+            if mark:
+                yield _MANY_BLANK.sub(b"\n", whole).split(b"\n")
+            if len(rest) > LONGEST:
+                raise _too_long(part.path)
+        if rest:
+            yield [rest]
+
+
+def _too_long(path: str | Path) -> UserError:
+    return UserError(f"{path}: has a line of more than {LONGEST:,} bytes; write a row on each line")

@@ -1,0 +1,153 @@
+"""Read Parquet and ORC files, which store columns: their row groups and stripes are parts that can be read alone.
+
+Arrow reads a time of ORC without a zone as it was written on the wall; the spec's `time_zone` says where that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from jobs.core.errors import UserError
+from jobs.core.input_files import open_input, part_files
+from jobs.landing.bounds import memory_limit, refuse_expansion, rows_a_batch, stored_bytes
+from jobs.landing.csv_records import PIECE_BYTES
+from jobs.landing.file_parts import Part, check_columns
+from jobs.landing.raw_rows import NOT_UTF8, Source, valid_texts
+
+FORMATS = (".parquet", ".orc")
+ROWS_A_PART = 1_000_000
+"""Rows of the stripes that are read together."""
+
+
+def stored_schema(path: Path) -> pa.Schema:
+    """Return the names and types of the columns of a file, or of a folder of files."""
+    with memory_limit(path), _opened(_files_within(path)[0]) as file:
+        schema = file.schema if isinstance(file, orc.ORCFile) else file.schema_arrow
+    return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
+
+
+def stored_parts(path: Path) -> list[Part]:
+    """Return the parts of a file, or of a folder of files, in order."""
+    found: list[Part] = []
+    for one in _files_within(path):
+        with memory_limit(one), _opened(one) as file:
+            if isinstance(file, orc.ORCFile):
+                full, sizes = (
+                    ROWS_A_PART,
+                    [file.nrows / file.nstripes] * file.nstripes if file.nstripes else [],
+                )
+            else:
+                groups = range(file.num_row_groups)
+                full, sizes = PIECE_BYTES, [file.metadata.row_group(at).total_byte_size for at in groups]
+        start, size = 0, 0.0
+        for place, more in enumerate(sizes):
+            size += more
+            if size >= full or place == len(sizes) - 1:
+                found.append(Part(str(one), start, place + 1))
+                start, size = place + 1, 0.0
+    return found
+
+
+def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
+    """Read the named columns, or all, of a part in some batches of rows.
+
+    Raises:
+        UserError: a column is missing, the file is damaged, or holds far more than its size.
+    """
+    path = Path(part.path)
+    with _opened(path) as file:
+        if isinstance(file, orc.ORCFile):
+            schema, rows, read = file.schema, file.nrows, partial(_read_stripes, file, part)
+        else:
+            schema, rows, read = file.schema_arrow, file.metadata.num_rows, partial(_read_groups, file, part)
+        wanted = list(schema.names if columns is None else columns)
+        check_columns(path, schema.names, wanted)
+        refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
+        for batch in read(wanted):
+            batch.validate(full=True)  # a damaged file may hold text that is none
+            found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in wanted})
+            source = Source(found, batch.num_rows)
+            if not_utf8 is not None:
+                problems = source.reasons()
+                problems[not_utf8] = NOT_UTF8
+                source = source._replace(problems=problems)
+            yield source
+
+
+def _read_stripes(file: orc.ORCFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read one column after the other, as the reader of ORC takes several times the memory of what it reads."""
+    for place in range(part.start, file.nstripes if part.stop is None else part.stop):
+        found = [file.read_stripe(place, columns=[name]).column(0) for name in columns]
+        yield pa.RecordBatch.from_arrays(found, columns)
+
+
+def _read_groups(file: pq.ParquetFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    groups = list(range(part.start, file.num_row_groups if part.stop is None else part.stop))
+    rows = 0
+    for batch in file.iter_batches(rows_a_batch(file.metadata, groups), row_groups=groups, columns=columns):
+        rows += batch.num_rows
+        yield batch
+    # Arrow takes a damaged column that ends early for the end of the others, too.
+    said = sum(file.metadata.row_group(one).num_rows for one in groups)
+    if rows != said:
+        raise UserError(
+            f"{part.path}: is damaged: it says that it has {said:,} rows, and {rows:,} can be read; copy it again"
+        )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
+    with open_input(path) as stream:
+        if path.name.lower().endswith(".orc"):
+            yield orc.ORCFile(stream)
+        else:
+            # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
+            # By a buffer, as the columns of a row group would be in memory at once.
+            yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
+
+
+def _files_within(path: Path) -> list[Path]:
+    """Return a file itself, or the files of a folder as Spark writes one.
+
+    Raises:
+        UserError: the folder has no files.
+    """
+    if not path.is_dir():
+        return [path]
+    ending = path.suffix.lower()
+    found = [
+        part
+        for part in part_files(path)
+        if part.name.endswith(ending) and not any(name[0] in "._" for name in part.relative_to(path).parts)
+    ]
+    if not found:
+        raise UserError(f"{path}: has no {ending} files in it")
+    return found
+
+
+def _plain_kind(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.string() if any(is_kind(kind) for is_kind in _TEXTS) else kind
+
+
+def _plain_type(column: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    # Bytes become text unchecked: `valid_texts` marks the rows where they are none.
+    return column.cast(_plain_kind(column.type), safe=not _is_bytes(column.type))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+
+
+_TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
+"""Types that are read as text. Some writers of Parquet say of their texts only that they are bytes."""
