@@ -88,7 +88,8 @@ def refuse_rows(
         for what, columns in names.items()
     )
     more = f", and {len(bad) - 1:,} more rows like it" if len(bad) > 1 else ""
-    raise UserError(f"{file}: row {at + 1} ({row}): {reason[at].removeprefix("row: ")}{more}; {need}")
+    why = reason[at].removeprefix("row: ")
+    raise UserError(f"{file}: row {at + 1} ({row}): {why}{more}; {need}")
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:

@@ -257,4 +257,4 @@ def _table(root: str, spec: ModelSpec) -> Any:
     if rows is None:
         raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
     found = {one: rows[one].combine_chunks() for one in rows.column_names}
-    return checked_inputs(spec, Source(found, np.zeros(rows.num_rows, bool), rows.num_rows), name)
+    return checked_inputs(spec, Source(found, rows.num_rows), name)

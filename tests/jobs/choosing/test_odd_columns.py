@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.choosing.finding import Columns, Phases, Wishes, find_columns
+from jobs.choosing.finding import Columns, Wishes, find_columns
 from jobs.choosing.table import read_table
+from jobs.core.stopwatch import Stopwatch
 
 START = datetime(2024, 5, 6)
 MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split()
@@ -23,7 +24,7 @@ def found(folder: Path, text: str) -> Columns:
     """Return what `init` finds in a file."""
     file = folder / "a.csv"
     file.write_text(text)
-    return find_columns(str(file), read_table([file]), Wishes(), Phases())
+    return find_columns(str(file), read_table([file]), Wishes(), Stopwatch())
 
 
 def lines(*rows: Sequence[object]) -> str:

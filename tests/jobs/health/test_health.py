@@ -191,7 +191,7 @@ def test_a_corrected_row_counts_once(tmp_path: Path) -> None:
     every = pd.concat([live.assign(correction=False), *twice])
     same: Any = every.groupby(["generation", "key", "event_time"])
     stays = ~same["correction"].transform("max") | (every["batch_id"] == same["batch_id"].transform("max"))
-    kept = every[stays.astype(bool)]
+    kept: Any = every[stays.astype(bool)]
     health = gather(str(tmp_path), "rooms", None)
     assert health.rows == len(kept) == len(live)
     good = kept[kept["flags"].isna()]

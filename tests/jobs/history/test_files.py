@@ -105,7 +105,7 @@ def test_a_run_replaces_its_interval_and_leaves_other_rows_as_they_are(tmp_path:
     version = table.version()
     estimate.run(pipeline.settings, "walk", since="2024-03-02", to="2024-03-03", smooth=True)
     assert DeltaTable(pipeline.warehouse.path(TABLE)).version() == version + 2  # a column more, and the rows
-    again = rows(pipeline)
+    again: Any = rows(pipeline)
     inside = (again["event_time"] >= "2024-03-02") & (again["event_time"] < "2024-03-03")
     assert again["generation"].nunique() == 2 and len(again) == 180
     assert set(again[inside]["generation"]).isdisjoint(again[~inside]["generation"])

@@ -46,7 +46,9 @@ def changes_in(pipeline: Pipeline) -> int:
         for one in files(Path(pipeline.settings.warehouse, live.checkpoint, "commits"))
         if one.isdigit()
     )
-    values = state_reader._state(pipeline.warehouse, live, StateVariable.STATES, last)
+    values = state_reader.state_of(
+        pipeline.warehouse, live.generation, live.checkpoint, StateVariable.STATES, last
+    )
     return values.filter(values["user_map_key.block"] >= CHANGES_FROM).count()
 
 

@@ -20,6 +20,7 @@ from jobs.lineage import generations
 from jobs.lineage.generations import origin
 from jobs.lineage.live import live_estimates
 from jobs.lineage.missing_rows import missing_rows
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests, store
 from jobs.spark import session
 from jobs.spark.conf import STATE_FORMAT, spark_conf
@@ -157,7 +158,7 @@ def test_states_of_format_1_are_read_by_a_session_of_format_2(folder: Path) -> N
     begun, spark = origin(warehouse, former), warehouse.spark
 
     def states() -> list[tuple[Any, ...]]:
-        rows = states_at(warehouse, former, begun, 2, None).frame
+        rows = states_at(DeployedModel(pipeline.spec, warehouse), former, begun, 2).frame
         return sorted(map(tuple, rows.drop("extras").collect()))
 
     assert spark.conf.get(STATE_FORMAT) == "2"
