@@ -48,8 +48,15 @@ _RUN = re.compile(rb"[ \t]+")
 _AROUND = re.compile(rb"^ +| +(?=\r?$)", re.MULTILINE)
 _ANNOTATIONS = ("#group", "#datatype", "#default", "#constant")
 """What InfluxDB writes above each table of a file."""
+_WHOLE = re.compile(r" *[+-]?[0-9]+")
+_FRACTION = re.compile(r"[0-9]+(?:[eE][+-]?[0-9]+)? *")
 _INVALID = re.compile("[\udc80-\udcff]")
 """How Python decodes bytes that are not UTF-8, with `surrogateescape`; no valid UTF-8 decodes to these."""
+
+
+def is_cut_number(whole: str, fraction: str) -> bool:
+    """Tell if two fields may be one number with a decimal comma."""
+    return _WHOLE.fullmatch(whole) is not None and _FRACTION.fullmatch(fraction) is not None
 
 
 class Dialect(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jobs.core.redaction import show_name
 from jobs.core.report import plural
-from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect
+from jobs.landing.csv_records import BLANK, BOM, COMMA, Dialect, is_cut_number
 from jobs.landing.shapes.header_lines import (
     NUMBER_OR_TIME,
     FileRecord,
@@ -19,7 +19,6 @@ from jobs.landing.shapes.header_lines import (
     record_with,
     units_below,
 )
-from jobs.landing.shapes.row_shapes import is_cut_number
 from jobs.specs.files import BLANKS, SEPARATORS, Files
 
 ANY = Files()

@@ -7,22 +7,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.landing.csv_records import BLANK, COMMA
+from jobs.landing.csv_records import BLANK, COMMA, is_cut_number
 from jobs.landing.dialects import NAMES
 from jobs.landing.raw_rows import CORRUPT, FIELDS
 from jobs.specs.files import SEPARATORS
 
-_WHOLE = re.compile(r" *[+-]?[0-9]+")
-_FRACTION = re.compile(r"[0-9]+(?:[eE][+-]?[0-9]+)? *")
 _QUOTE_IT = (
     'a separator within a text needs quotation marks around the text, and a quotation mark (") within one is '
     "written twice"
 )
-
-
-def is_cut_number(whole: str, fraction: str) -> bool:
-    """Tell if two fields may be one number with a decimal comma."""
-    return _WHOLE.fullmatch(whole) is not None and _FRACTION.fullmatch(fraction) is not None
 
 
 def shape_cause(row: Mapping[str, Any]) -> str:
