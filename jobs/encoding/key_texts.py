@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +12,10 @@ import pyarrow.compute as pc
 
 from jobs.core.errors import UserError
 from jobs.encoding.arrow import texts as texts_of
-from jobs.encoding.keys import KeyKind
 from jobs.storage.columns import arrow_schema
+
+if TYPE_CHECKING:
+    from jobs.encoding.keys import KeyKind
 
 
 def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:

@@ -73,7 +73,8 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     cuts: list[_Cut] = []
     for one in possible:
         records = read_records(text, one, plain.quote, is_cut)
-        if columns and records and set(columns) <= set(records[0].fields):  # as in most files
+        # As in most files; a line of blanks is no record where blanks separate.
+        if columns and records and records[0].line == 0 and set(columns) <= set(records[0].fields):
             return _with_header(
                 plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
             )
@@ -83,7 +84,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         most = None if named.skip_lines is None else 1
         places = [(record_with(cut.records[:most], columns, mark), order) for order, cut in enumerate(cuts)]
         if sure := [(place, order) for place, order in places if place is not None]:
-            place, order = min(sure)
+            place, order = min(sure, key=lambda one: (cuts[one[1]].records[one[0]].line, one[1]))
             return _with_header(plain, cuts[order], place, columns, named)
     cuts = [_with_place(cut, named) for cut in cuts]
     fields = len(named.columns) or None

@@ -12,15 +12,14 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from jobs.core import clock
 from jobs.core.input_files import known_inputs
 from jobs.landing.checking import typed_columns
+from jobs.landing.values.times import now_us
 from jobs.landing.written_pieces import REJECTED, RowCounts, Target, WritingTask, WrittenRows
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.columns import schema_of
 from jobs.storage.measurements_table import MEASUREMENT_PROPERTIES, PLACES, KeyTypes, key_types_in
 from jobs.storage.part_files import INDEXED, TARGET_BYTES, attempt_name, remove_of
-from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import TABLE
 from jobs.storage.table_log import FileTable, commit_or_remove
 from jobs.storage.tables import QUARANTINE, measurements
@@ -81,7 +80,7 @@ class LandingTables:
     def of(cls, warehouse: Tables, spec: ModelSpec, messages: bool = False) -> LandingTables:
         """Begin an attempt."""
         accepted, rejected = FileTable(warehouse, measurements(spec.name)), FileTable(warehouse, TABLE)
-        return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, to_micros(clock.now()))
+        return cls(warehouse, spec, messages, accepted, rejected, uuid.uuid4().hex, now_us())
 
     def __enter__(self) -> Self:
         return self

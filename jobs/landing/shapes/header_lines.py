@@ -149,13 +149,16 @@ def units_below(records: Sequence[FileRecord], header: int) -> int:
     """Return how many rows of units stand below a header."""
     rows = [one.fields for one in records[header + 1 :]]
     count = 0
-    while count < len(rows) - 1 and looks_like_units(rows[count]) and not _recurs(rows[count:]):
+    while count < len(rows) - 1 and looks_like_units(rows[count]) and not _may_name_series(rows[count:]):
         count += 1
     return count
 
 
-def _recurs(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if a text of the first row stands in its column again, as the name of a series does."""
+def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
+    """Tell if a text of the first row may name a series: it stands in its column again, or is a lone letter."""
+    filled = [text for text in rows[0] if text.strip()]
+    if len(rows[0]) > 2 and len(filled) == 1 and filled[0].isalpha() and len(filled[0]) == 1:
+        return True
     others = [row for row in rows[1:] if not looks_like_units(row)]
     return any(
         text and row[place : place + 1] == [text] for row in others for place, text in enumerate(rows[0])

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs import filter, forecast
@@ -142,6 +142,15 @@ def checked_rows(spec: ModelSpec, path: Path) -> ReadRows:
 
 @settings(max_examples=60, deadline=None)
 @given(drawn_files())
+@example(
+    (
+        {"time_zone": "UTC", "time_format": "%d.%m.%Y %H:%M"},
+        [
+            {"at": "", "sensor": "a", "value": None},
+            {"at": "31.03.2024 00:00", "sensor": "b c", "value": None},
+        ],
+    )
+)
 def test_files_of_every_format_have_one_reading(drawn: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
     wishes, rows = drawn
     with TemporaryDirectory() as name:

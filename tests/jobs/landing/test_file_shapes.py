@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.core.errors import UserError
@@ -228,6 +228,7 @@ UNITS = st.lists(st.sampled_from([("UTC", "", "kWh"), ("TS", "RN", "Deg C"), ("-
     st.sampled_from(",;\t|"),
     st.booleans(),
 )
+@example([" "], [], [("2000-01-01 00:00:00", "a", "0.0")] * 3, "\t", True)
 def test_lines_around_the_rows_are_left_out(
     tmp_path_factory: pytest.TempPathFactory,
     above: list[str],
