@@ -196,7 +196,13 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
             is_flag = part == "year" and "0" in texts
             if not is_flag and _can_be(texts, part):
                 found[part] = name
-    for wanted in (("year", "month", "day"), ("year", "day_of_year"), ("year", "month"), ("year", "quarter")):
+    for wanted in (
+        ("year", "month", "day"),
+        ("year", "day_of_year"),
+        ("year", "month"),
+        ("year", "quarter"),
+        ("year", "week"),
+    ):
         if all(part in found for part in wanted):
             yield {part: found[part] for part in wanted}
             return

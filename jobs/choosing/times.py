@@ -16,10 +16,10 @@ from jobs.choosing.table import Table
 from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
 from jobs.core.time_readings import EPOCHS, USUAL_FORMATS, YEARS, TimeReading, forms_of, lacks_date, named
-from jobs.core.times import TimeParser
+from jobs.core.times import UNIT_US, TimeParser
 from jobs.encoding import arrow
 from jobs.landing.values.time_columns import as_texts
-from jobs.landing.values.times import read_times
+from jobs.landing.values.times import now_us, read_times
 from jobs.specs.column_names import time_parts
 
 _COUNTED = {
@@ -59,6 +59,8 @@ ENOUGH = 0.95
 """Share of the values that must be times."""
 NEAR_START = 0.1
 """Share of the values that are no larger than those with which series begin."""
+FAR_AHEAD_US = 5 * 366 * UNIT_US["day"]
+"""No forecast that is stored with measurements reaches so far."""
 TRIED = 500
 LOOKED_AT = 10
 """Of the values that are tried each tenth is looked at first."""
@@ -263,7 +265,8 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     if forms:
         # Digits that are dates step by odd numbers at the ends of months if they are read as a count, so that only
         # formats with the same steps are alternatives.
-        return _best(table, name, forms, zone, lambda one: (_disorder(table, one),))
+        found = _best(table, name, forms, zone, lambda one: (_disorder(table, one),))
+        return found if isinstance(found, str) else _too_far_ahead(found) or found
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
         found = _read(table, name, "epoch_seconds", zone)
         note = f"{name}: read as seconds, counted from 1970-01-01"
@@ -271,8 +274,21 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
     if not hinted:
         return "holds numbers that are no times"
     return (
-        f"holds numbers that are no times ({low:g} to {high:g}); known are {', '.join(COUNTS)}; a count "
-        f"of days or steps can be read as if it were of seconds: --time {name} --time-format epoch_seconds"
+        f"holds numbers that are no times ({low:g} to {high:g}); known are {', '.join(COUNTS)}, and counts such as "
+        f"'hours since 1900-01-01'; a count of days or steps can be read as if it were of seconds: --time {name} "
+        "--time-format epoch_seconds"
+    )
+
+
+def _too_far_ahead(found: TimeColumn) -> str | None:
+    """Return why numbers are no times in the format in which they are times of a distant future; None if they are."""
+    middle = int(np.median(found.micros[found.known]))
+    if middle <= now_us() + FAR_AHEAD_US:
+        return None
+    reading = named([TimeReading(str(found.time_format), middle)])
+    return (
+        f"holds numbers that as {reading} are times of the future; if they "
+        f"count from another beginning, name it, such as --time {found.name} --time-format 'hours since 1900-01-01'"
     )
 
 

@@ -48,6 +48,16 @@ USUAL_FORMATS = (
     *("Q%q %Y", "Q%q-%Y", "Q%q/%Y", "%Y/Q%q", "%YM%m", "%Y Week %V", "%G/W%V", "%Y/%j", "%j/%Y"),
     *"%Y%m%d%H%M%S %Y%m%d%H%M %Y%m%d%H %Y%m%dT%H%M%S%z %Y%m%dT%H%M%S %Y%m%d-%H%M%S %Y%m%d_%H%M%S".split(),
     *("%Y%m%d %H%M%S", "%Y%m%d %H%M", "%Y%m%dT%H%M", "%Y%m%dT%H%M%z", "%Y-%m-%dT%H%M%S", "%Y-%m-%d_%H:%M:%S"),
+    *("%Y.%m.%d %H.%M", "%Y.%m.%d %H.%M.%S", "%d-%b-%y %I.%M.%S.%f %p", "%d-%b-%y %H.%M.%S", "%Y/%j %H:%M"),
+    *(
+        "%Y/%j %H:%M:%S",
+        "%Y:%m",
+        "%Y:%q",
+        "%Y年%m月%d日 %H:%M:%S",
+        "%Y年%m月%d日 %H:%M",
+        "%Y年%m月%d日",
+        "@%s",
+    ),
     *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
 )
 """Formats of text beside ISO 8601, the ones of spreadsheets among them."""

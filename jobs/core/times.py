@@ -95,6 +95,7 @@ DATE_PARTS: Mapping[str, re.Pattern[str]] = {
     "month": re.compile(f"(?P<month>{_TWO}|{_MONTH_NAME}){_WHOLE}"),
     "day": re.compile(f"(?P<day>{_TWO}){_WHOLE}"),
     "day_of_year": re.compile(f"(?P<day_of_year>[0-9]{{1,3}}){_WHOLE}"),
+    "week": re.compile(f"(?:[WwKk]+ *)?(?P<week>{_TWO}){_WHOLE}"),
 }
 """How the parts of a date are written in columns of their own."""
 _DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"

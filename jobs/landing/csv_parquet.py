@@ -24,7 +24,7 @@ from jobs.landing.csv_records import (
     read_header,
 )
 from jobs.landing.dialects import ANY, BEGINNING, find_dialect, hint, settings_of
-from jobs.landing.file_parts import Part, check_columns, readable
+from jobs.landing.file_parts import CSV_FORMATS, Part, check_columns, readable
 from jobs.landing.raw_rows import Source, joined
 from jobs.landing.shapes.recoded_text import recoded
 from jobs.landing.shapes.wide_files import long_rows, long_schema, wide_columns
@@ -32,8 +32,7 @@ from jobs.landing.stored_columns import FORMATS as STORED_FORMATS
 from jobs.landing.stored_columns import read_stored, stored_parts, stored_schema
 from jobs.specs.files import Files
 
-_CSV = (".csv", ".csv.gz")
-FORMATS = (*_CSV, *STORED_FORMATS)
+FORMATS = (*CSV_FORMATS, *STORED_FORMATS)
 
 _FOUND: dict[tuple[object, ...], Dialect] = {}
 """The dialects of the files that were looked at, each found once."""
@@ -44,25 +43,28 @@ def check_format(path: Path) -> str:
     """Return the file's ending.
 
     Raises:
-        UserError: the ending is none of .csv, .csv.gz, .parquet and .orc.
+        UserError: the ending is none of `FORMATS`.
     """
     ending = next((one for one in FORMATS if path.name.lower().endswith(one)), None)
     if ending is None:
-        raise UserError(f"{path}: the file's ending must be .csv, .csv.gz, .parquet or .orc")
+        raise UserError(
+            f"{path}: the file's ending must be .csv, .tsv, .csv.gz, .tsv.gz, .parquet or .orc; unpack an archive, and "
+            "save a spreadsheet as CSV"
+        )
     return ending
 
 
 def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
-    Reading all columns of a CSV file keeps the text of misshapen rows in the column `_corrupt`, and the bytes of rows
-    that are not UTF-8 in the column `_bytes`.
+    The text of misshapen rows of a CSV file is in the column `_corrupt`, and the bytes of rows that are not UTF-8 are
+    in the column `_bytes`, where there are such rows.
 
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
     names = read_schema(path, columns or (), named).names
-    if _is_csv(path):
+    if _is_one_csv(path):
         with _readable(path):
             some = [_records(path, 0, columns or (), named)]
     else:
@@ -88,7 +90,7 @@ def parts(
     """
     most = named.memory_mb << 20
     with _readable(path):
-        if not _is_csv(path):
+        if not _is_one_csv(path):
             wide = wide_columns(named, columns)
             return [part._replace(wide=wide, most=most) for part in stored_parts(path)]
         whole = _records(path, start, columns, named)
@@ -155,7 +157,7 @@ def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Sour
 def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
     path, dialect = Path(part.path), part.dialect
     with _readable(path):
-        if not _is_csv(path):
+        if not _is_one_csv(path):
             yield from read_stored(part, columns)
             return
         names = part.names or _header(path, dialect).names
@@ -176,7 +178,7 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
     Raises:
         UserError: the file cannot be read, has another format than its ending says, or lacks a column.
     """
-    is_csv = _is_csv(path)
+    is_csv = _is_one_csv(path)
     wide = wide_columns(named, columns)
     needed = columns if wide is None else wide.kept
     with _readable(path):
@@ -211,7 +213,7 @@ def written_as(path: Path) -> Files:
     Raises:
         UserError: the file cannot be read.
     """
-    if check_format(path) not in _CSV:
+    if check_format(path) not in CSV_FORMATS:
         return ANY
     with _readable(path):
         return settings_of(_beginning(path))
@@ -234,8 +236,8 @@ def _beginning(path: Path) -> bytes:
         return stream.read(BEGINNING)
 
 
-def _is_csv(path: Path) -> bool:
-    is_csv = check_format(path) in _CSV
+def _is_one_csv(path: Path) -> bool:
+    is_csv = check_format(path) in CSV_FORMATS
     if is_csv and path.is_dir():
         raise UserError(f"{path}: is a folder; give one file")
     return is_csv

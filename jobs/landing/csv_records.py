@@ -244,8 +244,8 @@ def parse_records(
 ) -> Source:
     """Parse the records of a piece into the wanted columns, or all of them; an empty field is null.
 
-    With all columns, the text of misshapen rows is in the column `_corrupt`, and the bytes of rows that are not UTF-8
-    are in the column `_bytes`. Comments, and headers that are repeated between the rows, are left out.
+    The text of misshapen rows is in the column `_corrupt`, and the bytes of rows that are not UTF-8 are in the column
+    `_bytes`, where there are such rows. Comments, and headers that are repeated between the rows, are left out.
 
     Raises:
         csv.Error: a field is longer than `LONGEST`, nothing closes the quote before a long one, or another table
@@ -259,7 +259,7 @@ def parse_records(
     if table is not None and not _needs_care(table, names, dialect):
         columns = {name: table.column(places[name]).combine_chunks() for name in chosen}
         return Source(columns, table.num_rows)
-    return _by_python(data, names, chosen, wanted is None, dialect)
+    return _by_python(data, names, chosen, dialect)
 
 
 def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool:
@@ -277,9 +277,7 @@ def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool
     return bool(pc.any(pc.is_in(table.column(place), value_set=arrow.texts([names[place]]))).as_py())
 
 
-def _by_python(
-    data: bytes, names: Sequence[str], chosen: list[str], originals: bool, dialect: Dialect
-) -> Source:
+def _by_python(data: bytes, names: Sequence[str], chosen: list[str], dialect: Dialect) -> Source:
     """Parse the records of a piece as Python's `csv` does."""
     text = _decoded(data)
     rows = [row for row in _rows_in(io.StringIO(text, newline=""), dialect) if row]
@@ -292,7 +290,7 @@ def _by_python(
     invalid: set[int] = set()
     if not text.isascii() and _INVALID.search(text):
         invalid = {place for place, row in enumerate(rows) if _INVALID.search("\n".join(row))}
-    kept = _originals(rows, misshapen, invalid, width, dialect) if originals else {}
+    kept = _originals(rows, misshapen, invalid, width, dialect)
     for place in invalid:
         rows[place] = [_shown(field) for field in rows[place]]
     for place in misshapen:

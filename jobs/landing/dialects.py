@@ -61,6 +61,8 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
         named: what the spec says.
     """
     plain, text = _text_of(beginning, named)
+    if named.comment is None and text.startswith("%"):  # as MATLAB and LaTeX write comments
+        named = named.model_copy(update={"comment": "%"})
     given = BLANK if named.separator == BLANKS else named.separator
     skip = named.skip_lines or 0
     said = _SEP.fullmatch(text.split("\n", 1)[0]) if text else None

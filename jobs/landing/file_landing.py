@@ -20,6 +20,7 @@ import pyarrow as pa
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input, part_files
 from jobs.landing.csv_parquet import begins_record
+from jobs.landing.file_parts import is_csv
 from jobs.landing.json_rows import is_json, spans_lines
 from jobs.landing.landed_files import FileState, Known, LandedFiles, Numbers, file_state, stamp_of
 from jobs.landing.reading import file_schema, pieces_of
@@ -202,7 +203,7 @@ def _can_be_appended_to(path: Path) -> bool:
     name = path.name.lower()
     return (
         path.is_file()
-        and (name.endswith(".csv") or is_text(path) or is_json(path) and not spans_lines(path))
+        and (is_csv(path) or is_text(path) or is_json(path) and not spans_lines(path))
         and name[-3:] != ".gz"
     )
 

@@ -25,7 +25,8 @@ BLANK_BYTES = b" \t\r\n"
 """What a line without a row may have."""
 _MANY_BLANK = re.compile(rb"\n\n{2,}")
 """Line breaks after which no line follows for a while: empty lines are no rows."""
-_KINDS = {".csv": "a CSV", ".csv.gz": "a CSV", ".parquet": "a Parquet", ".orc": "an ORC"}
+CSV_FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+_KINDS = {**dict.fromkeys(CSV_FORMATS, "a CSV"), ".parquet": "a Parquet", ".orc": "an ORC"}
 
 
 class Part(NamedTuple):
@@ -44,6 +45,11 @@ class Part(NamedTuple):
     dialect: Dialect = PLAIN
     names: tuple[str, ...] = ()
     wide: WideColumns | None = None
+
+
+def is_csv(path: str | Path) -> bool:
+    """Tell if a file is a CSV file, by its ending."""
+    return str(path).lower().endswith(CSV_FORMATS)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from jobs.core.report import plural
 from jobs.landing.csv_parquet import FORMATS, found_dialect, read, read_schema
 from jobs.landing.csv_records import COMMA, PLAIN
 from jobs.landing.dialects import ANY, NAMES, header_words
-from jobs.landing.file_parts import check_columns
+from jobs.landing.file_parts import check_columns, is_csv
 from jobs.landing.json_rows import (
     SCHEMA_DOCUMENTS,
     documents,
@@ -160,7 +160,7 @@ def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -
 
 def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
     """Return in words how CSV files are written that are not written as most are: no line where all of them are."""
-    words = (dialect_words(path, spec.files, spec.file_columns) for path in map(Path, paths) if _is_csv(path))
+    words = (dialect_words(path, spec.files, spec.file_columns) for path in map(Path, paths) if is_csv(path))
     found = Counter("; ".join(one) for one in words if one)
     return [f"read {plural(count, 'file')}: {said}" for said, count in sorted(found.items())]
 
@@ -173,7 +173,7 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
         files: what the spec says of it.
         columns: that the file has, to find the dialect of a CSV file by.
     """
-    dialect = found_dialect(path, columns, files) if _is_csv(path) else PLAIN
+    dialect = found_dialect(path, columns, files) if is_csv(path) else PLAIN
     words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
     words += header_words(dialect)
     words += ["a comma before fractions"] if files.decimal == "," else []
@@ -183,10 +183,6 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
     words += [f"{word} is {number:g}" for word, number in files.words.items()]
     words += [f"no header: columns are called {', '.join(files.columns)}"] if files.columns else []
     return words + ([] if files.wide is None else [wide_words(files.wide)])
-
-
-def _is_csv(path: Path) -> bool:
-    return path.name.lower().endswith((".csv", ".csv.gz"))
 
 
 def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:

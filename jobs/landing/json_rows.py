@@ -197,6 +197,15 @@ def member_of(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def has_member(row: Mapping[str, Any], name: str) -> bool:
+    """Tell if an object has a member, null or not; `name` as of `member_of`."""
+    above, _, last = name.rpartition(".")
+    if name in row or not above:
+        return name in row
+    inner = member_of(row, above)
+    return isinstance(inner, dict) and last in inner
+
+
 def is_whole(value: Any) -> bool:
     """Tell if a member returned by `object_of` is a whole number."""
     return isinstance(value, _Number) and value.lstrip("-").isdigit()

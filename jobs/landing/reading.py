@@ -31,7 +31,7 @@ from jobs.storage.measurements_table import KeyTypes
 ALWAYS_READ = (*FORMATS, *JSON_FORMATS)
 """Endings of the files that can be landed for any model."""
 
-_CUT_BY_BYTES = (".csv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
+_CUT_BY_BYTES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
 """Endings of the files whose pieces are ranges of bytes."""
 
 

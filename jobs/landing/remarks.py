@@ -14,7 +14,7 @@ from jobs.core.report import plural
 from jobs.encoding import arrow
 from jobs.landing.checking import payloads
 from jobs.landing.csv_parquet import read_schema
-from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, is_json, object_of
+from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, has_member, is_json, object_of
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import is_text
@@ -103,7 +103,7 @@ def _cause(spec: ModelSpec, path: Path, name: str) -> str | None:
 
 def _cause_in_documents(path: Path, name: str) -> str | None:
     rows = [object_of(document)[0] for document in documents(path, SCHEMA_DOCUMENTS)]
-    lacking = [row for row in rows if name not in row]
+    lacking = [row for row in rows if not has_member(row, name)]
     if not lacking:
         return None
     others = Counter(other for row in lacking for other in row if _plain(other) == _plain(name))

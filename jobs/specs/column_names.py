@@ -57,6 +57,7 @@ _DATES = (
     {"year", "month", "day"},
     {"year", "quarter"},
     {"year", "day_of_year"},
+    {"year", "week"},
 )
 _CLOCKS: tuple[set[str], ...] = (
     set(), {"time"}, {"hhmm"}, {"hour"}, {"hour", "minute"}, {"hour", "minute", "second"}
@@ -67,6 +68,7 @@ _PART_NAMES = {
     "hh_mm hh_mm_ss",
     "year": "year yr yyyy yy jahr annee ano anno jaar",
     "quarter": "quarter qtr q quartal trimestre",
+    "week": "week wk kw woche semana semaine settimana uke vecka iso_week isoweek week_of_year weeknumber week_number",
     "month": "month mon mo mnth monat mois mes mese maand",
     "day": "day dy dd dom day_of_month mday tag jour dia giorno dag",
     "day_of_year": "doy day_of_year yday julian_day jday",

@@ -72,6 +72,8 @@ _TOKEN = re.compile(
     rf"(?P<after>-?)(?P<close>[)]?)"
 )
 """Any number that people write: a sign, a unit and marks on either side of digits."""
+_MARKED = re.compile(rf"[+-]?{_CORE}[{BLANKS}]*(?P<mark>[*\u2020\u2021#!^~?]{{1,3}})")
+"""A number with a mark, such as that of a footnote."""
 _CONVENTIONS: tuple[tuple[str, str | None], ...] = (
     *((".", None), (",", None), (".", ","), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")),
 )
@@ -218,6 +220,8 @@ def setting_of(text: str, files: Files, column: str) -> dict[str, Any] | None:
     """Return the settings of `files` to change, so that a text of a column is a number; None if none are known."""
     token = token_of(text)
     if token is None:
+        if (marked := _MARKED.fullmatch(text)) is not None:
+            return {"units": {column: marked["mark"]}}
         words = next((pair for pair in WORDS if text.strip(BLANKS).casefold() in pair), None)
         return None if words is None else {"words": words}
     form = _convention_of([token.core], files)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import uuid
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from jobs.choosing.finding import Columns, Wishes, find_columns
 from jobs.choosing.table import read_table
+from jobs.core.errors import UserError
 from jobs.core.stopwatch import Stopwatch
 
 START = datetime(2024, 5, 6)
@@ -123,3 +126,81 @@ def test_a_decimal_comma_between_commas_is_no_name_of_a_row(tmp_path: Path, valu
     rows = [[START + timedelta(hours=i), value.format(i % 7)] for i in range(60)]
     reasons = found(tmp_path, lines(["at", "value"], *rows)).parsed.reason
     assert set(reasons) == {"row: not as many fields as the header"}
+
+
+FORMS = {
+    "%Y.%m.%d %H.%M": timedelta(hours=1),
+    "%d-%b-%y %I.%M.%S.%f %p": timedelta(hours=1),
+    "%Y/%j %H:%M": timedelta(hours=1),
+    "@%s": timedelta(hours=1),
+    "%Y年%m月%d日 %H:%M": timedelta(minutes=10),
+    "%Y年%m月%d日": timedelta(days=1),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("begin", [datetime(1999, 12, 30, 5), datetime(2024, 2, 27)])
+def test_times_as_exporters_write_them_are_read(tmp_path: Path, form: str, begin: datetime) -> None:
+    begin = begin.replace(hour=0) if "%H" not in form and "%I" not in form and "%s" not in form else begin
+    times = [begin + FORMS[form] * i for i in range(120)]
+    micros = [int((one - datetime(1970, 1, 1)).total_seconds()) * 1_000_000 for one in times]
+    texts = [
+        f"@{one // 1_000_000}" if form == "@%s" else at.strftime(form)
+        for one, at in zip(micros, times, strict=True)
+    ]
+    columns = found(tmp_path, lines(["when", "value"], *zip(texts, walk(120), strict=True)))
+    assert columns.parsed.time.tolist() == micros
+
+
+@pytest.mark.parametrize(("form", "parts"), [("%Y:%m", 12), ("%Y:%q", 4)])
+def test_a_colon_between_year_and_part_is_a_month_or_a_quarter_by_its_steps(
+    tmp_path: Path, form: str, parts: int
+) -> None:
+    rows = [
+        [f"{year}:{part}", value]
+        for (year, part), value in zip(
+            product(range(1960, 1990), range(1, parts + 1)), walk(400), strict=False
+        )
+    ]
+    assert found(tmp_path, lines(["period", "gdp"], *rows)).roles.time.time_format == form
+
+
+@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    first=st.dates(date(1960, 1, 1), date(2015, 1, 1)),
+    names=st.sampled_from([("Year", "Week"), ("Jahr", "KW")]),
+)
+def test_a_year_and_a_week_make_the_time(tmp_path: Path, first: date, names: tuple[str, str]) -> None:
+    mondays = [first - timedelta(days=first.weekday()) + timedelta(weeks=i) for i in range(120)]
+    rows = [[*one.isocalendar()[:2], value] for one, value in zip(mondays, walk(120), strict=True)]
+    columns = found(tmp_path, lines([*names, "cases"], *rows))
+    assert (columns.parsed.time // 86_400_000_000).tolist() == [
+        (one - date(1970, 1, 1)).days for one in mondays
+    ]
+
+
+@pytest.mark.parametrize("since", [datetime(1900, 1, 1), datetime(1910, 1, 1)])
+def test_hours_from_a_beginning_that_nobody_names_are_not_taken_for_others(
+    tmp_path: Path, since: datetime
+) -> None:
+    first = int((START - since).total_seconds()) // 3600
+    with pytest.raises(
+        UserError, match="are times of the future; if they count from another beginning, name it"
+    ):
+        found(tmp_path, lines(["time", "t2m"], *([first + i, value] for i, value in enumerate(walk(200)))))
+
+
+def test_a_file_of_tabs_may_say_so_by_its_ending(tmp_path: Path) -> None:
+    text = lines(["at", "value"], *([START + timedelta(hours=i), value] for i, value in enumerate(walk(60))))
+    for name in ("a.tsv", "b.tsv.gz"):
+        file = tmp_path / name
+        data = text.replace(",", "\t").encode()
+        file.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        columns = find_columns(str(file), read_table([file]), Wishes(), Stopwatch())
+        assert columns.parsed.y[0].tolist() == walk(60)
+
+
+def test_lines_that_begin_with_percent_signs_above_a_header_are_comments(tmp_path: Path) -> None:
+    text = lines(["time", "temp"], *([START + timedelta(hours=i), value] for i, value in enumerate(walk(60))))
+    columns = found(tmp_path, "% exported\n% unit degC, north\n" + text)
+    assert columns.parsed.y[0].tolist() == walk(60) and columns.files.comment == "%"

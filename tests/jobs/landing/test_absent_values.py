@@ -68,6 +68,16 @@ def test_ingest_says_what_json_rows_lack(tmp_path: Path, members: list[dict[str,
     assert done.data["rows"] == len(members)
 
 
+@pytest.mark.parametrize("lacking", [{}, {"data": None}, {"data": {}}, {"data": {"hum": 4.0}}])
+def test_a_member_of_a_member_is_absent_only_where_it_is(tmp_path: Path, lacking: dict[str, Any]) -> None:
+    path = documents(
+        tmp_path / "r.jsonl", [{"data": {"temp": 1.0}}] * 9 + [lacking] + [{"data": {"temp": None}}]
+    )
+    model = spec(key=["k"], measurement=["data.temp"])
+    (note,) = absent_notes(model, {model.measurement[0]: 2}, 11, [path])
+    assert note.endswith("member 'data.temp' is absent in 1 of the first 11 rows of r.jsonl")
+
+
 def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
     path = documents(tmp_path / "r.jsonl", [{"value": 1.0}, {"value": 2.0}])
     done = ingest.run(settings_in(tmp_path), "m", [str(path)])

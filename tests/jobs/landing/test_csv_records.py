@@ -183,3 +183,9 @@ def test_a_place_begins_a_record_if_the_rows_before_it_end_there(
     first += b"1,2,3\n" + unfinished
     path.write_bytes(b"x,y,z\n" + first + second)
     assert begins_record(path, 6 + len(first), ["x", "y", "z"]) is not bool(unfinished)
+
+
+@pytest.mark.parametrize("row", [b"a,1\n", b"a,1,2,3\n"])
+def test_a_misshapen_row_says_how_many_fields_it_has_whichever_columns_are_wanted(row: bytes) -> None:
+    found = csv_records.parse_records(row + b"b,2,3\n", ["k", "v", "w"], ["k"])
+    assert found.columns["_fields"].to_pylist() == [f"{row.count(b',') + 1}, the header 3", None]

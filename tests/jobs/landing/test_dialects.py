@@ -219,6 +219,8 @@ def test_a_file_that_lacks_a_column_says_what_is_likely(tmp_path: Path, content:
         ({}, "measurement a: not a number", '{"a": "3,14"}', "'3,14': a comma before the fraction; set files: {"),
         ({}, "measurement a: not a number", '{"a": "1,234,567.5"}', "marks between thousands"),
         ({}, "measurement a: not a number", '{"a": "12.5 C"}', "a number with a unit"),
+        ({}, "measurement a: not a number", '{"a": "12.5*"}', 'files: {units: {a: "*"}}'),
+        ({}, "measurement a: not a number", '{"a": "-3 #!"}', 'files: {units: {a: "#!"}}'),
         ({}, "measurement a: not a number", '{"a": "true"}', 'files: {words: {"true": 1, "false": 0}}'),
         ({}, "measurement a: not a number", '{"a": "-"}', 'set missing_values: ["", "NA", "NaN", "null", "-"]'),
         ({}, "measurement a: not finite", '{"a": "inf"}', "if it stands for a missing value"),
