@@ -153,14 +153,12 @@ def test_a_landing_that_was_frozen_lands_nothing_that_another_has_landed_meanwhi
 ) -> None:
     if where == "between the commits" and "://" not in root:
         pytest.skip("in a folder a lock lets no other process land until this one ends")
-    settings, folder = settings_at(root, tmp_path), tmp_path / "in"
+    # The other one lands copies, as a transaction stands for content and path: of either order of their numbers.
+    files = [tmp_path / f"in-{number}" / "0.csv" for number in range(3)]
+    lower, own, higher = sorted(files, key=lambda one: path_number(str(one)))
+    settings, folder = settings_at(root, tmp_path), own.parent
     for number in range(count):
         write_rows(folder / f"{number}.csv", number * 500, 500)
-    # The other one lands copies, as a transaction stands for content and path: of either order of their numbers.
-    others = [tmp_path / f"copies-{number}" / "0.csv" for number in range(20)]
-    chosen = path_number(str(folder / "0.csv"))
-    higher = next(one for one in others if path_number(str(one)) > chosen)
-    lower = next(one for one in others if path_number(str(one)) < chosen)
     run, commit = Workers.run, FileTable.commit_for_all
 
     def land_copies(patch: pytest.MonkeyPatch, to: Path) -> None:
