@@ -31,6 +31,10 @@ _UNITS = frozenset(
 )  # fmt: skip
 
 
+_ABSENT = frozenset(("", "na", "n/a", "none", "-", "--"))
+"""What stands for no unit, or for no value."""
+
+
 class FileRecord(NamedTuple):
     """A record of a file: the line at which it begins, from 0, and its fields."""
 
@@ -155,9 +159,12 @@ def units_below(records: Sequence[FileRecord], header: int) -> int:
 
 
 def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if a text of the first row may name a series: it stands in its column again, or is a lone letter."""
-    filled = [text for text in rows[0] if text.strip()]
-    if len(rows[0]) > 2 and len(filled) == 1 and filled[0].isalpha() and len(filled[0]) == 1:
+    """Tell if a text of the first row may name a series: it stands in its column again, or is the only unit, a letter.
+
+    A row of two columns has one unit at most.
+    """
+    units = [text.strip() for text in rows[0] if _is_unit(text) and text.strip().casefold() not in _ABSENT]
+    if len(rows[0]) > 2 and all(len(text) == 1 and text.isalpha() for text in units) and len(units) < 2:
         return True
     others = [row for row in rows[1:] if not looks_like_units(row)]
     return any(

@@ -146,6 +146,15 @@ def checked_rows(spec: ModelSpec, path: Path) -> ReadRows:
     (
         {"time_zone": "UTC", "time_format": "%d.%m.%Y %H:%M"},
         [
+            {"at": "no time", "sensor": "a", "value": "NA"},
+            {"at": "31.03.2024 00:00", "sensor": "b c", "value": None},
+        ],
+    )
+)
+@example(
+    (
+        {"time_zone": "UTC", "time_format": "%d.%m.%Y %H:%M"},
+        [
             {"at": "", "sensor": "a", "value": None},
             {"at": "31.03.2024 00:00", "sensor": "b c", "value": None},
         ],
