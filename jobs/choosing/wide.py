@@ -12,6 +12,7 @@ from jobs.choosing.columns import Wishes, numbers_in
 from jobs.choosing.table import Table
 from jobs.choosing.time_parts import find_parts
 from jobs.choosing.times import TimeColumn, time_of
+from jobs.core.times import MONTH_NAME
 from jobs.encoding import arrow
 from jobs.landing.shapes.wide_files import HOUR_NAME, long_rows, wide_columns
 from jobs.specs.column_names import part_of_time
@@ -28,11 +29,7 @@ _TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,
 _PARTS = (
     ("time", re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"), FEWEST_TIMES),
     ("hour", HOUR_NAME, 23),  # of a day on which clocks go forward
-    (
-        "month",
-        re.compile(r"jan\w*|feb\w*|mar\w*|apr\w*|may|june?|july?|aug\w*|sep\w*|oct\w*|nov\w*|dec\w*", re.I),
-        12,
-    ),
+    ("month", re.compile(MONTH_NAME), 12),
 )
 """Parts of a time that columns have: the part, the names of such columns, and how many there are at least."""
 _CODE = re.compile(r"[A-Z^][A-Z0-9.^-]{0,5}")
@@ -64,9 +61,8 @@ def as_long(table: Table, given: Wishes) -> Table:
         dropped = [name for name in table.source.columns if name not in (*series, *kept)]
     else:
         others = [name for name in names if name not in series]
-        dropped = [
-            name for name in others if _is_measured(table, name)
-        ]  # such as the mean of a year's months
+        # Such as the mean of a year's months.
+        dropped = [name for name in others if _is_measured(table, name)]
         kept = [name for name in others if name not in dropped]
     columns = wide_columns(
         table.written.model_copy(update={"wide": wide}), [*kept, wide.names, wide.measurement]

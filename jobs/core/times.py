@@ -28,7 +28,8 @@ _MONTHS = tuple(
 """English names of months, whole or their first three letters (of September also four), as regular expressions."""
 _MONTH_NAMES = "janfebmaraprmayjunjulaugsepoctnovdec"
 _DAY_NAMES = "montuewedthufrisatsun"
-_MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
+MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
+"""How the names of months are written, as a regular expression."""
 _TWO = "[0-9]{1,2}"
 _HALF = "[AaPp][.]?[Mm][.]?"
 _ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,5}"
@@ -36,7 +37,7 @@ _ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,
 _DIRECTIVES = {
     "Y": ("year", "[0-9]{4}"),
     "m": ("month", _TWO),
-    "b": ("month", _MONTH_NAME),
+    "b": ("month", MONTH_NAME),
     "d": ("day", _TWO),
     "H": ("hour", _TWO),
     "M": ("minute", _TWO),
@@ -92,7 +93,7 @@ _WHOLE = "(?:[.]0*)?"
 DATE_PARTS: Mapping[str, re.Pattern[str]] = {
     "year": re.compile(f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO})){_WHOLE}"),
     "quarter": re.compile(f"(?:[Qq] *)?(?P<quarter>[1-4]){_WHOLE}"),
-    "month": re.compile(f"(?P<month>{_TWO}|{_MONTH_NAME}){_WHOLE}"),
+    "month": re.compile(f"(?P<month>{_TWO}|{MONTH_NAME}){_WHOLE}"),
     "day": re.compile(f"(?P<day>{_TWO}){_WHOLE}"),
     "day_of_year": re.compile(f"(?P<day_of_year>[0-9]{{1,3}}){_WHOLE}"),
     "week": re.compile(f"(?:[WwKk]+ *)?(?P<week>{_TWO}){_WHOLE}"),

@@ -125,23 +125,22 @@ def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
     """
     members = list(value.values())
     if value and all(isinstance(one, dict) for one in members):
-        if not _are_keys(value):
-            columns = value
-            value = {key: {name: one.get(key) for name, one in columns.items()} for key in members[0]}
-            if any(one.keys() != members[0].keys() for one in members):
-                return None
-        if _are_keys(value) and not any(
-            isinstance(cell, dict | list) for row in value.values() for cell in row.values()
-        ):
-            return [{**({"time": key} if _TIME.fullmatch(key) else {}), **row} for key, row in value.items()]
-        return None
-    if (
-        len(value) >= FEWEST_MEMBERS
-        and all(map(_TIME.fullmatch, value))
-        and not any(map(_holds_others, members))
-    ):
+        rows = value if _are_keys(value) else _turned(value)
+        if rows is None or any(_is_nested(cell) for row in rows.values() for cell in row.values()):
+            return None
+        return [{**({"time": key} if _TIME.fullmatch(key) else {}), **row} for key, row in rows.items()]
+    is_series = len(value) >= FEWEST_MEMBERS and all(map(_TIME.fullmatch, value))
+    if is_series and not any(map(_is_nested, members)):
         return [{"time": key, "value": one} for key, one in value.items()]
     return None
+
+
+def _turned(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
+    """Return the rows of columns that have the same keys; None if they differ, or the keys are no times or places."""
+    keys = next(iter(columns.values())).keys()
+    if not _are_keys(keys) or any(one.keys() != keys for one in columns.values()):
+        return None
+    return {key: {name: one[key] for name, one in columns.items()} for key in keys}
 
 
 def _are_keys(names: Collection[str]) -> bool:
@@ -151,7 +150,7 @@ def _are_keys(names: Collection[str]) -> bool:
     return all(map(_TIME.fullmatch, names)) or [*names] == [str(place) for place in range(len(names))]
 
 
-def _holds_others(value: Any) -> bool:
+def _is_nested(value: Any) -> bool:
     return isinstance(value, dict | list)
 
 
@@ -172,7 +171,7 @@ def _without_samples(text: str) -> Iterator[str]:
 
 
 def _are_pairs(value: Any) -> bool:
-    return _is_table(value) and all(len(one) == 2 and not any(map(_holds_others, one)) for one in value)
+    return _is_table(value) and all(len(one) == 2 and not any(map(_is_nested, one)) for one in value)
 
 
 def described(value: dict[str, Any]) -> str:
