@@ -87,7 +87,10 @@ def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
     a killed driver of an earlier release, which wrote in place.
     """
     names = files.names(place)
-    others = [name for name in names if name.startswith("part-") and f"-{plan}" not in name]
+    of_plan = re.compile(
+        rf"part-\d+-{plan}(?![0-9a-f]).*"
+    )  # the random id of Spark's own name may begin alike
+    others = [name for name in names if name.startswith("part-") and not of_plan.fullmatch(name)]
     if others:
         files.remove(f"{place}/{_DONE}")
     for name in others:

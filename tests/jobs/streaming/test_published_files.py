@@ -13,7 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from jobs.spark.hadoop_files import HadoopFiles
-from jobs.streaming.sinks.file_folders import FileSink
+from jobs.storage.files import files_of
+from jobs.streaming.sinks.file_folders import FileSink, _remove_others
 from jobs.streaming.sinks.published_batch import MicroBatch
 
 pytestmark = pytest.mark.spark
@@ -132,6 +133,22 @@ def test_what_an_earlier_release_left_and_what_a_backup_undid_is_replaced(
     # The warehouse was put back, the folder was not, and the micro-batch is planned again with other rows.
     publish(folder, rows_of(spark, ROWS[:4]), 2, plan="b2")
     assert found(spark, folder) == ROWS[:4]
+
+
+def test_a_random_id_that_holds_the_mark_of_the_plan_is_of_other_rows(tmp_path: Path) -> None:
+    ours = ["part-00000-a1-c000.snappy.parquet", "part-00001-a1.c000.json"]
+    others = [
+        f"part-00000-{id_}-c000.snappy.parquet"
+        for id_ in (
+            "a1d2c3b4-0000-4000-8000-000000000000",
+            "00000000-a1d2-4000-8000-000000000000",
+            "00000000-0000-4000-a1d2-00000000000",
+        )
+    ]
+    for name in (*ours, *others):
+        (tmp_path / name).touch()
+    _remove_others(files_of(str(tmp_path.parent)), tmp_path.name, "a1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ours
 
 
 def test_files_through_the_file_system_of_hadoop(
