@@ -2,8 +2,8 @@
 
     python -m tests.support.in_store FOLDER PART ...
 
-PART is `streams`, `commits`, `verbs`, `queries` or `drivers`, on S3: the store and a proxy before it run in this
-process. What was found is printed as a line of JSON a step.
+PART is one of PARTS, on S3: the store and a proxy before it run in this process. The code of the former release is in
+FOLDER/former. What was found is printed as a line of JSON a step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from tests.conftest import ROOT as HERE
 from tests.jobs.key_inputs.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.lineage.test_frozen_drivers import FREEZES
 from tests.jobs.support import processes
+from tests.jobs.support.former_driver import AT_ONCE, BEHIND, let_both_drive
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,
@@ -69,9 +71,7 @@ def main(folder: Path, parts: list[str]) -> None:
         os.environ.update(environment(proxy.address))
         store = Store(S3, proxy)
         for part in parts:
-            {"streams": streams, "commits": commits, "verbs": verbs, "queries": queries, "drivers": drivers}[
-                part
-            ](folder / part, store)
+            PARTS[part](folder / part, store)
 
 
 def tell(step: str, **found: Any) -> None:
@@ -389,6 +389,13 @@ def drivers(folder: Path, store: Store) -> None:
     tell("drivers", rows=len(pipeline.estimates()), epoch=live.epoch, ends=ends)
 
 
+def both_releases(start: str, folder: Path, store: Store) -> None:
+    """Let drivers of the former release and of this one want one stream."""
+    pipeline = store.pipeline(folder, start.replace(" ", "-"))
+    let_both_drive(pipeline, folder.parent / "former", start)
+    tell(start, rows=live_estimates(pipeline.warehouse, "walk").count())
+
+
 def started(pipeline: Pipeline, *more: str, **given: str) -> Driver:
     """Start a driver of the stream."""
     return Driver(pipeline, *STREAM, *more, **given)
@@ -436,6 +443,11 @@ def two_drivers(pipeline: Pipeline, last: int) -> None:
     assert running.interrupt() == 0, running.said()
     tell("two", refused=len(ended))
 
+
+PARTS: dict[str, Callable[[Path, Store], None]] = {
+    **{part.__name__: part for part in (streams, commits, verbs, queries, drivers)},
+    **{start: partial(both_releases, start) for start in (AT_ONCE, BEHIND)},
+}
 
 if __name__ == "__main__":
     try:

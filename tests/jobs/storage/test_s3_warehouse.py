@@ -12,6 +12,7 @@ import pytest
 
 from jobs.core.errors import RUN_FAILED
 from tests.conftest import ROOT, cli_environment
+from tests.jobs.support.former_driver import AT_ONCE, BEHIND, former_code
 from tests.support import object_store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -84,3 +85,9 @@ def test_drivers_killed_two_at_once_and_frozen_lose_and_double_nothing(tmp_path:
     assert found["two"]["refused"] == 1
     assert found["drivers"]["rows"] > 0
     assert found["drivers"]["ends"][:2] == ["lost", "caught up"]
+
+
+@pytest.mark.parametrize("start", [AT_ONCE, BEHIND])
+def test_of_drivers_of_both_releases_one_drives_and_nothing_is_lost(tmp_path: Path, start: str):
+    former_code(tmp_path / "former")
+    assert found_in(tmp_path, start)[start]["rows"] > 0
