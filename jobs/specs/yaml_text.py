@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 Path = tuple[str | int, ...]
 
@@ -43,26 +47,44 @@ class YamlError(Exception):
         self.problem, self.line, self.column, self.path = problem, line, column, path
 
 
-class _Loader(yaml.SafeLoader):
-    # PyYAML follows YAML 1.1, where `1.0e7` is text, `no` is false, `12:30` is 750 and 2013-01-01 is a date.
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+class _Composer(Composer):
+    """Nodes of a document, until it is too deep or has too many: before all of it is in memory."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._depth = self._nodes = 0
+    _depth = _nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node; stop in a document that is too deep or too long before it is all in memory."""
         self._depth += 1
         self._nodes += 1
         if self._depth > DEEPEST or self._nodes > MOST_NODES:
-            line = self.peek_event().start_mark.line + 1
+            line = self.peek_event().start_mark.line + 1  # type: ignore[attr-defined]
             raise YamlError(_TOO_DEEP if self._depth > DEEPEST else _TOO_LARGE, line)
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
 
+class _Loader(_Composer, yaml.SafeLoader):
+    """PyYAML's own parser, whose sentences say what is wrong."""
+
+
+_LOADERS: list[Any] = [_Loader]
+_READ_OTHERWISE = re.compile("[\t!?%\ufeff]|[|>][-+0-9]*#")
+"""Where libyaml accepts what PyYAML refuses: tabs between values, `?` in a flow, a comment right behind `|`."""
+if yaml.__with_libyaml__:
+    from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
+
+    class _FastLoader(_Composer, CParser, SafeConstructor, Resolver):
+        """The same by libyaml's parser, four times faster."""
+
+        def __init__(self, text: str) -> None:
+            CParser.__init__(self, text)
+            _Composer.__init__(self)
+            SafeConstructor.__init__(self)
+            Resolver.__init__(self)
+
+    _LOADERS.insert(0, _FastLoader)
+
+# PyYAML follows YAML 1.1, where `1.0e7` is text, `no` is false, `12:30` is 750 and 2013-01-01 is a date.
 _SIMPLE = [
     ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
     ("tag:yaml.org,2002:int", r"^[-+]?[0-9]+$", "-+0123456789"),
@@ -74,8 +96,10 @@ _SIMPLE = [
     ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
     ("tag:yaml.org,2002:merge", r"^(?:<<)$", "<"),
 ]
-for _tag, _pattern, _first in _SIMPLE:
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
+for _class in _LOADERS:
+    _class.yaml_implicit_resolvers = {}
+    for _tag, _pattern, _first in _SIMPLE:
+        _class.add_implicit_resolver(_tag, re.compile(_pattern), list(_first))
 
 
 def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -106,9 +130,10 @@ def _not_a(what: str, node: yaml.ScalarNode) -> YamlError:
     return YamlError(f"{text!r} is not a {what}".replace("a true", "true"), mark.line + 1, mark.column + 1)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:bool", _bool)
-_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+for _class in _LOADERS:
+    _class.add_constructor("tag:yaml.org,2002:bool", _bool)
+    _class.add_constructor("tag:yaml.org,2002:int", _decimal)
+    _class.add_constructor("tag:yaml.org,2002:float", _float)
 
 
 def parse(text: str) -> Document:
@@ -118,15 +143,14 @@ def parse(text: str) -> Document:
         YamlError: the text is not YAML, repeats a key, refers to itself, is too deep or too large, or uses a tag for
             something else than text, numbers, lists and mappings.
     """
-    loader = None
+    if not _READ_OTHERWISE.search(text):
+        for loader in _LOADERS[:-1]:
+            with suppress(
+                YamlError, yaml.YAMLError, ValueError
+            ):  # what is wrong is found again, and said, below
+                return _document(loader(text))
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return Document(None, {(): 1})
-        lines: dict[Path, int] = {}
-        _walk(node, (), lines, set())
-        return Document(loader.construct_document(node), lines)
+        return _document(_Loader(text))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(f"has a character that YAML does not allow (code {error.character})", line) from error
@@ -134,9 +158,18 @@ def parse(text: str) -> Document:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context or error).split())
         raise YamlError(problem, mark.line + 1 if mark else 1, mark.column + 1 if mark else 0) from error
+
+
+def _document(loader: Any) -> Document:
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None, {(): 1})
+        lines: dict[Path, int] = {}
+        _walk(node, (), lines, set())
+        return Document(loader.construct_document(node), lines)
     finally:
-        if loader is not None:
-            loader.dispose()
+        loader.dispose()
 
 
 def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) -> None:
