@@ -1,12 +1,17 @@
-"""Measure the structure of the code: `python scripts/structure.py [FOLDER]` prints a table for a checkout.
+"""Measure the structure of the code: `python scripts/structure.py [FOLDER] [--way]` prints a table for a checkout.
 
-The figures that `tests/test_layout.py` checks: files a folder, circles, imports inside functions, long functions.
+`tests/test_layout.py` holds some of the figures. What it exempts, such as commands, is counted, too. `--way` lands and
+streams one CSV in a new warehouse, and counts the files of which a function runs between the row and its estimate.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
+import os
+import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +19,42 @@ from pathlib import Path
 PACKAGES = ("jobs", "kalman")
 LONGEST = 60
 MOST_PARAMETERS = 8
+SHORT_FILE = 80
+VERBS = frozenset(
+    "abandon accept accumulate act add adopt advance allow answer append apply are ask await begin build can "
+    "catch check choose clean climb close combine commit compact compare complete compose copy count create "
+    "cut decide decode delete describe detach discard do draw drive drop encode end estimate evaluate execute "
+    "exists expire explain export fill filter find finish fit fold forget gather get give group handle has "
+    "hold import init interrupt is join judge keep know land launch learn leave lift list load lock look make "
+    "map mark match maximise may measure meet merge migrate move need needs note observe offer open overwrite "
+    "pack parse pin predict prepare promote prove prune publish put quote raise rank read record refuse reject "
+    "release remember remove rename renew repartition repeat replace replay report request resolve restore "
+    "resume retire retrain reverse round run save scale score search select send serve set settle ship show "
+    "smooth solve sort stamp start stop store stream sum sweep switch take tell train trigger try unpack "
+    "update upgrade upsert vacuum verify wait wake walk warn weigh whiten work write yield".split()
+)
+"""First words of function names that are verbs; a question (`is_live`) counts, too."""
+TRACER = """
+import os, sys, threading
+seen = set()
+def profile(frame, event, argument):
+    if event == "call":
+        name = frame.f_code.co_filename
+        if name not in seen:
+            if frame.f_code.co_name == "<module>":
+                return
+            seen.add(name)
+            if name.startswith(os.environ["WAY_ROOT"]):
+                with open(os.environ["WAY_FILE"], "a") as out:
+                    out.write(name + chr(10))
+sys.setprofile(profile)
+threading.setprofile(profile)
+"""
+"""A `sitecustomize.py`: each process notes each file at the first call of one of its functions."""
+WAY_SPEC = """{name: way, version: 1, key: [id], time: at, measurement: [level], states: [level],
+process: {kind: random_walk, variance: 0.1}, observation: {R: [[1.0]]},
+initial: {mean: [0.0], covariance: [[10.0]]}, stream: {partitions: 2}}
+"""
 
 
 def sources(root: Path, package: str) -> list[Path]:
@@ -140,28 +181,178 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
+def code_lines(path: Path) -> int:
+    """Return the lines of a file without blanks, comments and docstrings."""
+    text = path.read_text(encoding="utf-8")
+    said: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            said.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    lines = enumerate(text.splitlines(), 1)
+    return sum(bool(line.strip()) and line.lstrip()[0] != "#" and at not in said for at, line in lines)
+
+
+def rooms_of(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return which rooms of `jobs` import which others; its verbs belong to none."""
+    rooms: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        parts = name.split(".")
+        if parts[0] == "jobs" and len(parts) > 2:
+            far = {
+                other.split(".")[1] for other in others if other.startswith("jobs.") and other.count(".") > 1
+            }
+            rooms.setdefault(parts[1], set()).update(far - {parts[1]})
+    return rooms
+
+
+def floors(rooms: dict[str, set[str]]) -> int:
+    """Return the length of the longest chain of imports between rooms; those of a circle count as one floor."""
+    known: dict[str, int] = {}
+
+    def floor(room: str, above: frozenset[str] = frozenset()) -> int:
+        if room not in known:
+            below = (rooms.get(room, set()) - above) - {room}
+            known[room] = 1 + max((floor(other, above | {room}) for other in below), default=0)
+        return known[room]
+
+    return max(map(floor, rooms), default=0)
+
+
+def verb_first(paths: list[Path]) -> float:
+    """Return the share of functions and methods whose name begins with a verb; properties and `__x__` do not count."""
+    found = []
+    for path in paths:
+        for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
+            marks = {ast.unparse(mark).rpartition(".")[2] for mark in one.decorator_list}
+            if not one.name.startswith("__") and not marks & {"property", "cached_property", "setter"}:
+                found.append(one.name.lstrip("_").split("_")[0] in VERBS)
+    return sum(found) / max(len(found), 1)
+
+
+def commands_over(paths: list[Path]) -> tuple[int, int]:
+    """Return how many commands and answers have more lines, and more parameters, than other functions may have."""
+    longer = wider = 0
+    for path in paths:
+        for one in functions(ast.parse(path.read_text(encoding="utf-8"))):
+            if is_command(one):
+                longer += (one.end_lineno or one.lineno) - one.lineno + 1 > LONGEST
+                wider += len([*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs]) > MOST_PARAMETERS
+    return longer, wider
+
+
+def repeated_classes(paths: list[Path]) -> list[str]:
+    """Return the names that more than one class has."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def taking(paths: list[Path], *parameters: str) -> int:
+    """Return how many functions take all of these parameters."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    taken = (
+        {arg.arg for arg in [*one.args.args, *one.args.kwonlyargs]}
+        for tree in trees
+        for one in functions(tree)
+    )
+    return sum(set(parameters) <= names for names in taken)
+
+
+def files_on_the_way(root: Path) -> tuple[int, int]:
+    """Return in how many files a function runs between a CSV row and its estimate: in `ingest`, and in `stream`."""
+    found: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        (place / "sitecustomize.py").write_text(TRACER)
+        (place / "models").mkdir()
+        (place / "models" / "way.yaml").write_text(WAY_SPEC)
+        rows = [f"{key},2024-01-0{day}T00:00:00Z,{key + day}.5" for day in (1, 2) for key in range(4)]
+        for number, part in enumerate((rows[:4], rows[4:]), 1):
+            (place / f"{number}.csv").write_text("id,at,level\n" + "\n".join(part) + "\n")
+        model = ("--model", "way")
+        steps: list[tuple[bool, tuple[str, ...]]] = [
+            (False, ("ingest", *model, "1.csv")),
+            (False, ("pretrain", *model)),
+            (True, ("ingest", *model, "2.csv")),
+            (True, ("stream", *model)),
+        ]
+        for traced, words in steps:
+            log = place / f"{len(found)}.files"
+            paths = [str(place)] * traced + [str(root)]
+            given = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "WAY_ROOT": str(root / "jobs"),
+                "WAY_FILE": str(log),
+                "KALMAN_WAREHOUSE": str(place / "warehouse"),
+                "KALMAN_MODELS": str(place / "models"),
+                "KALMAN_MASTER": "local[2]",
+            }
+            subprocess.run(
+                [sys.executable, "-m", "jobs.cli", *words], cwd=place, env=given, check=True, stdout=2
+            )
+            if traced:
+                found.append(len(set(log.read_text().splitlines())))
+    return found[0], found[1]
+
+
 def figures(root: Path) -> Iterator[tuple[str, str]]:
     """Yield the measured figures of a checkout, each with its name."""
-    for package in PACKAGES:
+    for package in (*PACKAGES, "dags"):
         files = sources(root, package)
         folders = Counter(path.parent.relative_to(root) for path in files)
         folder, most = folders.most_common(1)[0]
-        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-        yield f"{package}/: lines", f"{lines:,} in {len(files)} files"
-        yield f"{package}/: files in the largest folder", f"{most} ({folder})"
-    groups = circles(import_graph(root))
+        lines = [len(path.read_text(encoding="utf-8").splitlines()) for path in files]
+        yield f"{package}/: lines", f"{sum(lines):,} in {len(files)} files"
+        yield "  of code", f"{sum(map(code_lines, files)):,}"
+        yield f"  files under {SHORT_FILE} lines", str(sum(count < SHORT_FILE for count in lines))
+        yield "  files in the largest folder", f"{most} ({folder})"
+    yield "tests/: lines", f"{sum(len(path.read_text().splitlines()) for path in sources(root, 'tests')):,}"
+    graph = import_graph(root)
+    rooms = rooms_of(graph)
+    yield "rooms of jobs/; floors", f"{len(rooms)}; {floors(rooms)}"
+    groups = circles(graph)
     yield "circles of files", f"{len(groups)} ({', '.join(str(len(group)) for group in groups)} files)"
-    inside = {path: imports_in_functions(path) for package in PACKAGES for path in sources(root, package)}
-    inside = {path: lines for path, lines in inside.items() if lines}
-    rooms = [path for path in inside if len(path.relative_to(root).parts) > 2]
+    paths = [path for package in PACKAGES for path in sources(root, package)]
+    every = [*paths, *sources(root, "dags")]
+    inside = {path: lines for path in paths if (lines := imports_in_functions(path))}
+    in_rooms = [path for path in inside if len(path.relative_to(root).parts) > 2]
     yield "imports inside functions", f"{sum(map(len, inside.values()))} in {len(inside)} files"
-    yield "  of these in rooms", f"{sum(len(inside[path]) for path in rooms)} in {len(rooms)} files"
-    longer = [one for package in PACKAGES for path in sources(root, package) for one in long_functions(path)]
-    yield f"functions over {LONGEST} lines", str(len(longer))
-    wider = [one for package in PACKAGES for path in sources(root, package) for one in wide_functions(path)]
-    yield f"functions over {MOST_PARAMETERS} parameters", str(len(wider))
+    yield "  of these in rooms", f"{sum(len(inside[path]) for path in in_rooms)} in {len(in_rooms)} files"
+    longer, wider = commands_over(every)
+    yield (
+        f"functions over {LONGEST} lines",
+        f"{sum(len(long_functions(path)) for path in every)} + {longer} commands",
+    )
+    wide = sum(len(wide_functions(path)) for path in every)
+    yield f"functions over {MOST_PARAMETERS} parameters", f"{wide} + {wider} commands"
+    yield "functions with warehouse and spec", str(taking(every, "warehouse", "spec"))
+    yield "function names that begin with a verb", f"{verb_first(every):.0%}"
+    yield "class names used twice or more", str(len(repeated_classes(every)))
+    pages = [path for path in (root / "docs").rglob("*.md") if "decisions" not in path.parts]
+    yield "words of docs/ without decisions", f"{sum(len(path.read_text().split()) for path in pages):,}"
+    yield "decision records", str(len(list((root / "docs" / "decisions").glob("[0-9]*.md"))))
+
+
+def main() -> None:
+    """Print the figures of a checkout."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=".", help="the checkout")
+    parser.add_argument(
+        "--way", action="store_true", help="count the files on the way of a CSV row, by running it"
+    )
+    given = parser.parse_args()
+    root = Path(given.folder).resolve()
+    for name, value in figures(root):
+        print(f"{name:<42}{value}")
+    if given.way:
+        landed, streamed = files_on_the_way(root)
+        print(f"{'files of jobs/ that run: ingest; stream':<42}{landed}; {streamed}")
 
 
 if __name__ == "__main__":
-    for name, value in figures(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()):
-        print(f"{name:<42}{value}")
+    main()
