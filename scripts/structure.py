@@ -30,7 +30,7 @@ VERBS = frozenset(
     "pack parse pin predict prepare promote prove prune publish put quote raise rank read record refuse reject "
     "release remember remove rename renew repartition repeat replace replay report request resolve restore "
     "resume retire retrain reverse round run save scale score search select send serve set settle ship show "
-    "smooth solve sort stamp start stop store stream sum sweep switch take tell train trigger try unpack "
+    "smooth solve sort split stamp start stop store stream sum sweep switch take tell train trigger try unpack "
     "update upgrade upsert vacuum verify wait wake walk warn weigh whiten work write yield".split()
 )
 """First words of function names that are verbs; a question (`is_live`) counts, too."""
@@ -130,8 +130,10 @@ def wide_functions(path: Path, most: int = MOST_PARAMETERS) -> list[tuple[str, i
     return found
 
 
-def import_graph(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, set[str]]:
-    """Return which of our modules each of them imports, imports inside functions counted and those for types not."""
+def import_graph(
+    root: Path, packages: tuple[str, ...] = PACKAGES, for_types: bool = False
+) -> dict[str, set[str]]:
+    """Return which of our modules each of them imports, inside functions, too; for_types: also for types alone."""
     known = {module_of(root, path): path for package in packages for path in sources(root, package)}
     graph: dict[str, set[str]] = {}
     for name, path in known.items():
@@ -139,7 +141,7 @@ def import_graph(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, 
         waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
         while waiting:
             node = waiting.pop()
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 waiting.extend(node.orelse)
                 continue
             if isinstance(node, ast.Import):
@@ -315,8 +317,10 @@ def figures(root: Path) -> Iterator[tuple[str, str]]:
     graph = import_graph(root)
     rooms = rooms_of(graph)
     yield "rooms of jobs/; floors", f"{len(rooms)}; {floors(rooms)}"
-    groups = circles(graph)
-    yield "circles of files", f"{len(groups)} ({', '.join(str(len(group)) for group in groups)} files)"
+    yield (
+        "circles of files",
+        f"{len(circles(graph))}, {len(circles(import_graph(root, for_types=True)))} with types",
+    )
     paths = [path for package in PACKAGES for path in sources(root, package)]
     every = [*paths, *sources(root, "dags")]
     inside = {path: lines for path in paths if (lines := imports_in_functions(path))}
