@@ -77,6 +77,53 @@ def test_the_map_names_functions_where_they_are(page: str):
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"
 
 
+def proofs() -> list[tuple[str, list[str]]]:
+    """Return the promise and the tests of each row of the page of proofs."""
+    rows: list[tuple[str, list[str]]] = []
+    in_table = False
+    for line in (ROOT / "docs" / "proofs.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells == ["promise", "how", "tests"]:
+            in_table = True
+        elif not line.startswith("|"):
+            in_table = False
+        elif in_table and not line.startswith("|---"):
+            rows.append((cells[0], re.findall(r"`((?:tests/|make )[^`]+)`", cells[2])))
+    return rows
+
+
+def functions(path: Path) -> set[str]:
+    """Return the functions of a file of tests."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+
+
+def is_test(name: str) -> bool:
+    """Tell if a test id names a file with tests, one of its tests, or a target of `make`."""
+    if name.startswith("make "):
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+        return name.removeprefix("make ") in targets
+    path, _, function = name.partition("::")
+    if not (ROOT / path).is_file():
+        return False
+    found = {one for one in functions(ROOT / path) if one.startswith("test_")}
+    return function in found if function else bool(found)
+
+
+def test_every_promise_names_tests_that_exist():
+    rows = proofs()
+    assert len(rows) > 100
+    assert [promise for promise, tests in rows if not tests] == []
+    assert [name for _, tests in rows for name in tests if not is_test(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["tests/test_docs.py::test_nothing", "tests/test_nothing.py", "tests/kalman", "make nothing"]
+)
+def test_a_test_that_does_not_exist_is_found(name: str):
+    assert not is_test(name) and is_test("tests/test_docs.py::test_every_promise_names_tests_that_exist")
+
+
 def test_the_site_has_every_page_and_its_links(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
