@@ -73,7 +73,10 @@ def test_files_that_a_page_names_exist(page: Path):
 @pytest.mark.parametrize("page", ["architecture.md", "protocol.md"])
 def test_the_map_names_functions_where_they_are(page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
+    named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", text)
+    named += [(name, path) for path, name in re.findall(r"`([\w/]+\.py)::(\w+)`", text)]
+    assert named
+    for name, path in named:
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"
 
 
