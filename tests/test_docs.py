@@ -12,6 +12,7 @@ import pytest
 
 import jobs.api
 import kalman
+from tests.support.named_tests import is_test
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -93,24 +94,6 @@ def proofs() -> list[tuple[str, list[str]]]:
         elif in_table and not line.startswith("|---"):
             rows.append((cells[0], re.findall(r"`((?:tests/|make )[^`]+)`", cells[2])))
     return rows
-
-
-def functions(path: Path) -> set[str]:
-    """Return the functions of a file of tests."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-
-
-def is_test(name: str) -> bool:
-    """Tell if a test id names a file with tests, one of its tests, or a target of `make`."""
-    if name.startswith("make "):
-        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
-        return name.removeprefix("make ") in targets
-    path, _, function = name.partition("::")
-    if not (ROOT / path).is_file():
-        return False
-    found = {one for one in functions(ROOT / path) if one.startswith("test_")}
-    return function in found if function else bool(found)
 
 
 def test_every_promise_names_tests_that_exist():
