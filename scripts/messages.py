@@ -1,7 +1,7 @@
-"""List every sentence that the code raises, from its syntax trees, as docs/messages.md.
+"""List every sentence that the code raises, from its syntax trees, as tests/fixtures/messages.md.
 
 A sentence is listed once, with the file that has it; `{...}` stands for what is filled in. `tests/test_messages.py`
-compares the page with the code, so a new or changed sentence is read in review as its users will read it.
+compares the list with the code, so a new or changed sentence is read in review as its users will read it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SAID = {
 """What makes a sentence that a user reads, besides everything that is raised."""
 HEAD = """# Every message
 
-Made by `python scripts/messages.py > docs/messages.md` from the code: the sentences that end a command, refuse a spec
-or a row, or stop a DAG, by file; `{...}` stands for what is filled in, and ` · ` separates the parts of one message.
+Made by `python scripts/messages.py > tests/fixtures/messages.md` from the code: the sentences that end a command,
+refuse a spec or a row, or stop a DAG, by file. `{...}` marks a value, and ` · ` separates the parts of one message.
 """
 
 
@@ -64,7 +64,7 @@ def said_in(tree: ast.Module) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return docs/messages.md."""
+    """Return the text of tests/fixtures/messages.md."""
     lines = [HEAD.strip()]
     seen: set[str] = set()
     for room in ROOMS:

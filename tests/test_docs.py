@@ -12,6 +12,7 @@ import pytest
 
 import jobs.api
 import kalman
+from tests.support.named_tests import is_test
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,8 +74,40 @@ def test_files_that_a_page_names_exist(page: Path):
 @pytest.mark.parametrize("page", ["architecture.md", "protocol.md"])
 def test_the_map_names_functions_where_they_are(page: str):
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    for name, path in re.findall(r"`(\w+)` in `([\w/]+\.py)`", text):
+    named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", text)
+    named += [(name, path) for path, name in re.findall(r"`([\w/]+\.py)::(\w+)`", text)]
+    assert named
+    for name, path in named:
         assert re.search(rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(), re.M), f"{name} in {path}"
+
+
+def proofs() -> list[tuple[str, list[str]]]:
+    """Return the promise and the tests of each row of the page of proofs."""
+    rows: list[tuple[str, list[str]]] = []
+    in_table = False
+    for line in (ROOT / "docs" / "proofs.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if cells == ["promise", "how", "tests"]:
+            in_table = True
+        elif not line.startswith("|"):
+            in_table = False
+        elif in_table and not line.startswith("|---"):
+            rows.append((cells[0], re.findall(r"`((?:tests/|make )[^`]+)`", cells[2])))
+    return rows
+
+
+def test_every_promise_names_tests_that_exist():
+    rows = proofs()
+    assert len(rows) > 100
+    assert [promise for promise, tests in rows if not tests] == []
+    assert [name for _, tests in rows for name in tests if not is_test(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["tests/test_docs.py::test_nothing", "tests/test_nothing.py", "tests/kalman", "make nothing"]
+)
+def test_a_test_that_does_not_exist_is_found(name: str):
+    assert not is_test(name) and is_test("tests/test_docs.py::test_every_promise_names_tests_that_exist")
 
 
 def test_the_site_has_every_page_and_its_links(tmp_path: Path):

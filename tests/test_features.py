@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -14,6 +13,7 @@ import pytest
 
 from jobs.cli import VERBS
 from jobs.core.command import module_of
+from tests.support.named_tests import functions
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("features.md", "artan.md")
@@ -44,12 +44,6 @@ def features() -> list[Feature]:
 
 
 FEATURES = features()
-
-
-def functions(path: Path) -> set[str]:
-    """Return the functions of a file of tests."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
 
 def unresolved(schema: dict[str, Any]) -> list[dict[str, Any]]:

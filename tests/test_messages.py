@@ -1,4 +1,4 @@
-"""docs/messages.md lists every sentence that the code raises, so that a new one is read as its users will read it."""
+"""tests/fixtures/messages.md lists every sentence that the code raises: a review reads a new one as users will."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def test_every_message_of_the_code_is_listed_once() -> None:
     made = subprocess.run(
         [sys.executable, "scripts/messages.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    page = (ROOT / "docs" / "messages.md").read_text()
-    assert made.stdout == page, (
-        "run: python scripts/messages.py > docs/messages.md, and read what has changed"
+    listed = (ROOT / "tests" / "fixtures" / "messages.md").read_text()
+    assert made.stdout == listed, (
+        "run: python scripts/messages.py > tests/fixtures/messages.md, and read what has changed"
     )
-    listed = [line for line in page.splitlines() if line.startswith("- `")]
-    assert len(listed) == len(set(listed)) > 500
+    sentences = [line for line in listed.splitlines() if line.startswith("- `")]
+    assert len(sentences) == len(set(sentences)) > 500
 
 
 def test_a_message_is_found_whatever_it_is_made_of() -> None:

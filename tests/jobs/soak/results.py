@@ -1,4 +1,4 @@
-"""The record of the kills that were made, a JSON line each, and the table of them for docs/proofs.md.
+"""The record of the kills that were made, a JSON line each, and tables of them.
 
 python -m tests.jobs.soak.results var/kills.jsonl
 
