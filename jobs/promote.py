@@ -27,7 +27,7 @@ def run(
     ] = False,
     force: Annotated[
         bool,
-        Option("--force", help="Promote the shadow without a comparison, whatever it would say."),
+        Option("--force", help="Promote the shadow without a comparison."),
     ] = False,
 ) -> Report:
     """Make a shadow that compares well with the live generation the live one, in one commit. Idempotent.

@@ -37,7 +37,7 @@ def run(
         bool,
         Option(
             "--compare",
-            help="Compare two generations instead, which the options below choose (each of them implies this).",
+            help="Compare two generations instead. Each option below implies this.",
         ),
     ] = False,
     generation: Annotated[
@@ -59,8 +59,7 @@ def run(
         bool,
         Option(
             "--history",
-            help="As the new one take the last run over history (or the one named by --generation), against the live "
-            "generation.",
+            help="Compare the last run over history (or the run that --generation names) with the live generation.",
         ),
     ] = False,
 ) -> Report:

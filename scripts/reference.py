@@ -173,7 +173,7 @@ def _shared() -> dict[str, tuple[str, str]]:
 
 def _column_table(columns: Mapping[str, tuple[str, str]]) -> list[str]:
     """Return the rows of a table of columns; no row if there is no column."""
-    rows = [f"`{name}` | {kind} | {text}" for name, (kind, text) in columns.items()]
+    rows = [f"`{name}` | `{kind}` | {text}" for name, (kind, text) in columns.items()]
     return ["column | type | meaning\n---|---|---", *rows, ""] if rows else []
 
 
@@ -210,10 +210,10 @@ def tables_page() -> str:
         "The spec adds columns:\n",
         "- `measurements` has its columns of key, time, measurement and control.\n"
         "- `estimates`, `archive` and `windows` have its key columns, unless there is one text column named `key`.\n"
-        "- `estimates` has a column that `outputs`, `smoothing`, `order` or the filter asks for, and no other.\n",
+        "- `estimates` has columns of `outputs`, `smoothing`, `order` and the filter only if the spec uses them.\n",
         "Another version of the model keeps the tables: it adds columns and removes none.\n",
         "## Shared columns\n",
-        "They mean the same wherever a table lists them as shared.\n",
+        "They mean the same in every table.\n",
         *_column_table(shared),
     ]
     for kind in TABLES:
@@ -241,7 +241,7 @@ def commands_page() -> str:
         "They may stand before or after the verb.\n",
         *_option_table(_options(root)),
         "## Shared options\n",
-        "Verbs that have them name them; they mean the same in each.\n",
+        "They mean the same in every verb that names them.\n",
         *_option_table(shared),
     ]
     for full, one, options in rows:
