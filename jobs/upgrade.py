@@ -33,7 +33,7 @@ def run(
         int | None,
         Option(
             min=1,
-            help="With mode repartition: how many state partitions; by default as the spec says.",
+            help="With mode repartition: how many state partitions, if the spec has no stream.partitions.",
             show_default=False,
         ),
     ] = None,
