@@ -30,7 +30,7 @@ def run(
         Option("--force", help="Promote the shadow without a comparison."),
     ] = False,
 ) -> Report:
-    """Make a shadow that compares well with the live generation the live one, in one commit. Idempotent.
+    """Promote a shadow that compares well with the live generation, in one commit. Idempotent.
 
     Raises:
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.

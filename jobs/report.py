@@ -31,7 +31,7 @@ def run(
     ] = None,
     key: Annotated[
         list[str] | None,
-        Option(help="Show this key too, as the estimates name it; may be given again.", show_default=False),
+        Option(help="Show this key too, as the estimates name it; may be repeated.", show_default=False),
     ] = None,
     compare: Annotated[
         bool,
@@ -42,11 +42,13 @@ def run(
     ] = False,
     generation: Annotated[
         str | None,
-        Option(help="The new one; by default the newest shadow, else the live one.", show_default=False),
+        Option(
+            help="The new generation; by default the newest shadow, else the live one.", show_default=False
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        Option(help="The old one; by default the parent of the new one.", show_default=False),
+        Option(help="The old generation; by default the new one's parent.", show_default=False),
     ] = None,
     snapshot: Annotated[
         str | None,
