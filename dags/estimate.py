@@ -39,7 +39,7 @@ def build(spec: ModelSpec) -> DAG:
                 "Take parameters from this snapshot; none: the spec's values (empty: the best one).",
             ),
             "smooth": dag_defaults.flag(
-                "Smooth", "Also give each row's state given all rows of its key before the end."
+                "Smooth", "Also estimate each row's state from all rows of its key before the end."
             ),
         },
         schedule=dag_defaults.intervals(spec.airflow.estimate.schedule),

@@ -51,8 +51,8 @@ def build(spec: ModelSpec) -> DAG:
                 type="string",
                 enum=["refuse", "append", "new"],
                 title="Changed",
-                description="What a file is that has landed with another content: an error (refuse), the same file "
-                "with rows added at its end, which are landed (append), or another file of the same name (new).",
+                description="What to do with a landed file whose content has changed. refuse: report an error; append: "
+                "land the rows added at its end; new: land it whole, as another file.",
             ),
         },
         schedule=dag_defaults.intervals(spec.airflow.ingest.schedule),

@@ -24,7 +24,7 @@ def run(
     file: Annotated[
         str,
         Argument(
-            help="A file, a folder or a glob: .csv, .json, .jsonl, .parquet or .orc files, or such as the model reads.",
+            help="A file, a folder or a glob: .csv, .json, .jsonl, .parquet or .orc, or as --model reads them.",
             show_default=False,
         ),
     ],
@@ -33,7 +33,7 @@ def run(
         Option(help="A model: read the file as its spec says, and do not guess.", show_default=False),
     ] = None,
 ) -> Report:
-    """Show how files are read: the first rows as written and as understood, and what each column is taken for and why.
+    """Show how files are read: the first rows as written and as understood, and each column's role with its reason.
 
     Raises:
         UserError: a file cannot be read, or lacks a column that the spec names.

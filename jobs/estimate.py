@@ -44,19 +44,22 @@ def run(
     snapshot: Annotated[
         str | None,
         Option(
-            help="Take learned parameters from this snapshot, and states if it reflects just the rows before --from; "
-            "`none`: the spec's values. By default the newest that does, else the newest good one.",
+            help="Take learned parameters from this snapshot, and its states if it reflects exactly the rows before "
+            "--from; `none`: the spec's values. By default the newest such snapshot, else the newest good one.",
             show_default=False,
         ),
     ] = None,
     smooth: Annotated[
-        bool, Option("--smooth", help="Also give each row's state given all rows of its key before --to.")
+        bool,
+        Option(
+            "--smooth", help="Also smooth: estimate each row's state from all rows of its key before --to."
+        ),
     ] = False,
     input: Annotated[
         str | None,
         Option(
-            help="In place of the measurements: a Delta table, by its name in the warehouse or its path; or files, as "
-            "filter and ingest read them: one, a folder or a glob.",
+            help="Read this in place of the measurements: a Delta table, by its name in the warehouse or its path; or "
+            "a file, a folder or a glob, as ingest reads them.",
             show_default=False,
         ),
     ] = None,

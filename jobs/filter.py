@@ -40,7 +40,7 @@ def run(
     ],
     output: Annotated[str, Option(help="Where to write: a .csv or .parquet file.", show_default=False)],
     smooth: Annotated[
-        bool, Option("--smooth", help="Also give each row's state given all rows of its key.")
+        bool, Option("--smooth", help="Also smooth: estimate each row's state from all rows of its key.")
     ] = False,
     inputs: Annotated[
         str | None,

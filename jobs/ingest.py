@@ -41,23 +41,22 @@ def run(
         bool,
         Option(
             "--history",
-            help="Treat the files as history of new keys: pretrain uses them, and hands the resulting states to "
-            "running streams.",
+            help="Land the files as history of new keys: pretrain makes their states, which running streams import.",
         ),
     ] = False,
     accept_loss: Annotated[
         bool,
         Option(
             "--accept-loss",
-            help="Continue with what the topic or table of the spec has now, where it has lost what has not landed, or "
-            "was made anew.",
+            help="Continue from what the topic or table of the spec holds now, although it lost rows before they "
+            "landed, or was made anew.",
         ),
     ] = False,
     changed: Annotated[
         Literal["refuse", "append", "new"],
         Option(
-            help="What a file is that has landed with another content: an error; the same file with rows added at its "
-            "end, which are landed; or another file of the same name, which is landed whole."
+            help="What to do with a landed file whose content has changed. refuse: report an error; append: land the "
+            "rows added at its end; new: land it whole, as another file."
         ),
     ] = "refuse",
 ) -> Report:

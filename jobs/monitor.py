@@ -26,13 +26,13 @@ def run(
     trigger: Trigger = AVAILABLE_NOW,
     history: Annotated[
         bool,
-        Option("--history", help="Over estimates_history/MODEL instead of the live estimates, all at once."),
+        Option("--history", help="Read estimates_history/MODEL, all at once, instead of the live estimates."),
     ] = False,
     adopt: Annotated[
         str | None,
         Option(
-            help="Begin rules that have changed with an export of the former ones' states (`export --monitor`), and "
-            "with the estimates after it.",
+            help="Start changed rules from an export of the former rules' states (`export --monitor`), with the "
+            "estimates after it.",
             show_default=False,
         ),
     ] = None,

@@ -32,28 +32,28 @@ def run(
     input: Annotated[
         str | None,
         Option(
-            help="A file that `filter` wrote; by default the live estimates, or those of history where none are live.",
+            help="An output file of `filter`; by default the live estimates, else those of history.",
             show_default=False,
         ),
     ] = None,
     measured: Annotated[
         str | None,
-        Option(help="With --input: what was filtered, for the measured values.", show_default=False),
+        Option(help="With --input: the file that was filtered, for its measured values.", show_default=False),
     ] = None,
     history: Annotated[
-        bool, Option("--history", help="The estimates of history, as `estimate` made them.")
+        bool, Option("--history", help="Draw the estimates of history, from `estimate`.")
     ] = False,
     key: Annotated[
         list[str] | None,
         Option(
-            help="Draw this key, of several columns such as a,b; may be repeated; by default the first ones.",
+            help="Draw this key (of several columns: a,b); may be repeated; by default the first ones.",
             show_default=False,
         ),
     ] = None,
     keys: Annotated[int, Option(min=1, max=20, help="How many keys to draw, if none are named.")] = 3,
     rows: Annotated[
         int | None,
-        Option(min=2, help="Draw the newest rows of each key, so many; by default all.", show_default=False),
+        Option(min=2, help="How many of each key's newest rows to draw; by default all.", show_default=False),
     ] = None,
 ) -> Report:
     """Draw estimates of some keys with their bands, as a PNG or an HTML page. No Spark.

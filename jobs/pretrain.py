@@ -40,7 +40,7 @@ def run(
         int | None, Option(min=0, help="Use measurements up to this Delta version; by default the newest.")
     ] = None,
     as_of: Annotated[
-        str | None, Option(help="Use measurements that had landed by this time (ISO 8601).")
+        str | None, Option(help="Use measurements with event times before this (ISO 8601).")
     ] = None,
     learn_from: Annotated[
         str | None, Option(help="Learn from event times at or after this (ISO 8601).")

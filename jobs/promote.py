@@ -27,10 +27,10 @@ def run(
     ] = False,
     force: Annotated[
         bool,
-        Option("--force", help="Promote the shadow without a comparison, whatever it would say."),
+        Option("--force", help="Promote the shadow without a comparison."),
     ] = False,
 ) -> Report:
-    """Make a shadow that compares well with the live generation the live one, in one commit. Idempotent.
+    """Promote a shadow that compares well with the live generation, in one commit. Idempotent.
 
     Raises:
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.

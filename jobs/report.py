@@ -31,22 +31,24 @@ def run(
     ] = None,
     key: Annotated[
         list[str] | None,
-        Option(help="Show this key too, as the estimates name it; may be given again.", show_default=False),
+        Option(help="Show this key too, as the estimates name it; may be repeated.", show_default=False),
     ] = None,
     compare: Annotated[
         bool,
         Option(
             "--compare",
-            help="Compare two generations instead, which the options below choose (each of them implies this).",
+            help="Compare two generations instead. Each option below implies this.",
         ),
     ] = False,
     generation: Annotated[
         str | None,
-        Option(help="The new one; by default the newest shadow, else the live one.", show_default=False),
+        Option(
+            help="The new generation; by default the newest shadow, else the live one.", show_default=False
+        ),
     ] = None,
     against: Annotated[
         str | None,
-        Option(help="The old one; by default the parent of the new one.", show_default=False),
+        Option(help="The old generation; by default the new one's parent.", show_default=False),
     ] = None,
     snapshot: Annotated[
         str | None,
@@ -59,8 +61,7 @@ def run(
         bool,
         Option(
             "--history",
-            help="As the new one take the last run over history (or the one named by --generation), against the live "
-            "generation.",
+            help="Compare the last run over history (or the run that --generation names) with the live generation.",
         ),
     ] = False,
 ) -> Report:

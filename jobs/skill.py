@@ -27,14 +27,14 @@ def run(
     snapshot: Annotated[
         str | None,
         Option(
-            help="Forecast with the learned parameters of this snapshot, or `none`: with the spec's values. By default "
-            "those of the estimates, of the snapshot that each generation began from.",
+            help="Forecast with the learned parameters of this snapshot; `none`: with the spec's values. By default "
+            "those of the snapshot from which each generation began.",
             show_default=False,
         ),
     ] = None,
     history: Annotated[
         bool,
-        Option("--history", help="Over estimates_history/MODEL instead of the live estimates, all at once."),
+        Option("--history", help="Read estimates_history/MODEL, all at once, instead of the live estimates."),
     ] = False,
 ) -> Report:
     """Compare forecasts from the live estimates with later measurements, and score them.

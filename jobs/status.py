@@ -34,7 +34,7 @@ def run(
     alarm_after: Annotated[
         str | None,
         Option(
-            help="Fail, with a sentence, if a stream has rows to read and has read none for so long, such as 10m.",
+            help="Fail if a stream has rows to read but has read none for this long, such as 10m.",
             show_default=False,
         ),
     ] = None,

@@ -37,7 +37,7 @@ def run(
         bool,
         Option(
             "--allow-missing-estimates",
-            help="With --adopt: also a snapshot before which rows would have no live estimate.",
+            help="With --adopt: accept that some rows before the snapshot have no live estimate.",
         ),
     ] = False,
     allow_missing_rows: Annotated[
@@ -56,7 +56,7 @@ def run(
         Option(min=1, max=65535, help="Serve Prometheus metrics on this port.", show_default=False),
     ] = None,
     metrics_host: Annotated[
-        str, Option(help="Serve them at this address; 0.0.0.0: at every one of this machine.")
+        str, Option(help="Address for --metrics-port; 0.0.0.0: every address of this machine.")
     ] = "127.0.0.1",
     metrics_file: Annotated[
         str | None, Option(help="Write Prometheus metrics to this file, for a collector.", show_default=False)

@@ -33,7 +33,7 @@ def run(
         int | None,
         Option(
             min=1,
-            help="With mode repartition: how many state partitions; by default as the spec says.",
+            help="With mode repartition: how many state partitions, if the spec has no stream.partitions.",
             show_default=False,
         ),
     ] = None,
@@ -41,8 +41,8 @@ def run(
         bool,
         Option(
             "--dry-run",
-            help="Report how the states would change; change nothing. Spark exports the state for it, but for modes "
-            "retrain and stateless, which take none over.",
+            help="Report how the states would change; change nothing. Spark exports the state for it, except in modes "
+            "retrain and stateless.",
         ),
     ] = False,
     promote: Annotated[bool, Option(help="Promote a new version that compares well (blue-green).")] = True,
@@ -51,7 +51,10 @@ def run(
     ] = False,
     force: Annotated[
         bool,
-        Option("--force", help="Promote it whatever the comparison says, or if there is nothing to compare."),
+        Option(
+            "--force",
+            help="Promote the new version whatever the comparison says, even without a row to compare.",
+        ),
     ] = False,
     needed: Annotated[
         bool,

@@ -28,26 +28,26 @@ def run(
     model: Model,
     share: Annotated[str, Option(help="Share of the keys, such as 1% or 100%.")] = "1%",
     keys: Annotated[
-        list[str] | None, Option("--key", help="This key, as the estimates have it; may be repeated.")
+        list[str] | None, Option("--key", help="Verify this key, as the estimates name it; may be repeated.")
     ] = None,
     seed: Annotated[
-        str | None, Option(help="Chooses the share's keys; by default the date.", show_default=False)
+        str | None, Option(help="Seed of the choice of keys; by default the date.", show_default=False)
     ] = None,
     since: Annotated[
         str | None,
         Option(help="Compare estimates from this event time on (ISO 8601).", show_default=False),
     ] = None,
     tolerance: Annotated[
-        float, Option(min=0.0, help="Relative difference of numbers that is not counted; 0: to the bit.")
+        float, Option(min=0.0, help="Accepted relative difference of numbers; 0: equal to the bit.")
     ] = 0.0,
     run_id: Annotated[
-        str | None, Option(help="Name of the run; continues it if it was killed.", show_default=False)
+        str | None, Option(help="Name of the run; a killed run of this name continues.", show_default=False)
     ] = None,
     metrics_file: Annotated[
         str | None, Option(help="Write the outcome as Prometheus metrics there.", show_default=False)
     ] = None,
     chunk_rows: Annotated[
-        int, Option(min=1, help="Rows that are recomputed at a time, and recorded when done.")
+        int, Option(min=1, help="How many rows to recompute and record at a time.")
     ] = 5_000_000,
 ) -> Report:
     """Recompute live estimates and state from their lineage, and compare; exit code 2 if anything differs.

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -45,6 +46,30 @@ SCHEMAS = {
 ONE_EACH = ("quarantine", "late_copies", "live", "snapshots", "manifests", "generations", "learned", "waiting",
             "remembered_ids", "verifications", "verified_ends")  # fmt: skip
 """Tables of all models together; the others have a model's name, as in estimates/nile."""
+LIKE = {
+    "estimates_history": "estimates",
+    "latest": "estimates",
+    "new_keys": "snapshots",
+    "windows_open": "windows",
+    "windows_history": "windows",
+    "alerts_history": "alerts",
+    "forecast_skill_history": "forecast_skill",
+}
+"""Tables whose sections refer to another table's, and describe only the columns that differ."""
+SHARED = 3
+"""A column is described once for all tables if so many have it with one type and one meaning."""
+
+COMMON = 6
+"""An option is described once for all verbs if so many have it with one meaning."""
+
+
+class Option(NamedTuple):
+    """An option of a command, as the page prints it."""
+
+    names: str
+    default: str
+    help: str
+
 
 _LIST, _NUMBER, _TEXT, _WHOLE, _TIME = "array<double>", "double", "string", "bigint", "timestamp"
 _ESTIMATE_TYPES = {
@@ -126,26 +151,73 @@ def columns_of(schema: str) -> dict[str, str]:
     return dict(part.strip().split(" ", 1) for part in parts)
 
 
+def types_of(kind: str) -> dict[str, str]:
+    """Return the types of a table's columns by name, in the order of the table."""
+    return (
+        columns_of(SCHEMAS[kind])
+        if kind in SCHEMAS
+        else {name: TYPES[kind][name] for name in TABLES[kind].columns}
+    )
+
+
+def _described(kind: str) -> dict[str, tuple[str, str]]:
+    """Return the type and the sentence of each column of a table."""
+    return {name: (one, TABLES[kind].columns[name]) for name, one in types_of(kind).items()}
+
+
+def _shared() -> dict[str, tuple[str, str]]:
+    """Return the columns that several tables have with one meaning."""
+    found = Counter(column for kind in TABLES if kind not in LIKE for column in _described(kind).items())
+    return {name: about for (name, about), count in found.items() if count >= SHARED}
+
+
+def _column_table(columns: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the rows of a table of columns; no row if there is no column."""
+    rows = [f"`{name}` | `{kind}` | {text}" for name, (kind, text) in columns.items()]
+    return ["column | type | meaning\n---|---|---", *rows, ""] if rows else []
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in columns)
+
+
+def _section(kind: str, shared: Mapping[str, tuple[str, str]]) -> list[str]:
+    """Return the section of a table: its row, the columns described elsewhere, and the others."""
+    name = kind if kind in ONE_EACH else f"{kind}/MODEL"
+    parts, own = [f"## {kind}\n"], _described(kind)
+    like = LIKE.get(kind)
+    if like is not None:
+        base = _described(like)
+        absent = [column for column in base if column not in own]
+        without = f" without {_names(absent)}" if absent else ""
+        own = {column: about for column, about in own.items() if base.get(column) != about}
+        elsewhere = f" Columns of [{like}](#{like}){without}{', and:' if own else '.'}"
+    else:
+        known = [column for column, about in own.items() if shared.get(column) == about]
+        own = {column: about for column, about in own.items() if column not in known}
+        elsewhere = f" [Shared columns](#shared-columns): {_names(known)}." if known else ""
+    return [*parts, f"`{name}`: {TABLES[kind].row}{elsewhere}\n", *_column_table(own)]
+
+
 def tables_page() -> str:
     """Return docs/tables.md, the data dictionary."""
+    shared = _shared()
     parts = [
         "# Tables\n",
         MADE,
-        "Every table is a Delta table below the warehouse's root. The sentences here are the comments of the columns\n"
-        "in the tables' own schemas. [readers.md](readers.md) reads them with other tools; which rows of `estimates`\n"
-        "are live is there, too.\n",
-        "Columns that depend on the spec: measurements have the spec's columns of key, time, measurement and control;\n"
-        "estimates, archive and windows have the key's columns; some columns of estimates exist only if the spec asks\n"
-        "for them (`outputs`, `smoothing`, `order`) or the filter has them. A model that goes on to another version\n"
-        "keeps its tables: columns are added, none is removed.\n",
+        "Every table is a Delta table below the warehouse's root. The sentences about columns are also comments\n"
+        "in the tables' schemas. [readers.md](readers.md) reads the tables with other tools.\n",
+        "The spec adds columns:\n",
+        "- `measurements` has its columns of key, time, measurement and control.\n"
+        "- `estimates`, `archive` and `windows` have its key columns, unless there is one text column named `key`.\n"
+        "- `estimates` has columns of `outputs`, `smoothing`, `order` and the filter only if the spec uses them.\n",
+        "Another version of the model keeps the tables: it adds columns and removes none.\n",
+        "## Shared columns\n",
+        "They mean the same in every table.\n",
+        *_column_table(shared),
     ]
-    for kind, one in TABLES.items():
-        name = kind if kind in ONE_EACH else f"{kind}/MODEL"
-        types = columns_of(SCHEMAS[kind]) if kind in SCHEMAS else TYPES[kind]
-        parts += [f"## {kind}\n", f"`{name}`: {one.row}\n", "| column | type | |\n|---|---|---|"]
-        order = [*(columns_of(SCHEMAS[kind]) if kind in SCHEMAS else one.columns)]
-        parts += [f"| `{column}` | {types[column]} | {one.columns[column]} |" for column in order]
-        parts.append("")
+    for kind in TABLES:
+        parts += _section(kind, shared)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -155,18 +227,29 @@ def commands_page() -> str:
     for name, verb in VERBS.items():
         verb.add_to(app, name)
     root: Any = typer.main.get_command(app)
+    leaves = [leaf for name, command in root.commands.items() for leaf in _leaves(name, command)]
+    rows = [(full, one, _options(one)) for full, one in leaves]
+    counts = Counter(option for _, _, options in rows for option in options)
+    shared = [option for option, count in counts.items() if count >= COMMON]
     parts = [
         "# Commands\n",
         MADE,
-        "`kalman-pipeline VERB [OPTIONS]`. Every command is idempotent. Exit code 1: the run failed; 2: the input was "
-        "refused; 3: another driver has the stream, or there is nothing to do that `--needed` asks for.\n",
+        "`kalman-pipeline VERB [OPTIONS]`. Every command is idempotent.\n",
+        "| exit code | meaning |\n|---|---|\n| 1 | the run failed |\n| 2 | the input was refused |\n"
+        "| 3 | another driver has the stream, or `--needed` found nothing to do |\n",
         "## Options of every verb\n",
         "They may stand before or after the verb.\n",
-        *_options(root),
+        *_option_table(_options(root)),
+        "## Shared options\n",
+        "They mean the same in every verb that names them.\n",
+        *_option_table(shared),
     ]
-    for name, command in root.commands.items():
-        for full, one in _leaves(name, command):
-            parts += [f"## {full}\n", f"{' '.join((one.help or '').split())}\n", *_options(one)]
+    for full, one, options in rows:
+        known = ", ".join(option.names for option in options if option in shared)
+        text = " ".join((one.help or "").split())
+        elsewhere = f" [Shared options](#shared-options): {known}." if known else ""
+        parts += [f"## {full}\n", f"{text}{elsewhere}\n"]
+        parts += _option_table([option for option in options if option not in shared])
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -179,9 +262,9 @@ def _leaves(name: str, command: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name} {action}", one)
 
 
-def _options(command: Any) -> list[str]:
-    """Return the table of a command's options."""
-    rows = []
+def _options(command: Any) -> list[Option]:
+    """Return the options and arguments of a command."""
+    found = []
     for one in command.params:
         if one.name == "help":
             continue
@@ -189,9 +272,14 @@ def _options(command: Any) -> list[str]:
         if one.param_type_name == "argument":
             names = f"`{one.name.upper()}`"
         default = "required" if one.required else _default(one)
-        text = " ".join((one.help or "").split()).replace("|", "\\|")
-        rows.append(f"| {names} | {default} | {text} |")
-    return ["| option | default | |\n|---|---|---|", *rows, ""] if rows else [""]
+        found.append(Option(names, default, " ".join((one.help or "").split()).replace("|", "\\|")))
+    return found
+
+
+def _option_table(options: Iterable[Option]) -> list[str]:
+    """Return the table of some options; no row if there is none."""
+    rows = [f"{one.names} | {one.default} | {one.help}".replace("  ", " ") for one in options]
+    return ["option | default | meaning\n---|---|---", *rows, ""] if rows else []
 
 
 def _default(one: Any) -> str:

@@ -153,7 +153,7 @@ _OF_MODEL = {"snapshot_id": _SNAPSHOT, "model": _MODEL}
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         "measurements": Table(
-            "One measurement as it arrived. The spec names the columns of key, time, measurement and control.",
+            "One measurement as it arrived.",
             {
                 "_origin": "Where the row came from: the file, or history:, late: or the like",
                 "_landed_at": "When it was landed (UTC)",
@@ -182,7 +182,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "late_copies": Table(
-            "One replay of late rows: their copies in the measurements are for the lineage that rejected them.",
+            "One replay of late rows. Only the lineage that rejected them reads their copies in the measurements.",
             {
                 "replay": "Id of the replay",
                 "model": _MODEL,
@@ -191,8 +191,8 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "live": Table(
-            "Some micro-batches of a generation whose estimates are live: a row of estimates is live if its generation "
-            "is here and its batch_id is at most last_batch (docs/readers.md).",
+            "One generation that has live estimates: those of its micro-batches up to last_batch "
+            "([readers.md](readers.md#which-rows-are-live)).",
             {
                 "model": _MODEL,
                 "place": "0: the live generation; 1: the one that it continues, and so on",
@@ -204,12 +204,11 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "estimates": Table(
-            "One estimate of the stream, of all generations. Key columns stand beside key, unless there is one text "
-            "column of that name.",
+            "One estimate of the stream, of any generation.",
             _ESTIMATE,
         ),
         "estimates_history": Table(
-            "One estimate of a row of history, that of the last run of estimate over it.",
+            "One estimate of a row of history, by the last run of estimate over that row.",
             {
                 **{name: text for name, text in _ESTIMATE.items() if name != "source_range"},
                 "generation": "The run of estimate that wrote the row",
@@ -227,7 +226,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             "One key's state in a snapshot.", {**_OF_MODEL, "model_version": _VERSION, **_STATE}
         ),
         "manifests": Table(
-            "One snapshot: it exists from the commit of this row on.",
+            "One snapshot. The commit of this row makes it visible.",
             {
                 **_OF_MODEL,
                 "model_version": _VERSION,
@@ -253,7 +252,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "generations": Table(
-            "One generation of a stream: a lineage of micro-batches with one checkpoint. One of a model is live.",
+            "One generation of a stream, with its own checkpoint. A model has at most one live generation.",
             {
                 "generation": "Its name, such as nile-g0001",
                 "model": _MODEL,
@@ -276,7 +275,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "learned": Table(
-            "What was learned for a snapshot: a row a key, a group, or one for all keys.",
+            "Parameters learned for a snapshot: of one key, of one group, or of all keys.",
             {
                 **_OF_MODEL,
                 "scope": "key, group, pooled, or population: what keys without many rows lean on",
@@ -299,7 +298,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "waiting": Table(
-            "Of a snapshot: one row that waits for the watermark.",
+            "One row of a snapshot that waits for the watermark.",
             {
                 **_OF_MODEL,
                 "key": _KEY,
@@ -310,7 +309,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "remembered_ids": Table(
-            "Of a snapshot: the id of one row that may come again, as hashes.",
+            "Hashes of one row's id, by which a snapshot's stream recognises a repeated row.",
             {
                 **_OF_MODEL,
                 "key_identity": "Hash of the key",
@@ -321,7 +320,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "new_keys": Table(
-            "A state that running streams may import for a new key (stream.new_keys).",
+            "The state of a new key, for running streams to import (stream.new_keys).",
             {
                 **_OF_MODEL,
                 "model_version": _VERSION,
@@ -330,19 +329,21 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "archive": Table(
-            "The last state of a key that has expired (expiry).",
+            "The last state of an expired key (expiry).",
             {**_STATE, "model_version": _VERSION, "generation": _GENERATION, "batch_id": _BATCH},
         ),
         "progress": Table("One micro-batch of a stream.", _PROGRESS),
-        "windows": Table("A window over event time, of a group (monitor.windows).", _WINDOWS),
-        "windows_open": Table("A window that is not final yet (monitor.windows with when: final).", _WINDOWS),
-        "windows_history": Table("A window over a model's history (monitor --history).", _WINDOWS),
-        "alerts": Table("An alert that was raised or cleared (monitor.rules).", _ALERTS),
-        "alerts_history": Table("An alert over a model's history (monitor --history).", _ALERTS),
-        "forecast_skill": Table("A forecast, and what was measured later (skill).", _SKILL),
-        "forecast_skill_history": Table("The same over a model's history (skill --history).", _SKILL),
+        "windows": Table("One window of event time, of one group (monitor.windows).", _WINDOWS),
+        "windows_open": Table(
+            "One window that is not final yet (monitor.windows with when: final).", _WINDOWS
+        ),
+        "windows_history": Table("One window over a model's history (monitor --history).", _WINDOWS),
+        "alerts": Table("One alert, raised or cleared (monitor.rules).", _ALERTS),
+        "alerts_history": Table("One alert over a model's history (monitor --history).", _ALERTS),
+        "forecast_skill": Table("One forecast and the later measurement (skill).", _SKILL),
+        "forecast_skill_history": Table("One forecast over a model's history (skill --history).", _SKILL),
         "forecasts": Table(
-            "A forecast from the live state, of a run of forecast.",
+            "One forecast of a key by a run of forecast.",
             {
                 "run": "Id of the run; one commit has all its rows",
                 "key": _KEY,
@@ -361,7 +362,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "verifications": Table(
-            "A step of a run of verify: its plan, a part, or its outcome.",
+            "One step of a run of verify: its plan, a part, or its outcome.",
             {
                 "run_id": "The run",
                 "model": _MODEL,
@@ -380,7 +381,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "verified_ends": Table(
-            "A state at the end of a part of a running verify, as the next part begins from it.",
+            "One state at the end of a part of a running verify, from which the next part begins.",
             {
                 "run_id": "The run",
                 "model": _MODEL,
