@@ -2,7 +2,7 @@
 
 A packet holds N records. The number columns are stored one after the other, so that unpacking is a view and packing a
 copy. Texts (of keys that are not integers) and labels (row ids that are texts) come last, in Arrow's layout. Packets
-cross Spark's shuffle and live in its state store; a tuple for each row costs many times more (docs/decisions/0001).
+cross Spark's shuffle and live in its state store; a tuple for each row costs many times more (docs/decisions/0052).
 """
 
 from __future__ import annotations

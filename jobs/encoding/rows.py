@@ -1,7 +1,7 @@
 """Pack measurement rows into one binary value a bucket before the shuffle, and unpack them as arrays.
 
 Spark passes rows to a keyed Python operator one tuple at a time, and packed rows as a few long values
-(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow only.
+(docs/decisions/0052). The functions that run on the executors use NumPy and Arrow only.
 """
 
 from __future__ import annotations

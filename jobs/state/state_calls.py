@@ -1,4 +1,4 @@
-"""Pipelined calls of a map in Spark's state. Private protocol: see docs/decisions/0019.
+"""Pipelined calls of a map in Spark's state. Private protocol: see docs/decisions/0052.
 
 Each call of the state's client is a message over a socket and waits for the answer: with some hundreds of blocks a
 micro-batch, most of the time goes into switching between the two processes. The server answers requests in their order,

@@ -1,4 +1,4 @@
-"""State values as compressed ASCII text. Private format of the state: see docs/decisions/0019.
+"""State values as compressed ASCII text. Private format of the state: see docs/decisions/0052.
 
 Spark's state server pickles what a Python operator reads. It writes bytes as a string of one character each, built one
 by one and encoded as UTF-8: some 30 nanoseconds a byte, most of what a micro-batch's state costs. It copies ASCII text
