@@ -56,7 +56,7 @@ def run(
     spec, seconds = load_spec(model, settings.models), trigger_seconds(trigger)
     if spec.monitor is None:
         raise UserError(
-            f"{spec.source_path}: has no section `monitor`: add it with windows or rules (docs/streaming.md)"
+            f"{spec.source_path}: has no section `monitor`: add it with windows or rules (docs/monitoring.md)"
         )
     if adopt is not None and (history or not spec.monitor.rules):
         raise UserError("--adopt is for rules over the live estimates")

@@ -57,7 +57,7 @@ def run(
     spec, seconds = load_checked_spec(model, settings.models), trigger_seconds(trigger)
     if spec.forecast is None:
         raise UserError(
-            f"{spec.source_path}: has no section `forecast`: add it with horizons (docs/streaming.md)"
+            f"{spec.source_path}: has no section `forecast`: add it with horizons (docs/monitoring.md)"
         )
     check_spec(spec, spec.forecast)
     if history:
