@@ -97,8 +97,10 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         if one["verdict"] == VIOLATED
     ]
     looks = [one for one in struck(records) if "verify" in one]
-    twice = [str(one["seed"]) for one in records if one.get("generations_made", 0) > 1]
-    seeds = sorted({one["seed"] for one in struck(records)})
+    twice = [
+        str(one["seed"]) for one in struck(records) if one.get("generations_made", 0) > 1 and "seed" in one
+    ]
+    seeds = sorted({one["seed"] for one in struck(records) if "seed" in one})  # a lost world has none
     verified = (
         f"verify looked {len(looks)} times: {sum(one['estimates'] for one in looks):,} estimates and "
         f"{sum(one['states'] for one in looks):,} states equal to the bit; of "
