@@ -277,9 +277,9 @@ def files_on_the_way(root: Path) -> tuple[int, int]:
             (place / f"{number}.csv").write_text("id,at,level\n" + "\n".join(part) + "\n")
         model = ("--model", "way")
         steps: list[tuple[bool, tuple[str, ...]]] = [
-            (False, ("ingest", *model, "1.csv")),
+            (False, ("ingest", *model, "--input", "1.csv")),
             (False, ("pretrain", *model)),
-            (True, ("ingest", *model, "2.csv")),
+            (True, ("ingest", *model, "--input", "2.csv")),
             (True, ("stream", *model)),
         ]
         for traced, words in steps:
