@@ -4,7 +4,7 @@ It repeats what `generations` says (`jobs.lineage.live`), so that any reader fin
 `generation` is in the table, and its `batch_id` is at most `last_batch`. Beside that it names the states, in the order
 of the numbers in `mean`, and the key columns. `generations` stays the truth: a switch is one commit there, and the verb
 that switched writes this table after it. A verb that is killed in between leaves the former lineage here, whole, until
-the next start of a driver, `promote`, `rollback`, `retire`, `upgrade` or `maintain`.
+the next start of a driver, `promote`, `rollback`, `upgrade` or `maintain`.
 """
 
 from __future__ import annotations

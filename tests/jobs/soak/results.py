@@ -97,10 +97,8 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
         if one["verdict"] == VIOLATED
     ]
     looks = [one for one in struck(records) if "verify" in one]
-    twice = [
-        str(one["seed"]) for one in struck(records) if one.get("generations_made", 0) > 1 and "seed" in one
-    ]
-    seeds = sorted({one["seed"] for one in struck(records) if "seed" in one})  # a lost world has none
+    twice = [str(one["seed"]) for one in records if one.get("generations_made", 0) > 1]
+    seeds = sorted({one["seed"] for one in struck(records)})
     verified = (
         f"verify looked {len(looks)} times: {sum(one['estimates'] for one in looks):,} estimates and "
         f"{sum(one['states'] for one in looks):,} states equal to the bit; of "
@@ -119,7 +117,9 @@ def summary(records: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    known = read(Path(sys.argv[1]))
+    known = [
+        one for one in read(Path(sys.argv[1])) if "seed" in one
+    ]  # not of worlds that broke before a kill
     for states in (False, True):
         mine = [one for one in known if at_state(one) == states]
         if mine:
