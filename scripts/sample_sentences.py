@@ -62,7 +62,7 @@ def comments(text: str) -> Iterator[str]:
 def page(text: str) -> Iterator[str]:
     """Yield the sentences of a page without its code and tables."""
     text = re.sub(r"^( *)```.*?^ *```", "", text, flags=re.M | re.S)
-    yield from sentences(re.sub(r"^(\||#|<|---).*$", "", text, flags=re.M))
+    yield from sentences(re.sub(r"^((\||#|<|---).*|.* \| .*)$", "", text, flags=re.M))
 
 
 def drawn(commit: str, since: str, count: int) -> Iterator[tuple[str, str, str]]:
@@ -85,7 +85,8 @@ def drawn(commit: str, since: str, count: int) -> Iterator[tuple[str, str, str]]
         ("messages", line[2:].strip("`")) for line in messages.splitlines() if line.startswith("- `")
     ]
     found["commit"] = [
-        ("git log", line) for line in git("log", "--format=%s", f"{since}..{commit}").splitlines()
+        ("git log", line)
+        for line in git("log", "--no-merges", "--format=%s", f"{since}..{commit}").splitlines()
     ]
     draw = random.Random(commit)
     for kind, every in found.items():
