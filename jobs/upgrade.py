@@ -77,6 +77,7 @@ def run(
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
+    from jobs.upgrades.comparison.report import compare
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES, upgrade
 
@@ -104,6 +105,7 @@ def run(
             DeployedModel(spec, warehouse),
             live,
             progress,
+            compare,
             dry_run,
             promote,
             partitions,
