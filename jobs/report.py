@@ -89,7 +89,7 @@ def run(
 
 
 def _index(settings: Settings) -> Report:
-    from jobs.health.index import write_index
+    from jobs.insight.index import write_index
     from jobs.specs.loading import model_names
 
     path, entries = write_index(settings.warehouse, model_names(settings.models))
@@ -103,9 +103,9 @@ def _index(settings: Settings) -> Report:
 
 
 def _health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
-    from jobs.health.content import gather
-    from jobs.health.index import write_index, write_page
-    from jobs.health.page import health_page, verdict
+    from jobs.insight.health import gather
+    from jobs.insight.health_page import health_page, verdict
+    from jobs.insight.index import write_index, write_page
     from jobs.specs.loading import load_spec
     from jobs.specs.model_spec import is_model_name
 
@@ -155,10 +155,10 @@ def _comparison(
     started: float,
 ) -> Report:
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
+    from jobs.insight.comparison_report import compare
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines
-    from jobs.upgrades.comparison.report import compare
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)

@@ -60,9 +60,9 @@ def run(
 
 
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
+    from jobs.insight.alarms import alarms
+    from jobs.insight.model_status import model_status
     from jobs.lineage.catalog import Catalog
-    from jobs.operations.alarms import alarms
-    from jobs.operations.model_status import model_status
     from jobs.specs.loading import load_spec, model_names
     from jobs.verification.runs import last_outcomes
 
@@ -84,7 +84,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
-    from jobs.operations.advice import advise, measured
+    from jobs.insight.advice import advise, measured
     from jobs.specs.loading import load_spec
 
     found: list[str] = []
@@ -104,7 +104,7 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
     from rich.table import Table
 
     from jobs.downstream.status import downstream_table
-    from jobs.operations.model_status import ENDED
+    from jobs.insight.model_status import ENDED
 
     table = Table(title=f"warehouse {root}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in (

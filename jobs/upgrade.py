@@ -71,13 +71,13 @@ def run(
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
             predicts worse, or whose comparison cannot tell.
     """
+    from jobs.insight.comparison_report import compare
     from jobs.lineage import generations, live_table
     from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import interpreted_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.tables import need_measurements
-    from jobs.upgrades.comparison.report import compare
     from jobs.upgrades.context import BLUE_GREEN, REPARTITION, STATELESS, UpgradeContext
     from jobs.upgrades.modes import MODES, upgrade
 

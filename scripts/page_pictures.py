@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 from jobs import report  # noqa: E402
 from jobs.core.settings import Settings  # noqa: E402
+from jobs.insight import comparison_page as comparison  # noqa: E402
 from jobs.observability.metrics import Metrics, write_verification  # noqa: E402
 from jobs.offline.plots import STYLE  # noqa: E402
-from jobs.upgrades.comparison import page as comparison  # noqa: E402
 from scripts.grafana_dashboard import PANELS  # noqa: E402
 from scripts.sample_warehouse import make  # noqa: E402
-from tests.jobs.upgrades.test_comparison import content  # noqa: E402
+from tests.jobs.insight.test_comparison import content  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 DESK, PHONE, LONG = 1120, 390, 9000

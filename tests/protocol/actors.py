@@ -16,13 +16,13 @@ from unittest import mock
 
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
+from jobs.insight.maintenance import Maintenance
 from jobs.landing.file_groups import land_all
 from jobs.landing.file_landing import FileLanding
 from jobs.landing.rejected import held
 from jobs.landing.rejected.replay import replay as replay_rows
 from jobs.lineage import generations, promotion
 from jobs.lineage.model import DeployedModel
-from jobs.operations.maintenance import Maintenance
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.store import find_whole, verify, write
 from jobs.spark.conf import STATE_FORMAT, spark_conf

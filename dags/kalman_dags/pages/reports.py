@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from dags.kalman_dags.places import warehouse
 from jobs.core.roots import local_path
+from jobs.insight.report_files import FOLDER
 from jobs.storage.files import files_of
-from jobs.upgrades.comparison.report_files import FOLDER
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}

@@ -13,11 +13,11 @@ from urllib.request import urlopen
 import pytest
 
 from jobs.core.errors import UserError
+from jobs.insight.alarms import alarms
 from jobs.lineage.generations import Generation
 from jobs.observability.lag import TableLag
 from jobs.observability.metrics import Metrics
 from jobs.observability.progress import COLUMNS, Lag, ended_at, executed, offsets_behind, record
-from jobs.operations.alarms import alarms
 from jobs.streaming.recorder import Recorder
 from jobs.streaming.sinks.micro_batch import Totals
 

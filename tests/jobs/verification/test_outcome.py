@@ -12,9 +12,9 @@ import pytest
 import kalman
 from jobs import verify
 from jobs.core.errors import UserError
+from jobs.insight.alarms import alarms
 from jobs.lineage.model import DeployedModel
 from jobs.observability.metrics import write_verification
-from jobs.operations.alarms import alarms
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.runs import Run
 from jobs.verification.verifier import Options, Verifier, code_of

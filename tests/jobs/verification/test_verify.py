@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 import kalman
 from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
+from jobs.insight.alarms import alarms
+from jobs.insight.model_status import model_status
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import live
 from jobs.lineage.model import DeployedModel
-from jobs.operations.alarms import alarms
-from jobs.operations.model_status import model_status
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import estimates
 from jobs.verification import runs

@@ -19,11 +19,12 @@ from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
+from jobs.insight.report_files import report_files
+from jobs.insight.retention_plan import plan
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.lineage.model import DeployedModel
 from jobs.observability.progress_log import ProgressLog, table_of
-from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.retention import span_of
@@ -37,11 +38,10 @@ from jobs.storage.table_rows import file_sizes, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.upgrades.comparison.report_files import report_files
 
 if TYPE_CHECKING:
+    from jobs.insight.retention_plan import Plan
     from jobs.lineage.generations import Generation
-    from jobs.operations.retention_plan import Plan
     from jobs.storage.row_filters import Filter
 
 CHECKPOINTS = "checkpoints/"

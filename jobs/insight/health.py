@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.arrow import distinct_values, to_numpy
-from jobs.health import reading
-from jobs.health.reading import Reason
+from jobs.insight import examples
+from jobs.insight import health_reading as reading
+from jobs.insight.examples import Example
+from jobs.insight.health_reading import Reason
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation
 from jobs.lineage.live_rows import Estimates, batches, counted
@@ -28,8 +30,6 @@ from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import among, open_queries, quoted
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison import examples
-from jobs.upgrades.comparison.examples import Example
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.insight import examples
+from jobs.insight.examples import Example
 from jobs.lineage.generations import origin
 from jobs.storage.queries import among, open_queries
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison import examples
 from jobs.upgrades.comparison.common_rows import (
     SIDES,
     CommonRows,
@@ -21,7 +22,6 @@ from jobs.upgrades.comparison.common_rows import (
     keep_paired_sums,
 )
 from jobs.upgrades.comparison.decision import Comparison, decide
-from jobs.upgrades.comparison.examples import Example
 from jobs.upgrades.comparison.over_time import Sums, TimeCourse, sums_of, sums_over_time
 from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
 from jobs.upgrades.comparison.statistics import judge_all_keys, same_model

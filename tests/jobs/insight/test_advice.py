@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from jobs.insight.advice import Files, Measured, advise, measured
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, Generation
-from jobs.operations.advice import Files, Measured, advise, measured
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_rows import file_sizes
 from jobs.storage.warehouse import Tables

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.insight.retention_plan import Plan, lineages, plan
 from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
-from jobs.operations.retention_plan import Plan, lineages, plan
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.manifests import REMOVED as GONE
 from jobs.specs.retention import Kept, KeptGenerations, Retention

@@ -12,15 +12,15 @@ import pytest
 from scipy.stats import chi2, norm
 
 from jobs.core.report import plain
+from jobs.insight.comparison import Content, choose_examples
+from jobs.insight.comparison_page import page
+from jobs.insight.examples import EstimateLine, Example
 from jobs.offline.quantity import measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.common_rows import SUMS
-from jobs.upgrades.comparison.content import Content, choose_examples
 from jobs.upgrades.comparison.decision import comparison_lines, decide
-from jobs.upgrades.comparison.examples import EstimateLine, Example
 from jobs.upgrades.comparison.over_time import Sums
-from jobs.upgrades.comparison.page import page
 from jobs.upgrades.comparison.paired import Answer, Gain
 from jobs.upgrades.comparison.statistics import judge_keys
 from tests.demo.test_report import page_of
@@ -263,7 +263,7 @@ def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
+    monkeypatch.setattr("jobs.insight.comparison_page.figures", None)
     written = page(content())
     assert "Pictures need matplotlib" in written and "<img" not in written
 

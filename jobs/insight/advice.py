@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core import clock
 from jobs.core.report import plural, span
 from jobs.core.roots import local_path
+from jobs.insight.retention_plan import plan
 from jobs.observability.progress_log import all_records
-from jobs.operations.retention_plan import plan
 from jobs.specs.retention import span_of
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import alerts, estimates, estimates_history, windows

@@ -22,13 +22,13 @@ from jobs.core.html_page import (
 )
 from jobs.core.report import plural, span
 from jobs.encoding.keys import readable
-from jobs.health.content import WORST, Health
-from jobs.health.reading import Reason
+from jobs.insight.health import WORST, Health
+from jobs.insight.health_reading import Reason
 from kalman.evaluation.diagnostics import mean_bounds
 
 if can_draw():
-    from jobs.health import figures
-    from jobs.upgrades.comparison.figures import draw_example
+    from jobs.insight import health_pictures as figures
+    from jobs.insight.comparison_pictures import draw_example
 else:
     figures = None
 

@@ -6,17 +6,17 @@ import json
 from typing import TYPE_CHECKING
 
 from jobs.core.report import plain
+from jobs.insight.comparison import gather
+from jobs.insight.comparison_page import page
+from jobs.insight.report_files import FOLDER, report_files
 from jobs.lineage.generations import origin
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.content import gather
 from jobs.upgrades.comparison.decision import Comparison
-from jobs.upgrades.comparison.page import page
-from jobs.upgrades.comparison.report_files import FOLDER, report_files
 
 if TYPE_CHECKING:
+    from jobs.insight.comparison import Content
     from jobs.lineage.generations import Generation
-    from jobs.upgrades.comparison.content import Content
 
 
 def compare(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> tuple[Comparison, str]:

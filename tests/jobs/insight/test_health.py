@@ -19,9 +19,10 @@ from scipy.stats import chi2, norm
 from jobs import report
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.health.content import Health, gather
-from jobs.health.figures import LINES, wilson
-from jobs.health.page import health_page, verdict
+from jobs.insight.comparison_pictures import draw_example
+from jobs.insight.health import Health, gather
+from jobs.insight.health_page import health_page, verdict
+from jobs.insight.health_pictures import LINES, wilson
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.snapshots import manifests
@@ -30,7 +31,6 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS, MANIFESTS
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.figures import draw_example
 
 SPEC: dict[str, Any] = {
     "name": "rooms",

@@ -9,6 +9,8 @@ import numpy as np
 
 from jobs.core.report import number
 from jobs.encoding.keys import readable
+from jobs.insight.comparison import Content, Sums
+from jobs.insight.examples import Example
 from jobs.offline.picture_parts import (
     LEGEND,
     axis_end,
@@ -32,8 +34,6 @@ from jobs.offline.plots import (
     draw_line,
     draw_measured,
 )
-from jobs.upgrades.comparison.content import Content, Sums
-from jobs.upgrades.comparison.examples import Example
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

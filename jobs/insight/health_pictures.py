@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.health.content import PROBABILITY, Health
+from jobs.insight.health import PROBABILITY, Health
 from jobs.offline.picture_parts import (
     LEGEND,
     axis_end,

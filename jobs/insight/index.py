@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from jobs.core.html_page import heading, links, page, paragraph, section, table
 from jobs.core.report import plural
+from jobs.insight.report_files import FOLDER
 from jobs.lineage.catalog import Catalog
 from jobs.observability.progress_log import all_records
 from jobs.storage.files import files_of
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.report_files import FOLDER
 
 HEALTH, INDEX = "health.html", "index.html"
 

@@ -17,12 +17,12 @@ from jobs.core.html_page import (
 )
 from jobs.core.html_page import page as whole
 from jobs.core.report import number, plural
+from jobs.insight.comparison import Content
 from jobs.upgrades.comparison.answers import Answer
-from jobs.upgrades.comparison.content import Content
 from jobs.upgrades.comparison.decision import answer_text, gain_line
 
 if can_draw():
-    from jobs.upgrades.comparison import figures
+    from jobs.insight import comparison_pictures as figures
 else:
     figures = None
 
