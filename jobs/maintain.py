@@ -45,7 +45,7 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
-    from jobs.insight.maintenance import Maintenance, result_lines
+    from jobs.insight.maintenance import Maintenance, format_result
     from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
@@ -60,7 +60,7 @@ def run(
         work.run()
     seconds = time.monotonic() - started
     return Report(
-        [*result_lines(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
+        [*format_result(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
         {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
     )
 

@@ -35,7 +35,7 @@ def run(
     Raises:
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.
     """
-    from jobs.insight.comparison_report import compare
+    from jobs.insight.comparison_page import compare
     from jobs.lineage import live_table, promotion
     from jobs.lineage.generations import SHADOW
     from jobs.specs.loading import load_spec

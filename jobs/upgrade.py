@@ -71,7 +71,7 @@ def run(
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
             predicts worse, or whose comparison cannot tell.
     """
-    from jobs.insight.comparison_report import compare
+    from jobs.insight.comparison_page import compare
     from jobs.lineage import generations, live_table
     from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import interpreted_conf
