@@ -30,7 +30,7 @@ class VersionSums(NamedTuple):
 
 
 class TimeCourse(NamedTuple):
-    """VersionSums over time.
+    """Sums over time.
 
     time (B,): the middles of up to `BINS` bins of equal width, in microseconds; sums: of both sides in each bin.
     block_rows, block_gain (T,): rows that both have scored, and the new version's gain on them, in up to
