@@ -1,6 +1,6 @@
 """Remove what nothing needs any more, and compact and vacuum the tables.
 
-`jobs.operations.retention_plan` decides what is removed. Every step is a commit, or finds by itself what is left to do:
+`jobs.insight.retention_plan` decides what is removed. Every step is a commit, or finds by itself what is left to do:
 killed between any two steps, a retry converges to the same end. A generation or snapshot is first marked as removed, in
 one commit, and only then its checkpoint and report, or its rows, are removed; so nothing reads a half removed one.
 
@@ -45,8 +45,8 @@ def run(
     Raises:
         UserError: another command has just changed the model's generations, or a table cannot be changed.
     """
+    from jobs.insight.maintenance import Maintenance, format_result
     from jobs.lineage.model import DeployedModel
-    from jobs.operations.maintenance import Maintenance, result_lines
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
@@ -60,7 +60,7 @@ def run(
         work.run()
     seconds = time.monotonic() - started
     return Report(
-        [*result_lines(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
+        [*format_result(spec.name, work.result, dry_run), f"{seconds:.1f} s"],
         {"model": spec.name, "dry_run": dry_run, **work.result, "seconds": seconds},
     )
 

@@ -35,12 +35,12 @@ def run(
     Raises:
         UserError: there is no such shadow, it lags the live generation, or the comparison is not good.
     """
+    from jobs.insight.comparison_page import compare
     from jobs.lineage import live_table, promotion
     from jobs.lineage.generations import SHADOW
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines, refusal
-    from jobs.upgrades.comparison.report import compare
 
     spec = load_spec(model, settings.models)
     name = spec.name

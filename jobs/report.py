@@ -90,7 +90,7 @@ def run(
 
 
 def _index(settings: Settings) -> Report:
-    from jobs.health.index import write_index
+    from jobs.insight.index import write_index
     from jobs.specs.loading import model_names
 
     path, entries = write_index(settings.warehouse, model_names(settings.models))
@@ -104,9 +104,9 @@ def _index(settings: Settings) -> Report:
 
 
 def _health(settings: Settings, model: str, keys: list[str], started: float) -> Report:
-    from jobs.health.content import gather
-    from jobs.health.index import write_index, write_page
-    from jobs.health.page import health_page, verdict
+    from jobs.insight.health import gather
+    from jobs.insight.health_page import build_health_page, judge_health
+    from jobs.insight.index import write_index, write_page
     from jobs.specs.loading import load_spec
     from jobs.specs.model_spec import is_model_name
 
@@ -118,9 +118,9 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
             raise
     name = model if spec is None else spec.name
     health = gather(settings.warehouse, name, spec, keys)
-    page = write_page(settings.warehouse, name, health_page(health))
+    page = write_page(settings.warehouse, name, build_health_page(health))
     write_index(settings.warehouse, [name])
-    colour, sentence = verdict(health)
+    colour, sentence = judge_health(health)
     degrees, scored = float(health.over_time.degrees.sum()), float(health.over_time.scored.sum())
     seconds = time.monotonic() - started
     return Report(
@@ -156,10 +156,10 @@ def _comparison(
     started: float,
 ) -> Report:
     """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
+    from jobs.insight.comparison_page import compare
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines
-    from jobs.upgrades.comparison.report import compare
 
     generation, against, snapshot = named
     spec = load_spec(model, settings.models)

@@ -60,9 +60,8 @@ def run(
 
 
 def _report(settings: Settings, warehouse: Tables, model: str | None, after: float | None) -> Report:
+    from jobs.insight.status import find_alarms, read_status
     from jobs.lineage.catalog import Catalog
-    from jobs.operations.alarms import alarms
-    from jobs.operations.model_status import model_status
     from jobs.specs.loading import load_spec, model_names
     from jobs.verification.runs import last_outcomes
 
@@ -71,9 +70,9 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
     if model is None:
         names = sorted({*names, *catalog.models})
     with ThreadPoolExecutor(_READERS) as readers:  # a store answers many questions in the time of one
-        data = list(readers.map(partial(model_status, catalog, last_outcomes(warehouse)), names))
+        data = list(readers.map(partial(read_status, catalog, last_outcomes(warehouse)), names))
     advice = _advice(settings, catalog, names)
-    problems = [] if after is None else alarms(data, after, datetime.now(UTC))
+    problems = [] if after is None else find_alarms(data, after, datetime.now(UTC))
     return Report(
         [],
         {"warehouse": settings.warehouse, "models": data, "alarms": problems, "advice": advice},
@@ -84,7 +83,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
     """Return what was measured of these models says about their layout and retention."""
-    from jobs.operations.advice import advise, measured
+    from jobs.insight.advice import advise, measure_stream
     from jobs.specs.loading import load_spec
 
     found: list[str] = []
@@ -94,7 +93,7 @@ def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]
             spec = load_spec(name, settings.models)
         except UserError:
             spec = None  # a warehouse has a status without its specs too
-        found += advise(measured(catalog, name, spec, cores), datetime.now(UTC))
+        found += advise(measure_stream(catalog, name, spec, cores), datetime.now(UTC))
     return found
 
 
@@ -104,7 +103,7 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
     from rich.table import Table
 
     from jobs.downstream.status import downstream_table
-    from jobs.operations.model_status import ENDED
+    from jobs.insight.status import ENDED
 
     table = Table(title=f"warehouse {root}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in (

@@ -74,6 +74,7 @@ def run(
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
             predicts worse, or whose comparison cannot tell.
     """
+    from jobs.insight.comparison_page import compare
     from jobs.lineage import generations, live_table
     from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import interpreted_conf
@@ -107,6 +108,7 @@ def run(
             DeployedModel(spec, warehouse),
             live,
             progress,
+            compare,
             dry_run,
             promote,
             partitions,

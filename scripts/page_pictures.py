@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 from jobs import report  # noqa: E402
 from jobs.core.settings import Settings  # noqa: E402
+from jobs.insight.comparison_page import build_page  # noqa: E402
 from jobs.observability.metrics import Metrics, write_verification  # noqa: E402
 from jobs.offline.plots import STYLE  # noqa: E402
-from jobs.upgrades.comparison import page as comparison  # noqa: E402
 from scripts.grafana_dashboard import PANELS  # noqa: E402
 from scripts.sample_warehouse import make  # noqa: E402
-from tests.jobs.upgrades.test_comparison import content  # noqa: E402
+from tests.jobs.insight.test_comparison import content  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 DESK, PHONE, LONG = 1120, 390, 9000
@@ -101,7 +101,7 @@ def pages(settings: Settings) -> None:
     save(columns(shown(health, PHONE), 1700), "report-health-phone.png")
     save(shown(index, DESK), "report-index.png")
     page = health.with_name("comparison.html")
-    page.write_text(comparison.page(content()), encoding="utf-8")
+    page.write_text(build_page(content()), encoding="utf-8")
     save(shown(page, DESK), "report-comparison.png")
     save(columns(shown(page, PHONE), 1700), "report-comparison-phone.png")
     page.unlink()

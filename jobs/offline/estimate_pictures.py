@@ -156,10 +156,9 @@ def _page(spec: ModelSpec, series: list[Series], title: str, picture: str) -> st
         f"Where the model fits, the mean NIS is {len(spec.measurement)}."
     )
     drawn = html_page.picture(picture, "Measurements, estimates with their 95 % bands, and NIS of each key")
-    body = (
-        html_page.heading(title)
-        + html_page.paragraph(told)
-        + html_page.section("Estimates", "", drawn)
-        + html_page.section("The last estimate of each key", "", html_page.table(head, rows))
+    return html_page.page(
+        title,
+        html_page.paragraph(told),
+        html_page.section("Estimates", "", drawn),
+        html_page.section("The last estimate of each key", "", html_page.table(head, rows)),
     )
-    return html_page.page(title, body)

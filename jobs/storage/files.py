@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 
+REPORTS = "reports"
+"""The folder of a warehouse in which pages on models are."""
+
+
 class Files(Protocol):
     """A folder of small files. Names are paths relative to it; names that begin with a dot are hidden."""
 

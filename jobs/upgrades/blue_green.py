@@ -20,7 +20,6 @@ from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
-from jobs.upgrades.comparison.report import compare
 from jobs.upgrades.context import (
     Outcome,
     UpgradeContext,
@@ -73,7 +72,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
             break
         rows += _drive(context, shadow)
     note(f"comparing {shadow.generation} with {live.generation}")
-    comparison, report = compare(context.model.warehouse, context.model.spec, live, shadow)
+    comparison, report = context.compare(context.model.warehouse, context.model.spec, live, shadow)
     lags = not generations.has_reached(context.model.warehouse, live, shadow)
     lines = [
         f"{shadow.generation} (version {shadow.model_version}) shadows {live.generation} (version "

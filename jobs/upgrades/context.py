@@ -20,7 +20,9 @@ from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
+from jobs.upgrades.comparison.decision import Comparison
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -31,20 +33,23 @@ REPARTITION = "repartition"
 
 Outcome = tuple[list[str], dict[str, Any]]
 """The lines of a report, and its data."""
+Compare = Callable[[Tables, ModelSpec, Generation, Generation], tuple[Comparison, str]]
 
 
 class UpgradeContext(NamedTuple):
     """One run of an upgrade: the deployed model, the live generation, and the options of the command.
 
-    promote: whether a shadow that compares well becomes live. partitions: of mode repartition. drain: whether the
-    modes that need a stopped stream stop it. force: promote the shadow whatever the comparison says. needed: a
-    comparison that cannot tell yet is no failure, but a reason to come again.
+    compare: returns the comparison of two generations and the path of its report. promote: whether a shadow that
+    compares well becomes live. partitions: of mode repartition. drain: whether the modes that need a stopped stream
+    stop it. force: promote the shadow whatever the comparison says. needed: a comparison that cannot tell yet is no
+    failure, but a reason to come again.
     """
 
     settings: Settings
     model: DeployedModel[Warehouse]
     live: Generation
     progress: Progress
+    compare: Compare
     dry_run: bool = False
     promote: bool = True
     partitions: int | None = None

@@ -30,6 +30,7 @@ TESTS = (
     "tests/jobs/cli",
     "tests/jobs/core",
     "tests/jobs/encoding",
+    "tests/jobs/insight/test_comparison.py",
     "tests/jobs/migration",
     "tests/jobs/offline",
     "tests/jobs/specs",

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from dags.kalman_dags.pages.missing import Intervals
 from dags.kalman_dags.places import model_page as address
 from dags.kalman_dags.places import report_page, warehouse
-from jobs.core.html_page import code, heading, link, links, page, paragraph, section, table
+from jobs.core.html_page import code, link, links, page, paragraph, section, table
 from jobs.core.roots import local_path
 from jobs.specs.model_spec import ModelSpec
 
@@ -54,7 +54,7 @@ def index_page(specs: Sequence[ModelSpec], root: str) -> str:
         for spec in specs
     ]
     body = _table(("model", "version", "what it is"), rows, "There is no model to see.")
-    return page("Kalman models", heading("Kalman models") + body)
+    return page("Kalman models", body)
 
 
 def model_page(
@@ -71,17 +71,16 @@ def model_page(
     ]
     written = [(f"{root}{report_page(f'{spec.name}/{name}') or ''}", name) for name in reports]
     parts = [
-        heading(spec.name),
         paragraph(f"Version {spec.version}. {spec.description or ''}"),
         paragraph(f"spec `{spec.source_path}`"),
         section("DAGs", "", _table(("DAG", "does", ""), listed, "Airflow has none yet.")),
-        "" if intervals is None else section("Intervals landed", _landed(intervals), ""),
+        "" if intervals is None else section("Intervals landed", _landed(intervals)),
         section("Reports", "" if written else "There is none yet.", links(written)),
         section("Tables", "", _table(("table", "has", ""), list(_tables(spec.name)))),
         section("Commands", "", _table(("", ""), list(_commands(spec.name)))),
         link(f"{root}/kalman/", "all models"),
     ]
-    return page(spec.name, "".join(parts))
+    return page(spec.name, *parts)
 
 
 def _landed(intervals: Intervals) -> str:

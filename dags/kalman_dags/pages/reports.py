@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from dags.kalman_dags.places import warehouse
 from jobs.core.roots import local_path
-from jobs.storage.files import files_of
-from jobs.upgrades.comparison.report_files import FOLDER
+from jobs.storage.files import REPORTS, files_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
@@ -29,9 +28,9 @@ def names(model: str) -> list[str]:
     folder = local_path(warehouse())
     try:
         if folder is not None:
-            found = [path.name for path in (folder / FOLDER / model).iterdir() if path.is_file()]
+            found = [path.name for path in (folder / REPORTS / model).iterdir() if path.is_file()]
         else:
-            found = files_of(f"{warehouse()}/{FOLDER}/{model}").names("")
+            found = files_of(f"{warehouse()}/{REPORTS}/{model}").names("")
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(name for name in found if name.endswith(".html") and _NAME.fullmatch(name))
@@ -49,9 +48,9 @@ def read(model: str, name: str) -> Report | None:
     folder = local_path(warehouse())
     try:
         if folder is None:
-            content = files_of(f"{warehouse()}/{FOLDER}/{model}").read(name)
+            content = files_of(f"{warehouse()}/{REPORTS}/{model}").read(name)
             return None if content is None else Report(content, kind)
-        base = (folder / FOLDER).resolve()
+        base = (folder / REPORTS).resolve()
         path = (base / model / name).resolve(strict=True)
         return Report(path.read_bytes(), kind) if path.is_relative_to(base) and path.is_file() else None
     except (FileNotFoundError, NotADirectoryError):

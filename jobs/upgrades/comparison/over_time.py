@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from jobs.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
 from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES, SUMS
-from jobs.upgrades.comparison.paired import BLOCKS, Squares
+from jobs.upgrades.comparison.paired import BLOCKS, Gain, PairedSums, Squares, gain_of
 
 Floats = NDArray[np.float64]
 BINS = 60
 
 
-class Sums(NamedTuple):
+class VersionSums(NamedTuple):
     """The `common_rows.SUMS` of one side in N bins of time, or of N keys, (N,) each; NaN where there is no row."""
 
     rows: Floats
@@ -38,10 +38,16 @@ class TimeCourse(NamedTuple):
     """
 
     time: NDArray[np.int64]
-    sums: dict[str, Sums]
+    sums: dict[str, VersionSums]
     block_rows: Floats
     block_gain: Floats
     moments: Squares
+
+    def gain(self, scored: Mapping[str, Any]) -> Gain:
+        """Return the gain per row of the rows that both versions have scored; scored: their sums by key."""
+        return gain_of(
+            PairedSums(moments=self.moments, block_rows=self.block_rows, block_gain=self.block_gain, **scored)
+        )
 
 
 def sums_over_time(queries: Queries) -> TimeCourse:
@@ -52,7 +58,7 @@ def sums_over_time(queries: Queries) -> TimeCourse:
     edges = _edges(queries)
     if not edges:
         empty = np.empty(0)
-        nothing = {side: Sums(*[empty] * len(SUMS)) for side in SIDES.values()}
+        nothing = {side: VersionSums(*[empty] * len(SUMS)) for side in SIDES.values()}
         return TimeCourse(np.empty(0, np.int64), nothing, empty, empty, Squares())
     first, width = edges[0], max(1, -(-(edges[-1] - edges[0] + 1) // BINS))
     added = {
@@ -116,6 +122,6 @@ def block_of(value: str, edges: list[int]) -> str:
     return between(0, len(edges))
 
 
-def sums_of(sums: Mapping[str, Floats], letter: str) -> Sums:
+def sums_of(sums: Mapping[str, Floats], letter: str) -> VersionSums:
     """Return the sums of one side, a row each."""
-    return Sums(*(sums[f"{letter}_{name}"] for name in SUMS))
+    return VersionSums(*(sums[f"{letter}_{name}"] for name in SUMS))

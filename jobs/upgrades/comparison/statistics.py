@@ -48,7 +48,7 @@ def same_model(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generat
 class JudgedKeys(NamedTuple):
     """The statistics of all keys, and the sums of a sample of them, which `judge_keys` has judged, ordered by key.
 
-    scored: what `content.paired_gain` needs of the keys.
+    scored: what `TimeCourse.gain` needs of the keys.
     """
 
     numbers: dict[str, Any]

@@ -13,11 +13,11 @@ from urllib.request import urlopen
 import pytest
 
 from jobs.core.errors import UserError
+from jobs.insight.status import find_alarms
 from jobs.lineage.generations import Generation
 from jobs.observability.lag import TableLag
 from jobs.observability.metrics import Metrics
 from jobs.observability.progress import COLUMNS, Lag, ended_at, executed, offsets_behind, record
-from jobs.operations.alarms import alarms
 from jobs.streaming.recorder import Recorder
 from jobs.streaming.sinks.micro_batch import Totals
 
@@ -153,7 +153,7 @@ def stream(**changes: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_an_alarm_needs_waiting_rows_or_an_error(changes: dict[str, Any], said: str | None) -> None:
     models = [{"model": "walk", "generations": [stream(**changes)], "followers": [], "given_up": []}]
-    assert alarms(models, 600.0, NOW) == ([] if said is None else [said])
+    assert find_alarms(models, 600.0, NOW) == ([] if said is None else [said])
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_an_alarm_needs_waiting_rows_or_an_error(changes: dict[str, Any], said: 
 def test_an_alarm_of_what_follows_the_estimates(changes: dict[str, Any], said: str | None) -> None:
     follower = {**stream(), "follower": "skill", **changes}
     models = [{"model": "walk", "generations": [], "followers": [follower], "given_up": []}]
-    assert alarms(models, 600.0, NOW) == ([] if said is None else [said])
+    assert find_alarms(models, 600.0, NOW) == ([] if said is None else [said])
     models = [{"model": "walk", "generations": [], "followers": [], "given_up": ["its stream was given up"]}]
-    assert alarms(models, 600.0, NOW) == ["walk: its stream was given up"]
+    assert find_alarms(models, 600.0, NOW) == ["walk: its stream was given up"]
 
 
 def records(*batches: int) -> list[dict[str, Any]]:

@@ -12,9 +12,9 @@ import pytest
 import kalman
 from jobs import verify
 from jobs.core.errors import UserError
+from jobs.insight.status import find_alarms
 from jobs.lineage.model import DeployedModel
 from jobs.observability.metrics import write_verification
-from jobs.operations.alarms import alarms
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.runs import Run
 from jobs.verification.verifier import Options, Verifier, code_of
@@ -42,12 +42,12 @@ def test_an_alarm_names_the_first_difference() -> None:
         "recorded_at": NOW,
     }
     model = {"model": "walk", "generations": [], "followers": [], "given_up": [], "verification": last}
-    assert alarms([model], 600.0, NOW) == [
+    assert find_alarms([model], 600.0, NOW) == [
         "walk: verification r1 found 3 differences at 2024-03-02 00:00:00 UTC: key 7, row of "
         "2024-03-01T00:00:00+00:00, micro-batch 3 of walk-g0001: mean[0] is 1.0, and recomputed 2.0"
     ]
-    assert alarms([{**model, "verification": {**last, "outcome": EQUAL}}], 600.0, NOW) == []
-    assert alarms([{**model, "verification": None}], 600.0, NOW) == []
+    assert find_alarms([{**model, "verification": {**last, "outcome": EQUAL}}], 600.0, NOW) == []
+    assert find_alarms([{**model, "verification": None}], 600.0, NOW) == []
 
 
 def test_findings_add_up() -> None:

@@ -15,11 +15,10 @@ from pyspark.sql import functions as F
 import kalman
 from jobs import export, migrate, upgrade, verify
 from jobs.core.report import Report
+from jobs.insight.status import find_alarms, read_status
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import live
 from jobs.lineage.model import DeployedModel
-from jobs.operations.alarms import alarms
-from jobs.operations.model_status import model_status
 from jobs.specs.loading import load_spec
 from jobs.storage.tables import estimates
 from jobs.verification import runs
@@ -124,8 +123,8 @@ def test_damage_is_found_named_recorded_and_raises_an_alarm(chain: Pipeline, tmp
     last = runs.last_outcomes(warehouse)[name]
     assert last is not None
     assert (last["outcome"], last["differences"]) == ("different", total)
-    status = model_status(Catalog(warehouse), runs.last_outcomes(warehouse), name)
-    (sentence,) = alarms([status], 600.0, last["recorded_at"])
+    status = read_status(Catalog(warehouse), runs.last_outcomes(warehouse), name)
+    (sentence,) = find_alarms([status], 600.0, last["recorded_at"])
     assert f"{total} differences" in sentence
 
 

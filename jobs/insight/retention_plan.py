@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
-class Plan(NamedTuple):
+class RetentionPlan(NamedTuple):
     """The names of what may be removed, oldest first, and the reason for each of the others.
 
     estimates: generations whose estimates may be removed, if the spec or the command wants it.
@@ -50,14 +50,14 @@ class Plan(NamedTuple):
     why_snapshots: dict[str, str]
 
 
-def plan(
+def plan_retention(
     generations: Sequence[Generation],
     manifests: Sequence[Manifest],
     rules: Retention,
     now: datetime,
     deployed: str,
     driven: Collection[str] = (),
-) -> Plan:
+) -> RetentionPlan:
     """Return the plan for one model.
 
     Args:
@@ -68,18 +68,18 @@ def plan(
         deployed: fingerprint of the deployed spec.
         driven: generations that a driver holds, whatever their status.
     """
-    keep = kept_generations(generations, rules, now, driven)
+    keep = choose_kept_generations(generations, rules, now, driven)
     known = [one for one in generations if one.status != REMOVED]
     removable = [one.generation for one in known if one.generation not in keep]
     kept = [one for one in known if one.generation in keep]
-    snapshots = kept_snapshots(manifests, kept, rules, now, deployed)
+    snapshots = choose_kept_snapshots(manifests, kept, rules, now, deployed)
     old = [one.snapshot_id for one in manifests if one.status == GOOD and one.snapshot_id not in snapshots]
-    live = lineages(generations, kept)
+    live = list_lineages(generations, kept)
     gone = [one.generation for one in generations if one.status == REMOVED or one.generation in removable]
-    return Plan(removable, old, [one for one in gone if one not in live], keep, snapshots)
+    return RetentionPlan(removable, old, [one for one in gone if one not in live], keep, snapshots)
 
 
-def kept_generations(
+def choose_kept_generations(
     generations: Sequence[Generation], rules: Retention, now: datetime, driven: Collection[str] = ()
 ) -> dict[str, str]:
     """Return the generations to keep, each with the reason."""
@@ -106,7 +106,7 @@ def kept_generations(
     return keep
 
 
-def kept_snapshots(
+def choose_kept_snapshots(
     manifests: Sequence[Manifest],
     generations: Sequence[Generation],
     rules: Retention,
@@ -141,6 +141,6 @@ def kept_snapshots(
     return keep
 
 
-def lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
+def list_lineages(generations: Sequence[Generation], kept: Sequence[Generation]) -> set[str]:
     """Return the generations whose estimates are part of the live ones if any of the kept generations is live."""
     return {one.generation for first in kept for one in with_ancestors(generations, first)}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.lineage.generations import origin
+from jobs.insight import examples
+from jobs.insight.examples import Example
+from jobs.lineage.generations import Generation, origin
+from jobs.specs.model_spec import ModelSpec
 from jobs.storage.queries import among, open_queries
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison import examples
 from jobs.upgrades.comparison.common_rows import (
     SIDES,
     CommonRows,
@@ -21,21 +23,15 @@ from jobs.upgrades.comparison.common_rows import (
     keep_paired_sums,
 )
 from jobs.upgrades.comparison.decision import Comparison, decide
-from jobs.upgrades.comparison.examples import Example
-from jobs.upgrades.comparison.over_time import Sums, TimeCourse, sums_of, sums_over_time
-from jobs.upgrades.comparison.paired import Gain, PairedSums, gain_of
+from jobs.upgrades.comparison.over_time import VersionSums, sums_of, sums_over_time
 from jobs.upgrades.comparison.statistics import judge_all_keys, same_model
-
-if TYPE_CHECKING:
-    from jobs.lineage.generations import Generation
-    from jobs.specs.model_spec import ModelSpec
 
 Floats = NDArray[np.float64]
 SAMPLE = 5_000
 """At most so many keys are drawn; the statistics count all."""
 
 
-class Content(NamedTuple):
+class ComparisonContent(NamedTuple):
     """The content of a report.
 
     old, new: generation, version, snapshot, status; limits: the spec's section `upgrade`; time (B,): the middle of each
@@ -50,9 +46,9 @@ class Content(NamedTuple):
     comparison: Comparison
     limits: dict[str, Any]
     time: NDArray[np.int64]
-    by_time: dict[str, Sums]
+    by_time: dict[str, VersionSums]
     keys: list[str]
-    by_key: dict[str, Sums]
+    by_key: dict[str, VersionSums]
     gain: Floats
     examples: list[Example]
 
@@ -94,7 +90,9 @@ class Content(NamedTuple):
         ]
 
 
-def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation, first_batch: int) -> Content:
+def gather(
+    warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation, first_batch: int
+) -> ComparisonContent:
     """Compare a new generation with an old one on the rows that both have estimated.
 
     Of large tables the queries use two to three times `queries.MEMORY`, and temporary files: about 100 bytes for each
@@ -112,17 +110,17 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
         rows = common_rows(queries, spec.name, old.generation, new.generation, first_batch)
         keep_paired_sums(warehouse, spec, rows)
         keys, course = judge_all_keys(queries, SAMPLE), sums_over_time(queries)
-        numbers = {**keys.numbers, "gain": paired_gain(keys.scored, course)._asdict()}
+        numbers = {**keys.numbers, "gain": course.gain(keys.scored)._asdict()}
         if same_model(warehouse, spec, old, new):
             numbers["unequal_rows"] = count_unequal_rows(rows)
         by_key, gain = {side: sums_of(keys.sums, letter) for letter, side in SIDES.items()}, keys.sums["gain"]
         chosen = [(keys.sample[at], why) for at, why in choose_examples(gain, by_key["old"].rows)]
-        shown = _examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
-    return Content(
+        shown = _read_examples(spec, origin(warehouse, old).model_spec(), rows, chosen) if chosen else []
+    return ComparisonContent(
         spec.name,
         spec.description,
-        _generation_data(old),
-        _generation_data(new),
+        _describe_generation(old),
+        _describe_generation(new),
         decide(numbers, spec.upgrade),
         spec.upgrade.model_dump(),
         course.time,
@@ -131,15 +129,6 @@ def gather(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation,
         by_key,
         gain,
         shown,
-    )
-
-
-def paired_gain(scored: dict[str, Any], course: TimeCourse) -> Gain:
-    """Return the gain per row of the rows that both versions have scored, from their sums by key and over time."""
-    return gain_of(
-        PairedSums(
-            moments=course.moments, block_rows=course.block_rows, block_gain=course.block_gain, **scored
-        )
     )
 
 
@@ -157,7 +146,7 @@ def choose_examples(gain: Floats, rows: Floats) -> list[tuple[int, str]]:
     return examples.join_reasons(wanted)
 
 
-def _generation_data(one: Generation) -> dict[str, Any]:
+def _describe_generation(one: Generation) -> dict[str, Any]:
     return {
         "generation": one.generation,
         "version": one.model_version,
@@ -168,23 +157,24 @@ def _generation_data(one: Generation) -> dict[str, Any]:
     }
 
 
-def _examples(
+def _read_examples(
     spec: ModelSpec, old: ModelSpec, rows: CommonRows, chosen: Sequence[tuple[str, str]]
 ) -> list[Example]:
     """Return the newest rows of chosen keys: measurements, and the estimates of both generations."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", "nis", "generation"]
     sides = [
-        examples.newest_rows(rows.queries, rows.of(letter, columns, among("key", keys))) for letter in SIDES
+        examples.read_newest_rows(rows.queries, rows.of(letter, columns, among("key", keys)))
+        for letter in SIDES
     ]
-    name, is_measured = examples.shown_quantity(old, spec)
-    measured = examples.measured_rows(rows.queries, spec, name, keys) if is_measured else None
+    name, is_measured = examples.choose_quantity(old, spec)
+    measured = examples.read_measured_rows(rows.queries, spec, name, keys) if is_measured else None
     versions = {rows.old: old, rows.new: spec}
 
     def line(mine: pa.Table) -> examples.EstimateLine:
         components = np.full(mine.num_rows, float(len(spec.measurement) == 1))
-        return examples.estimate_line(
-            mine, components, lambda one: examples.direction_of(versions[one], name, is_measured)
+        return examples.build_line(
+            mine, components, lambda one: examples.find_direction(versions[one], name, is_measured)
         )
 
     return examples.make_examples(chosen, name, measured, sides, line)

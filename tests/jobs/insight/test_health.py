@@ -19,9 +19,9 @@ from scipy.stats import chi2, norm
 from jobs import report
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
-from jobs.health.content import Health, gather
-from jobs.health.figures import LINES, wilson
-from jobs.health.page import health_page, verdict
+from jobs.insight.health import Health, gather
+from jobs.insight.health_page import build_health_page, judge_health
+from jobs.insight.pictures import LINES, compute_wilson, draw_example
 from jobs.lineage import generations
 from jobs.lineage.generations import LIVE, RETIRED, Generation
 from jobs.snapshots import manifests
@@ -30,7 +30,6 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.row_changes import put_rows
 from jobs.storage.tables import GENERATIONS, MANIFESTS
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.figures import draw_example
 
 SPEC: dict[str, Any] = {
     "name": "rooms",
@@ -224,14 +223,14 @@ def test_the_chosen_keys_show_the_measured_state_of_both_versions(tmp_path: Path
 @pytest.mark.parametrize(("scale", "kind"), [(1.0, "good"), (3.0, "bad"), (0.3, "bad")])
 def test_the_verdict_follows_from_nis(tmp_path: Path, scale: float, kind: str) -> None:
     warehouse(tmp_path, scale)
-    assert verdict(gather(str(tmp_path), "rooms", None))[0] == kind
+    assert judge_health(gather(str(tmp_path), "rooms", None))[0] == kind
 
 
 def test_little_is_told_in_a_neutral_colour_and_in_the_singular(tmp_path: Path) -> None:
     warehouse(tmp_path, rows=1, keys=1)
     health = gather(str(tmp_path), "rooms", None)
-    assert verdict(health)[0] == "neutral"
-    text = re.sub(r"<[^>]+>", " ", health_page(health))
+    assert judge_health(health)[0] == "neutral"
+    text = re.sub(r"<[^>]+>", " ", build_health_page(health))
     assert "of 1 key" in text and "1 keys" not in text and "1 rows" not in text and "1 micro-batch," in text
 
 
@@ -244,12 +243,12 @@ def test_several_columns_without_innovations_are_not_judged(tmp_path: Path) -> N
     }
     put_specs(Tables(str(tmp_path)), two, two)
     health = gather(str(tmp_path), "rooms", None)
-    assert verdict(health)[0] == "neutral" and "innovation: true" in health_page(health)
+    assert judge_health(health)[0] == "neutral" and "innovation: true" in build_health_page(health)
 
 
 def page_of(root: Path) -> tuple[str, Health]:
     health = gather(str(root), "rooms", None)
-    return health_page(health), health
+    return build_health_page(health), health
 
 
 def test_the_page_is_whole_and_needs_nothing_else(tmp_path: Path) -> None:
@@ -276,7 +275,9 @@ def test_wilson_s_interval() -> None:
     z, inside, rows = norm.ppf(0.975), 19.0, 20.0
     square = float(z * z)
     roots = np.sort(np.roots([1 + square / rows, -(2 * inside + square) / rows, (inside / rows) ** 2]))
-    np.testing.assert_allclose(wilson(np.array([inside]), np.array([rows])), roots[:, None], rtol=1e-6)
+    np.testing.assert_allclose(
+        compute_wilson(np.array([inside]), np.array([rows])), roots[:, None], rtol=1e-6
+    )
 
 
 def test_the_verb_writes_page_and_index_without_spark(tmp_path: Path, models_dir: Path) -> None:

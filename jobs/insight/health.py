@@ -7,6 +7,7 @@ estimates' column `innovation` or `measured`, where the spec asks for one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -18,18 +19,21 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.arrow import distinct_values, to_numpy
-from jobs.health import reading
-from jobs.health.reading import Reason
+from jobs.insight import examples
+from jobs.insight.examples import Example
 from jobs.lineage.catalog import Catalog
-from jobs.lineage.generations import Generation
-from jobs.lineage.live_rows import Estimates, batches, counted
+from jobs.lineage.generations import Generation, LineageSegment
+from jobs.lineage.live_rows import Estimates, batches, counted, counted_estimates
 from jobs.observability.progress_log import all_records
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.storage.quarantine import HELD
+from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.queries import among, open_queries, quoted
+from jobs.storage.table_rows import UTC_MICROSECONDS, column_types, read_table
+from jobs.storage.tables import estimates as estimates_table
+from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison import examples
-from jobs.upgrades.comparison.examples import Example
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]
@@ -58,7 +62,15 @@ class OverTime(NamedTuple):
     flags: dict[str, Floats]
 
 
-class Keys(NamedTuple):
+class Reason(NamedTuple):
+    """Rows that were rejected for one reason; status: held, replaying, replayed or discarded."""
+
+    reason: str
+    status: str
+    rows: int
+
+
+class KeySums(NamedTuple):
     """Sums by key, (K,) each; key: their texts."""
 
     key: list[str]
@@ -95,7 +107,7 @@ class Health(NamedTuple):
     specs: dict[str, ModelSpec]
     first_rows: dict[str, int]
     over_time: OverTime
-    keys: Keys
+    keys: KeySums
     examples: list[Example]
     fates: list[Reason]
     progress: list[dict[str, Any]]
@@ -134,9 +146,9 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     tables = Tables(root)
     catalog = Catalog(tables)
     known = list(catalog.generations(model))
-    specs = _specs(known, catalog.manifests(model))
-    estimates = reading.estimates_of(root, model, catalog.lineage(model))
-    first = None if estimates is None else _span(root, estimates)
+    specs = _read_specs(known, catalog.manifests(model))
+    estimates = _find_estimates(root, model, catalog.lineage(model))
+    first = None if estimates is None else _find_span(root, estimates)
     live = catalog.live(model)
     spec = deployed if live is None else specs.get(live.generation, deployed)
     if estimates is None or first is None or spec is None:
@@ -151,8 +163,8 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
     lost = [key for key in wanted if key not in set(keys.key)]
     if lost:
         raise UserError(f"--key {lost[0]}: model {model} has no estimate of it, such as of {keys.key[0]}")
-    chosen = [*((key, "asked for") for key in wanted), *choose(keys)]
-    snapshot, told = _learned(root, model, known)
+    chosen = [*((key, "asked for") for key in wanted), *choose_keys(keys)]
+    snapshot, learned = _find_learned(root, model, known)
     return Health(
         model,
         spec.description,
@@ -164,22 +176,65 @@ def gather(root: str, model: str, deployed: ModelSpec | None, wanted: Sequence[s
         sums.first_rows,
         sums.over_time(),
         keys,
-        _examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
-        reading.quarantined(tables, model),
+        _read_examples(root, estimates, spec, specs, list(dict(reversed(chosen)).items())[::-1], sums),
+        _count_rejected(tables, model),
         all_records(tables, model),
-        told,
+        learned,
         snapshot,
-        "" if sums.judges else _WITHOUT,
+        "" if sums.judges else _NOT_JUDGED,
     )
 
 
-_WITHOUT = (
+_NOT_JUDGED = (
     "NIS and coverage need the number of components that each row measured, which the estimates of a model with "
     "several measured columns have with outputs: {innovation: true} in the spec."
 )
 
 
-def _specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[str, ModelSpec]:
+def _find_estimates(root: str, model: str, lineage: Sequence[LineageSegment]) -> Estimates | None:
+    """Return the model's live estimates, by their lineage, else those of its history; None: it has neither."""
+    if lineage and column_types(root, estimates_table(model)):
+        return counted_estimates(root, estimates_table(model), lineage)
+    if column_types(root, estimates_history(model)):
+        return counted_estimates(root, estimates_history(model))
+    return None
+
+
+def _to_micros(times: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return times (N,) in microseconds since 1970."""
+    return to_numpy(times.cast(UTC_MICROSECONDS).cast(pa.int64()).combine_chunks())
+
+
+def _count_rejected(tables: Tables, model: str) -> list[Reason]:
+    """Return the quarantined rows of a model by reason, without the values in it, and status; the most first."""
+    if not tables.exists(QUARANTINE):
+        return []
+    counts: Counter[tuple[str, str]] = Counter()
+    for one in tables.group_counts(QUARANTINE, ("model", "reason", "status")):
+        if one["model"] == model:
+            counts[_strip_value(one["reason"]), one["status"] or HELD] += one["count"]
+    found = [Reason(reason, status, rows) for (reason, status), rows in counts.items()]
+    return sorted(found, key=lambda one: (-one.rows, one.reason, one.status))
+
+
+def _strip_value(reason: str | None) -> str:
+    """Return a reason without the value that it quotes."""
+    text = reason or "unknown"
+    return text.split(" '", 1)[0].split(" (", 1)[0].rstrip(" :,")[:120]
+
+
+def _read_learned(root: str, model: str, snapshot: str) -> list[dict[str, Any]]:
+    """Return what was learned for a snapshot, a row a key, group or all: maps as dictionaries."""
+    names = ["scope", "key", "key_group", "outcome", "parameters", "standard_errors", "rows"]
+    found = read_table(root, "learned", names, partition={"model": model, "snapshot_id": snapshot})
+    rows = [] if found is None else found.to_pylist()
+    for row in rows:
+        for name in ("parameters", "standard_errors"):
+            row[name] = dict(row[name] or ())
+    return rows
+
+
+def _read_specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[str, ModelSpec]:
     """Return the spec of each generation's snapshot."""
     texts = {one.snapshot_id: one.spec for one in manifests}
     return {
@@ -189,20 +244,20 @@ def _specs(known: Sequence[Generation], manifests: Sequence[Manifest]) -> dict[s
     }
 
 
-def _learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
+def _find_learned(root: str, model: str, known: Sequence[Generation]) -> tuple[str, list[dict[str, Any]]]:
     """Return the newest generation's snapshot with rows of what was learned, and these rows."""
     order = sorted(known, key=lambda one: one.status == "live")  # stable: the newest live one is last
     for one in reversed(order):
-        rows = reading.learned(root, model, one.snapshot_id)
+        rows = _read_learned(root, model, one.snapshot_id)
         if rows:
             return one.snapshot_id, rows
     return "", []
 
 
-def _span(root: str, estimates: Estimates) -> tuple[int, int] | None:
+def _find_span(root: str, estimates: Estimates) -> tuple[int, int] | None:
     """Return the first and the last event time of the rows that count, in microseconds."""
     ends = [
-        (reading.micros(part["event_time"]).min(), reading.micros(part["event_time"]).max())
+        (_to_micros(part["event_time"]).min(), _to_micros(part["event_time"]).max())
         for part in batches(root, estimates, ["event_time"])
     ]
     return (int(min(one for one, _ in ends)), int(max(one for _, one in ends))) if ends else None
@@ -227,7 +282,7 @@ class _Sums:
             self._take(part)
 
     def _take(self, part: pa.Table) -> None:
-        at = reading.micros(part["event_time"])
+        at = _to_micros(part["event_time"])
         place = (at - self._first) // self._width
         nis = to_numpy(part["nis"].combine_chunks(), np.nan)
         flags, flag_of = distinct_values(part["flags"].combine_chunks().cast(pa.string()))
@@ -279,11 +334,11 @@ class _Sums:
             np.concatenate([sums for _, sums in self._by_key], axis=1),
         )
 
-    def keys(self) -> Keys:
+    def keys(self) -> KeySums:
         """Return the sums by key, in the order of their texts."""
         keys, sums = self._sum_of_parts()
         order = np.argsort(np.array(keys.to_pylist(), object), kind="stable")
-        return Keys([keys[at].as_py() for at in order.tolist()], *sums[:, order])
+        return KeySums([keys[at].as_py() for at in order.tolist()], *sums[:, order])
 
     def over_time(self) -> OverTime:
         """Return the sums over time."""
@@ -304,7 +359,7 @@ def _sum_by_key(keys: pa.Array, sums: Floats) -> tuple[pa.Array, Floats]:
     return encoded.dictionary, np.array([np.bincount(place, one, count) for one in sums], float)
 
 
-def choose(keys: Keys) -> list[tuple[str, str]]:
+def choose_keys(keys: KeySums) -> list[tuple[str, str]]:
     """Return the key with the most rows, the one that fits worst and a typical one, each once, with the reason."""
     surprise = np.abs(keys.surprise)
     wanted = [
@@ -315,7 +370,7 @@ def choose(keys: Keys) -> list[tuple[str, str]]:
     return [(keys.key[at], why) for at, why in examples.join_reasons(wanted)]
 
 
-def _examples(
+def _read_examples(
     root: str,
     estimates: Estimates,
     spec: ModelSpec,
@@ -326,16 +381,18 @@ def _examples(
     """Return the newest rows of chosen keys: of the first measured column where the model measures it linearly."""
     keys = [key for key, _ in chosen]
     columns = ["key", "event_time", "mean", "covariance", *sums.columns]
-    name, is_measured = examples.shown_quantity(spec)
+    name, is_measured = examples.choose_quantity(spec)
     with open_queries(root) as queries:
-        rows = examples.newest_rows(queries, counted(queries, estimates, columns, among(quoted("key"), keys)))
-        measured = examples.measured_rows(queries, spec, name, keys) if is_measured else None
+        rows = examples.read_newest_rows(
+            queries, counted(queries, estimates, columns, among(quoted("key"), keys))
+        )
+        measured = examples.read_measured_rows(queries, spec, name, keys) if is_measured else None
 
     def line(mine: pa.Table) -> examples.EstimateLine:
-        return examples.estimate_line(
+        return examples.build_line(
             mine,
             sums.degrees(mine, mine.num_rows),
-            lambda one: examples.direction_of(specs.get(one, spec), name, is_measured),
+            lambda one: examples.find_direction(specs.get(one, spec), name, is_measured),
         )
 
     return examples.make_examples(chosen, name, measured, [rows], line)

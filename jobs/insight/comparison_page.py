@@ -1,33 +1,64 @@
-"""The report on two generations as one self-contained HTML page."""
+"""The report on two generations beside the tables: a self-contained HTML page, and its data as JSON."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from jobs.core.html_page import (
     NO_PICTURES,
     Card,
+    beside,
     can_draw,
     cards,
-    heading,
+    page,
     paragraph,
     pictures,
     section,
     table,
 )
-from jobs.core.html_page import page as whole
-from jobs.core.report import number, plural
+from jobs.core.report import number, plain, plural
+from jobs.insight.comparison import ComparisonContent, gather
+from jobs.insight.index import report_files
+from jobs.lineage.generations import Generation, origin
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.files import REPORTS
+from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.answers import Answer
-from jobs.upgrades.comparison.content import Content
-from jobs.upgrades.comparison.decision import answer_text, gain_line
+from jobs.upgrades.comparison.decision import Comparison, answer_text, gain_line
 
 if can_draw():
-    from jobs.upgrades.comparison import figures
+    from jobs.insight import pictures as drawing
 else:
-    figures = None
+    drawing = None
 
 
-def page(content: Content) -> str:
+def compare(warehouse: Tables, spec: ModelSpec, old: Generation, new: Generation) -> tuple[Comparison, str]:
+    """Compare two generations, write the report, and return the comparison and the path of the page."""
+    content = gather(warehouse, _find_spec(warehouse, spec, new), old, new, first_batch(old, new))
+    return content.comparison, write_report(warehouse, content)
+
+
+def first_batch(old: Generation, new: Generation) -> int:
+    """Return the old generation's first micro-batch whose rows the new one has too."""
+    return new.parent_batch + 1 if new.parent == old.generation and new.parent_batch is not None else 0
+
+
+def write_report(warehouse: Tables, content: ComparisonContent) -> str:
+    """Write both files, each atomically, and return the path of the page."""
+    files, (data_name, page_name) = report_files(warehouse, content.model, content.new["generation"])
+    data = json.dumps(plain(content.data()), indent=2, allow_nan=False)
+    files.write(data_name, data.encode())
+    files.write(page_name, build_page(content).encode())
+    return f"{warehouse.path(REPORTS)}/{content.model}/{page_name}"
+
+
+def _find_spec(warehouse: Tables, spec: ModelSpec, new: Generation) -> ModelSpec:
+    """Return the spec of the new generation's estimates: the deployed one, or that of its snapshot."""
+    return spec if new.fingerprint == spec.fingerprint() else origin(warehouse, new).model_spec(spec.folder)
+
+
+def build_page(content: ComparisonContent) -> str:
     """Return the report as HTML, without pictures where matplotlib is not installed."""
     title = f"{content.model}: version {content.new['version']} against {content.old['version']}"
     good = content.comparison.good
@@ -36,15 +67,20 @@ def page(content: Content) -> str:
         if good
         else "The new version is not good enough: " + "; ".join(content.comparison.reasons) + "."
     )
-    body = (
-        f"{heading(title)}{paragraph(_subject(content))}{paragraph(verdict, f'verdict {_colour(content)}')}"
-        f"{paragraph(_answer(content))}"
-        f"{_cards(content)}{_thresholds(content)}{''.join(_pictures(content))}{_keys(content)}{_generations(content)}"
+    return page(
+        title,
+        paragraph(_describe_subject(content)),
+        paragraph(verdict, f"verdict {_choose_colour(content)}"),
+        paragraph(_describe_answer(content)),
+        _build_cards(content),
+        _show_thresholds(content),
+        *_show_pictures(content),
+        _show_keys(content),
+        _show_generations(content),
     )
-    return whole(title, body)
 
 
-def _colour(content: Content) -> str:
+def _choose_colour(content: ComparisonContent) -> str:
     """Return the kind of the verdict: neutral where nothing can be said against the new version, only too little."""
     if content.comparison.good:
         return "good"
@@ -52,7 +88,7 @@ def _colour(content: Content) -> str:
     return "neutral" if only_unknown else "bad"
 
 
-def _subject(content: Content) -> str:
+def _describe_subject(content: ComparisonContent) -> str:
     numbers = content.comparison.numbers
     return (
         f"{content.description} Both versions have estimated the same {plural(numbers['rows'], 'row')} of "
@@ -60,7 +96,7 @@ def _subject(content: Content) -> str:
     ).strip()
 
 
-def _answer(content: Content) -> str:
+def _describe_answer(content: ComparisonContent) -> str:
     """Return the answer, and the interval that it rests on."""
     comparison = content.comparison
     answer, gain = answer_text(comparison), gain_line(comparison)
@@ -70,7 +106,7 @@ def _answer(content: Content) -> str:
     )
 
 
-def _cards(content: Content) -> str:
+def _build_cards(content: ComparisonContent) -> str:
     numbers = content.comparison.numbers
     gain = numbers["gain"]
     interval = (
@@ -111,7 +147,7 @@ def _cards(content: Content) -> str:
     return cards(some)
 
 
-def _thresholds(content: Content) -> str:
+def _show_thresholds(content: ComparisonContent) -> str:
     """Return the table of the statistics that decide, of both versions, with their thresholds."""
     numbers, limits = content.comparison.numbers, content.limits
     keys = numbers["keys"]
@@ -130,23 +166,23 @@ def _thresholds(content: Content) -> str:
             "keys predicted worse",
             "",
             number(worse, ".1%"),
-            _limit(limits["keys_worse"], "upgrade.keys_worse"),
+            _format_limit(limits["keys_worse"], "upgrade.keys_worse"),
         ),
-        _pair(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
-        _pair(
+        _compare_sides(numbers, "nis_a_component", "NIS per component", ".4f", "1 is expected"),
+        _compare_sides(
             numbers,
             "nis_outside",
             "keys with NIS outside their 95 % bounds",
             ".1%",
-            _limit(limits["nis_outside"], "upgrade.nis_outside"),
+            _format_limit(limits["nis_outside"], "upgrade.nis_outside"),
         ),
-        _pair(numbers, "bias", "mean normalised innovation", "+.4f", "0 is expected"),
-        _pair(
+        _compare_sides(numbers, "bias", "mean normalised innovation", "+.4f", "0 is expected"),
+        _compare_sides(
             numbers,
             "bias_outside",
             "keys with a mean innovation outside its 95 % bounds",
             ".1%",
-            _limit(limits["bias_outside"], "upgrade.bias_outside"),
+            _format_limit(limits["bias_outside"], "upgrade.bias_outside"),
         ),
         (
             "flagged rows",
@@ -162,20 +198,22 @@ def _thresholds(content: Content) -> str:
     )
 
 
-def _pair(numbers: dict[str, Any], name: str, text: str, form: str, limit: str) -> tuple[str, str, str, str]:
+def _compare_sides(
+    numbers: dict[str, Any], name: str, text: str, form: str, limit: str
+) -> tuple[str, str, str, str]:
     return text, number(numbers[name]["old"], form), number(numbers[name]["new"], form), limit
 
 
-def _limit(value: float | None, name: str) -> str:
+def _format_limit(value: float | None, name: str) -> str:
     return f"any ({name})" if value is None else f"at most {value:.1%} ({name})"
 
 
-def _pictures(content: Content) -> list[str]:
+def _show_pictures(content: ComparisonContent) -> list[str]:
     """Return the sections with pictures, or one with the reason why there are none."""
     if not content.comparison.numbers["rows"]:
-        return [section("Nothing to draw", "The two have no row in common yet.", "")]
-    if figures is None:
-        return [section("Pictures", NO_PICTURES, "")]
+        return [section("Nothing to draw", "The two have no row in common yet.")]
+    if drawing is None:
+        return [section("Pictures", NO_PICTURES)]
     sections = [
         section(
             "Which predicts better",
@@ -183,8 +221,8 @@ def _pictures(content: Content) -> list[str]:
             "version's gain over the old one, cumulated over event time. Then: each key's gain per row.",
             pictures(
                 [
-                    (figures.draw_gain(content), "Log-likelihood gained, over time"),
-                    (figures.draw_gain_by_key(content), "Log-likelihood gained, by key"),
+                    (drawing.draw_gain(content), "Log-likelihood gained, over time"),
+                    (drawing.draw_gain_by_key(content), "Log-likelihood gained, by key"),
                 ]
             ),
         ),
@@ -195,10 +233,10 @@ def _pictures(content: Content) -> list[str]:
             pictures(
                 [
                     *(
-                        (figures.draw_nis_by_key(content, side), f"NIS per component by key, {side}")
+                        (drawing.draw_nis_by_key(content, side), f"NIS per component by key, {side}")
                         for side in content.by_key
                     ),
-                    (figures.draw_nis(content), "NIS per component over time"),
+                    (drawing.draw_nis(drawing.make_version_nis(content)), "NIS per component over time"),
                 ]
             ),
         ),
@@ -206,22 +244,22 @@ def _pictures(content: Content) -> list[str]:
     if any(value is not None for value in content.comparison.numbers["bias"].values()):
         text = "The mean of a key's normalised innovations. In a correct model it differs from zero only by chance."
         drawn = [
-            (figures.draw_bias(content, side), f"Mean innovation by key, {side}")
-            for side in figures.biased(content)
+            (drawing.draw_bias(content, side), f"Mean innovation by key, {side}")
+            for side in drawing.list_biased(content)
         ]
         sections.append(section("Bias", text, pictures(drawn)))
     else:
         text = "Not judged: it needs each row's innovation, which outputs: {innovation: true} in the spec writes."
-        sections.append(section("Bias", text, ""))
+        sections.append(section("Bias", text))
     if content.examples:
         text = "Both versions' estimates of some keys, with their 95 % bands, over the measurements."
-        lines = figures.sides(content)
-        drawn = [(figures.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
+        lines = drawing.list_lines(content)
+        drawn = [(drawing.draw_example(one, lines), f"Estimates of {one.key}") for one in content.examples]
         sections.append(section("Estimates", text, pictures(drawn)))
     return sections
 
 
-def _keys(content: Content) -> str:
+def _show_keys(content: ComparisonContent) -> str:
     data = content.data()
     parts = []
     for name, title in (("keys_worst", "lose most"), ("keys_best", "gain most")):
@@ -236,13 +274,11 @@ def _keys(content: Content) -> str:
             for one in data[name][:8]
         ]
         parts.append(table((f"keys that {title}", "rows", "gain per row", "NIS old", "NIS new"), rows))
-    return section(
-        "Keys", "By log-likelihood gained per row; the JSON file beside this one has more of them.",
-        f'<div class="two">{"".join(parts)}</div>',
-    )  # fmt: skip
+    text = "By log-likelihood gained per row; the JSON file beside this one has more of them."
+    return section("Keys", text, beside(*parts))
 
 
-def _generations(content: Content) -> str:
+def _show_generations(content: ComparisonContent) -> str:
     rows = [
         (side, *(str(one[name]) for name in ("generation", "version", "status", "snapshot")))
         for side, one in (("old", content.old), ("new", content.new))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jobs.insight.retention_plan import RetentionPlan, list_lineages, plan_retention
 from jobs.lineage.generations import FAILED, LIVE, REMOVED, RETIRED, SHADOW, Generation
-from jobs.operations.retention_plan import Plan, lineages, plan
 from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.snapshots.manifests import REMOVED as GONE
 from jobs.specs.retention import Kept, KeptGenerations, Retention
@@ -60,8 +60,8 @@ def manifest(number: int, **changes: Any) -> Manifest:
 
 def decided(
     generations: list[Generation], manifests: list[Manifest], rules: Retention = NONE, **options: Any
-) -> Plan:
-    return plan(generations, manifests, rules, NOW, options.pop("deployed", "v1"), **options)
+) -> RetentionPlan:
+    return plan_retention(generations, manifests, rules, NOW, options.pop("deployed", "v1"), **options)
 
 
 def test_live_shadow_driven_and_roll_back_generations_are_kept() -> None:
@@ -191,7 +191,7 @@ def test_nothing_needed_is_removed(history: Any) -> None:
             )
     # Estimates that are read now, or after a roll-back to anything that stays, stay.
     for one in stay:
-        assert not lineages(known, [one]) & set(made.estimates)
+        assert not list_lineages(known, [one]) & set(made.estimates)
 
 
 @given(histories())

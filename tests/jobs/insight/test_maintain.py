@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 
 from jobs import estimate, export, maintain, quarantine, retire, rollback, upgrade
 from jobs.core.errors import UserError
+from jobs.insight.maintenance import Maintenance
 from jobs.lineage import generations
 from jobs.lineage.live import live_estimates
-from jobs.operations.maintenance import Maintenance
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.tables import estimates

@@ -12,15 +12,15 @@ import pytest
 from scipy.stats import chi2, norm
 
 from jobs.core.report import plain
+from jobs.insight.comparison import ComparisonContent, choose_examples
+from jobs.insight.comparison_page import build_page
+from jobs.insight.examples import EstimateLine, Example
 from jobs.offline.quantity import measured_direction
 from jobs.specs.migration import Upgrade
 from jobs.specs.model_spec import ModelSpec
 from jobs.upgrades.comparison.common_rows import SUMS
-from jobs.upgrades.comparison.content import Content, choose_examples
 from jobs.upgrades.comparison.decision import comparison_lines, decide
-from jobs.upgrades.comparison.examples import EstimateLine, Example
-from jobs.upgrades.comparison.over_time import Sums
-from jobs.upgrades.comparison.page import page
+from jobs.upgrades.comparison.over_time import VersionSums
 from jobs.upgrades.comparison.paired import Answer, Gain
 from jobs.upgrades.comparison.statistics import judge_keys
 from tests.demo.test_report import page_of
@@ -29,12 +29,14 @@ from tests.jobs.support.pipeline import random_walk_spec
 DAY = 86_400 * 1_000_000
 
 
-def sums(rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bias: float = 0.0) -> Sums:
+def sums(
+    rng: np.random.Generator, count: int, rows: int, scale: float = 1.0, bias: float = 0.0
+) -> VersionSums:
     """Return the sums of a filter whose errors are `scale` times as wide as predicted, with a bias."""
     n = rng.integers(rows // 2, rows, count).astype(float)
     white = [scale * rng.normal(size=int(k)) + bias for k in n]
     nis = np.array([float(w @ w) for w in white])
-    return Sums(
+    return VersionSums(
         n, -0.5 * nis - n * np.log(2 * np.pi) / 2, nis, n, 0 * n, np.array([w.sum() for w in white]), n
     )
 
@@ -48,7 +50,7 @@ def seen(
     return Gain(rows, keys, mean, mean - half, mean + half, half / 3.0 * rows**0.5, 8.0, 0)._asdict()
 
 
-def content(**changes: Any) -> Content:
+def content(**changes: Any) -> ComparisonContent:
     rng = np.random.default_rng(5)
     names = [f"key {number} <&> ü" for number in range(300)]
     keys = {"old": sums(rng, 300, 200, 1.25, 0.1), "new": sums(rng, 300, 200)}
@@ -81,7 +83,7 @@ def content(**changes: Any) -> Content:
         "parent": None,
         "created_at": datetime(2026, 1, 1, tzinfo=UTC),
     }
-    return Content(
+    return ComparisonContent(
         "walk",
         "What wanders <and> more.",
         {"generation": "walk-g0001", "version": 1, **about},
@@ -208,7 +210,7 @@ def test_the_decision_follows_the_thresholds(changes: Any, limits: Any, message:
 def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "report.html"
-    path.write_text(page(content()), encoding="utf-8")
+    path.write_text(build_page(content()), encoding="utf-8")
     found = page_of(path)
     shown = [attributes for tag, attributes in found.seen if tag == "img"]
     pictures = [attributes["src"] or "" for attributes in shown]
@@ -230,10 +232,10 @@ def test_the_page_is_complete_and_self_contained(tmp_path: Path) -> None:
         in found.text
     )
     assert "+0.29, over 45,000 rows of 300 keys" in found.text
-    path.write_text(page(content(gain=seen(-1.0, 0.1))), encoding="utf-8")
+    path.write_text(build_page(content(gain=seen(-1.0, 0.1))), encoding="utf-8")
     found = page_of(path)
     assert ("p", {"class": "verdict bad"}) in found.seen and "it predicts worse: 1 less" in found.text
-    path.write_text(page(content(gain=seen(0.001, 0.1))), encoding="utf-8")
+    path.write_text(build_page(content(gain=seen(0.001, 0.1))), encoding="utf-8")
     found = page_of(path)
     assert ("p", {"class": "verdict neutral"}) in found.seen
     assert "Not enough to tell whether the new version predicts better or worse; about " in found.text
@@ -251,20 +253,20 @@ def test_the_page_names_what_is_missing(tmp_path: Path) -> None:
         bias_outside=none, keys_better=0, keys_worse=0,
     )._replace(
         time=np.empty(0, np.int64), keys=[], gain=nothing, examples=[],
-        by_time={side: Sums(*[nothing] * 7) for side in ("old", "new")},
-        by_key={side: Sums(*[nothing] * 7) for side in ("old", "new")},
+        by_time={side: VersionSums(*[nothing] * 7) for side in ("old", "new")},
+        by_key={side: VersionSums(*[nothing] * 7) for side in ("old", "new")},
     )  # fmt: skip
     path = tmp_path / "report.html"
-    path.write_text(page(empty), encoding="utf-8")
+    path.write_text(build_page(empty), encoding="utf-8")
     assert "no row in common" in page_of(path).text
     silent = content(bias=none, bias_outside=none)
-    path.write_text(page(silent), encoding="utf-8")
+    path.write_text(build_page(silent), encoding="utf-8")
     assert "outputs: {innovation: true}" in page_of(path).text
 
 
 def test_without_matplotlib_the_page_has_no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.upgrades.comparison.page.figures", None)
-    written = page(content())
+    monkeypatch.setattr("jobs.insight.comparison_page.drawing", None)
+    written = build_page(content())
     assert "Pictures need matplotlib" in written and "<img" not in written
 
 
@@ -310,11 +312,11 @@ def test_nothing_to_compare_is_neutral_and_one_is_singular(tmp_path: Path) -> No
     path = tmp_path / "report.html"
     changes = {"nis_a_component": dict.fromkeys(("old", "new")), "bias": dict.fromkeys(("old", "new"))}
     path.write_text(
-        page(content(rows=0, keys=0, gain=seen(None, rows=0, keys=0), **changes)), encoding="utf-8"
+        build_page(content(rows=0, keys=0, gain=seen(None, rows=0, keys=0), **changes)), encoding="utf-8"
     )
     found = page_of(path)
     assert ("p", {"class": "verdict neutral"}) in found.seen and "0% of the keys" not in found.text
-    path.write_text(page(content(rows=1, keys=1, gain=seen(0.1, rows=1, keys=1))), encoding="utf-8")
+    path.write_text(build_page(content(rows=1, keys=1, gain=seen(0.1, rows=1, keys=1))), encoding="utf-8")
     found = page_of(path)
     assert (
         "the same 1 row of 1 key;" in found.text and "1 keys" not in found.text and "1 rows" not in found.text

@@ -11,9 +11,10 @@ from jobs.core.html_page import (
     NO_PICTURES,
     Card,
     bars,
+    beside,
     can_draw,
     cards,
-    heading,
+    half,
     page,
     paragraph,
     pictures,
@@ -22,33 +23,31 @@ from jobs.core.html_page import (
 )
 from jobs.core.report import plural, span
 from jobs.encoding.keys import readable
-from jobs.health.content import WORST, Health
-from jobs.health.reading import Reason
+from jobs.insight.health import WORST, Health, Reason
 from kalman.evaluation.diagnostics import mean_bounds
 
 if can_draw():
-    from jobs.health import figures
-    from jobs.upgrades.comparison.figures import draw_example
+    from jobs.insight import pictures as drawing
 else:
-    figures = None
+    drawing = None
 
 POPULATION, KEY = "population", "key"
 PARAMETERS = 8
 """At most so many parameters are drawn."""
 
 
-def health_page(health: Health) -> str:
+def build_health_page(health: Health) -> str:
     """Return the page, without pictures where matplotlib is not installed."""
-    kind, sentence = verdict(health)
-    body = (
-        f"{heading(f'{health.model}: health')}{paragraph(_subject(health))}{paragraph(sentence, f'verdict {kind}')}"
-        f"{_cards(health)}{_fit(health)}{_examples(health)}{_worst(health)}{_fates(health)}{_flags(health)}"
-        f"{_stream(health)}{_versions(health)}{_parameters(health)}"
+    kind, sentence = judge_health(health)
+    return page(
+        f"{health.model}: health",
+        paragraph(_describe_subject(health)),
+        paragraph(sentence, f"verdict {kind}"),
+        *(build(health) for build in SECTIONS),
     )
-    return page(f"{health.model}: health", body)
 
 
-def verdict(health: Health) -> tuple[str, str]:
+def judge_health(health: Health) -> tuple[str, str]:
     """Return the colour and the sentence at the top: good, bad, or neutral where nothing can be judged."""
     if health.without:
         return "neutral", f"Not judged. {health.without}"
@@ -68,36 +67,36 @@ def verdict(health: Health) -> tuple[str, str]:
     return "bad", f"NIS per component is {ratio:.3f}, and 1 is expected: the model's {wrong}; {outside}."
 
 
-def _subject(health: Health) -> str:
+def _describe_subject(health: Health) -> str:
     live = next((one for one in health.generations if one.status == "live"), None)
     of = (
         f"generation {live.generation} of version {live.model_version} is live" if live else "nothing is live"
     )
     if not health.estimates.last_batch:
         of += "; what follows is of its history"
-    return f"{health.description} {of[0].upper()}{of[1:]}. Made {_time(health.made_at)}.".strip()
+    return f"{health.description} {of[0].upper()}{of[1:]}. Made {_format_time(health.made_at)}.".strip()
 
 
-def _time(at: datetime | None) -> str:
+def _format_time(at: datetime | None) -> str:
     return "–" if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _micros(at: int) -> str:
-    return _time(datetime.fromtimestamp(at / 1e6, UTC))
+def _format_micros(at: int) -> str:
+    return _format_time(datetime.fromtimestamp(at / 1e6, UTC))
 
 
-def _noun(count: int | None) -> str:
+def _name_rows(count: int | None) -> str:
     return "row" if count == 1 else "rows"
 
 
-def _cards(health: Health) -> str:
+def _build_cards(health: Health) -> str:
     one, rows = health.over_time, health.rows
     flagged = int(sum(counts.sum() for counts in one.flags.values()))
     degrees, scored = one.degrees.sum(), one.scored.sum()
     held = sum(reason.rows for reason in health.fates if reason.status == "held")
     last = health.progress[-1] if health.progress else None
     some = [
-        Card(f"{rows:,}", f"{_noun(rows)} estimated", f"of {plural(len(health.keys.key), 'key')}"),
+        Card(f"{rows:,}", f"{_name_rows(rows)} estimated", f"of {plural(len(health.keys.key), 'key')}"),
         Card(f"{one.nis.sum() / degrees:.3f}" if degrees else "–", "NIS per component", "1 is expected"),
         Card(
             f"{one.inside.sum() / scored:.1%}" if scored else "–",
@@ -105,37 +104,39 @@ def _cards(health: Health) -> str:
             "95 % is expected; gated rows count as outside",
         ),
         Card(f"{flagged / rows:.2%}", "of the rows have a flag", f"{plural(flagged, 'row')}"),
-        Card(f"{held:,}", f"{_noun(held)} in quarantine", "held until replayed or discarded"),
+        Card(f"{held:,}", f"{_name_rows(held)} in quarantine", "held until replayed or discarded"),
         Card(
             "–" if last is None or last.get("lag_rows") is None else f"{last['lag_rows']:,}",
-            f"{_noun(0 if last is None else last.get('lag_rows'))} waited",
-            "no micro-batch yet" if last is None else f"when the last micro-batch ended, {_time(last['started_at'])}",
+            f"{_name_rows(0 if last is None else last.get('lag_rows'))} waited",
+            "no micro-batch yet"
+            if last is None
+            else f"when the last micro-batch ended, {_format_time(last['started_at'])}",
         ),
     ]  # fmt: skip
     return cards(some)
 
 
-def _fit(health: Health) -> str:
+def _show_fit(health: Health) -> str:
     if health.without:
-        return section("Fit over time", health.without, "")
+        return section("Fit over time", health.without)
     text = (
         "NIS, the normalised innovation squared, averages to the number of measured components if the covariances are "
         "right: above, the filter is surer than it should be. Coverage is the share of measurements inside the "
         "interval that was predicted for them. Error bars hold 95 % if rows are independent. Dashed lines: hand-overs."
     )
-    if figures is None:
-        return section("Fit over time", NO_PICTURES, "")
+    if drawing is None:
+        return section("Fit over time", NO_PICTURES)
     drawn = [
-        (figures.draw_nis(health), "NIS per component over time"),
-        (figures.draw_coverage(health), "Coverage over time"),
+        (drawing.draw_nis(drawing.make_health_nis(health), health.first_rows), "NIS per component over time"),
+        (drawing.draw_coverage(health), "Coverage over time"),
     ]
     return section("Fit over time", text, pictures(drawn))
 
 
-def _examples(health: Health) -> str:
-    if figures is None:
+def _show_examples(health: Health) -> str:
+    if drawing is None:
         return ""
-    drawn = [(draw_example(one, figures.LINES), f"Estimates of {one.key}") for one in health.examples]
+    drawn = [(drawing.draw_example(one, drawing.LINES), f"Estimates of {one.key}") for one in health.examples]
     text = (
         "The newest estimates of some keys with their 95 % bands, over the measurements; --key adds others. Beside "
         "each stands how many of these rows lay inside the 95 % interval that was predicted for them."
@@ -143,7 +144,7 @@ def _examples(health: Health) -> str:
     return section("Keys", text, pictures(drawn))
 
 
-def _worst(health: Health) -> str:
+def _show_worst_keys(health: Health) -> str:
     keys = health.keys
     order = np.argsort(-np.abs(keys.surprise), kind="stable")[:WORST]
     rows = [
@@ -161,20 +162,17 @@ def _worst(health: Health) -> str:
         "sensor, at many such keys at the model."
     )
     head = ("key", "rows", "NIS per component", "deviations from 1", "flagged rows")
-    drawn = ""
-    if figures is not None and not health.without:
-        drawn = figures.draw_keys(health)
     body = table(head, rows)
-    if drawn:
-        body = f'<div class="two">{body}<img class="half" alt="NIS of each key" src="{drawn}"></div>'
+    if drawing is not None and not health.without:
+        body = beside(body, half(drawing.draw_keys(health), "NIS of each key"))
     return section("Worst keys", text, body)
 
 
-def _fates(health: Health) -> str:
+def _show_fates(health: Health) -> str:
     """Return what became of the rows, as bars on a scale of logarithms, since the rejected are few."""
     late = [one for one in health.fates if one.reason.startswith("late")]
     others = [one for one in health.fates if one not in late]
-    counted = [("accepted", health.rows), *((_fate(one), one.rows) for one in (*late, *others))]
+    counted = [("accepted", health.rows), *((_name_fate(one), one.rows) for one in (*late, *others))]
     top = np.log1p(max(count for _, count in counted))
     text = (
         "Accepted rows have an estimate that counts. The others are in quarantine with the reason, whoever found it: "
@@ -186,23 +184,23 @@ def _fates(health: Health) -> str:
     return section("Rows by fate", text, drawn)
 
 
-def _fate(one: Reason) -> str:
+def _name_fate(one: Reason) -> str:
     return one.reason if one.status == "held" else f"{one.reason} ({one.status})"
 
 
-def _flags(health: Health) -> str:
+def _show_flags(health: Health) -> str:
     flags = {name: int(counts.sum()) for name, counts in health.over_time.flags.items()}
     text = "A flagged row did not change its key's state: " + (
         ", ".join(f"{name} {plural(count, 'row')}" for name, count in flags.items()) if flags else "there is none"
     )  # fmt: skip
-    if figures is None:
-        return section("Flags", f"{text}.", "")
-    return section("Flags", f"{text}.", pictures([(figures.draw_rows(health), "Rows and flags over time")]))
+    if drawing is None:
+        return section("Flags", f"{text}.")
+    return section("Flags", f"{text}.", pictures([(drawing.draw_rows(health), "Rows and flags over time")]))
 
 
-def _stream(health: Health) -> str:
+def _show_lag(health: Health) -> str:
     if not health.progress:
-        return section("Lag", "No stream has left a record of a micro-batch.", "")
+        return section("Lag", "No stream has left a record of a micro-batch.")
     last = health.progress[-1]
     age = span((health.made_at - last["started_at"]).total_seconds())
     seconds = [one["seconds"] for one in health.progress if one.get("seconds")]
@@ -210,23 +208,23 @@ def _stream(health: Health) -> str:
         f"{plural(len(health.progress), 'micro-batch', 'es')}, the last one {age} ago with "
         f"{plural(int(last.get('rows') or 0), 'row')}; half of them took {np.median(seconds or [0.0]):.1f} s or less."
     )
-    if figures is None or all(one.get("lag_rows") is None for one in health.progress):
-        return section("Lag", text, "")
+    if drawing is None or all(one.get("lag_rows") is None for one in health.progress):
+        return section("Lag", text)
     return section(
-        "Lag", text, pictures([(figures.draw_lag(health), "Rows that waited after each micro-batch")])
+        "Lag", text, pictures([(drawing.draw_lag(health), "Rows that waited after each micro-batch")])
     )
 
 
-def _versions(health: Health) -> str:
+def _show_versions(health: Health) -> str:
     rows = [
         (
             one.generation,
             str(one.model_version),
             one.status,
             "–" if one.parent is None else f"{one.parent} after micro-batch {one.parent_batch}",
-            _time(one.created_at),
-            _time(one.retired_at),
-            _micros(health.first_rows[one.generation])
+            _format_time(one.created_at),
+            _format_time(one.retired_at),
+            _format_micros(health.first_rows[one.generation])
             if one.generation in health.first_rows
             else "no live row",
             ", ".join(health.specs[one.generation].states) if one.generation in health.specs else "–",
@@ -250,19 +248,19 @@ def _versions(health: Health) -> str:
     )
 
 
-def _parameters(health: Health) -> str:
+def _show_parameters(health: Health) -> str:
     if not health.learned:
-        return section("Learned parameters", "Nothing more is known of them than the manifest says.", "")
+        return section("Learned parameters", "Nothing more is known of them than the manifest says.")
     counted = Counter((row["scope"], row["outcome"]) for row in health.learned)
     outcomes = [(scope, outcome or "–", f"{count:,}") for (scope, outcome), count in sorted(counted.items())]
     text = f"Of snapshot {health.learned_in}: how the search ended, and what it found."
     body = table(("learned for", "outcome", "rows"), outcomes)
-    return section("Learned parameters", text, body + pictures(_distributions(health)))
+    return section("Learned parameters", text, body + pictures(_draw_parameters(health)))
 
 
-def _distributions(health: Health) -> list[tuple[str, str]]:
+def _draw_parameters(health: Health) -> list[tuple[str, str]]:
     """Return a picture of each parameter: by key as a distribution, by group or of all keys with error bars."""
-    if figures is None:
+    if drawing is None:
         return []
     keys = [row for row in health.learned if row["scope"] == KEY]
     shared = [row for row in health.learned if row["scope"] != KEY]
@@ -275,10 +273,24 @@ def _distributions(health: Health) -> list[tuple[str, str]]:
         others = [row for row in shared if name in row["parameters"]]
         if len(values):
             whole = next((row["parameters"][name] for row in others if row["scope"] == POPULATION), None)
-            drawn.append((figures.draw_parameter(name, values, whole), f"{name} by key"))
+            drawn.append((drawing.draw_parameter(name, values, whole), f"{name} by key"))
         elif others:
             labels = [row["key_group"] or "all keys" for row in others]
             errors = [row["standard_errors"].get(name, np.nan) for row in others]
             shown = [row["parameters"][name] for row in others]
-            drawn.append((figures.draw_shared(name, labels, shown, errors), f"{name} with error bars"))
+            drawn.append((drawing.draw_shared(name, labels, shown, errors), f"{name} with error bars"))
     return drawn
+
+
+SECTIONS = (
+    _build_cards,
+    _show_fit,
+    _show_examples,
+    _show_worst_keys,
+    _show_fates,
+    _show_flags,
+    _show_lag,
+    _show_versions,
+    _show_parameters,
+)
+"""What follows the verdict on the page, in its order."""

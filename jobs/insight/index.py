@@ -1,4 +1,4 @@
-"""The index of the reports of a warehouse: a row a model, with links to its pages. No Spark."""
+"""The files of the reports of a warehouse, and their index: a row a model, with links to its pages. No Spark."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs.core.html_page import heading, links, page, paragraph, section, table
+from jobs.core.html_page import links, page, paragraph, section, table
 from jobs.core.report import plural
 from jobs.lineage.catalog import Catalog
 from jobs.observability.progress_log import all_records
-from jobs.storage.files import files_of
+from jobs.storage.files import REPORTS, Files, files_of
 from jobs.storage.warehouse import Tables
-from jobs.upgrades.comparison.report_files import FOLDER
 
 HEALTH, INDEX = "health.html", "index.html"
 
 
-class Entry(NamedTuple):
+class IndexEntry(NamedTuple):
     """A model: what is live, its last micro-batch, the rows that wait and are held, and its pages."""
 
     model: str
@@ -28,26 +27,31 @@ class Entry(NamedTuple):
     pages: list[str]
 
 
+def report_files(warehouse: Tables, model: str, generation: str) -> tuple[Files, tuple[str, str]]:
+    """Return the folder of a model's reports, and the names of a generation's two files: data and page."""
+    return warehouse.files(f"{REPORTS}/{model}"), (f"{generation}.json", f"{generation}.html")
+
+
 def write_page(root: str, model: str, text: str) -> str:
     """Write the page on a model's health, atomically, and return its path."""
-    files_of(f"{root}/{FOLDER}/{model}").write(HEALTH, text.encode())
-    return f"{root}/{FOLDER}/{model}/{HEALTH}"
+    files_of(f"{root}/{REPORTS}/{model}").write(HEALTH, text.encode())
+    return f"{root}/{REPORTS}/{model}/{HEALTH}"
 
 
-def write_index(root: str, models: Sequence[str]) -> tuple[str, list[Entry]]:
+def write_index(root: str, models: Sequence[str]) -> tuple[str, list[IndexEntry]]:
     """Write the index of these models and of those that have a report, and return its path and its entries."""
-    there = [name for name in files_of(f"{root}/{FOLDER}").names("") if "." not in name]
+    there = [name for name in files_of(f"{root}/{REPORTS}").names("") if "." not in name]
     catalog = Catalog(Tables(root))
-    entries = [_entry(catalog, model) for model in sorted({*models, *there})]
-    files_of(f"{root}/{FOLDER}").write(INDEX, index_page(entries).encode())
-    return f"{root}/{FOLDER}/{INDEX}", entries
+    entries = [_read_entry(catalog, model) for model in sorted({*models, *there})]
+    files_of(f"{root}/{REPORTS}").write(INDEX, build_index(entries).encode())
+    return f"{root}/{REPORTS}/{INDEX}", entries
 
 
-def _entry(catalog: Catalog, model: str) -> Entry:
+def _read_entry(catalog: Catalog, model: str) -> IndexEntry:
     root, live = catalog.warehouse.root, catalog.live(model)
     records = all_records(catalog.warehouse, model)
-    pages = [name for name in files_of(f"{root}/{FOLDER}/{model}").names("") if name.endswith(".html")]
-    return Entry(
+    pages = [name for name in files_of(f"{root}/{REPORTS}/{model}").names("") if name.endswith(".html")]
+    return IndexEntry(
         model,
         live.generation if live else "none",
         live.model_version if live else None,
@@ -57,7 +61,7 @@ def _entry(catalog: Catalog, model: str) -> Entry:
     )
 
 
-def index_page(entries: Sequence[Entry]) -> str:
+def build_index(entries: Sequence[IndexEntry]) -> str:
     """Return the index as a page."""
     rows = []
     for one in entries:
@@ -71,7 +75,7 @@ def index_page(entries: Sequence[Entry]) -> str:
                 "–" if one.last is None else f"{last['started_at'].astimezone(UTC):%Y-%m-%d %H:%M}",
                 "–" if waiting is None else f"{waiting:,}",
                 f"{one.held:,}",
-                links((f"{one.model}/{name}", _title(name)) for name in one.pages),
+                links((f"{one.model}/{name}", _name_report(name)) for name in one.pages),
             ]
         )
     head = (
@@ -87,8 +91,8 @@ def index_page(entries: Sequence[Entry]) -> str:
     none = "There is no model yet: `kalman-pipeline init --input FILE` writes a first spec."
     body = table(head, rows) if rows else paragraph(none)
     more = "`kalman-pipeline report --model M` writes a model's health, and `--compare` a comparison of two versions."
-    return page("Reports", heading("Reports") + paragraph(text) + section("Models", more, body))
+    return page("Reports", paragraph(text), section("Models", more, body))
 
 
-def _title(name: str) -> str:
+def _name_report(name: str) -> str:
     return "health" if name == HEALTH else f"comparison of {name.removesuffix('.html')}"

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from jobs.insight.advice import StreamMeasures, TableFiles, advise, measure_stream
 from jobs.lineage import generations
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import LIVE, RETIRED, Generation
-from jobs.operations.advice import Files, Measured, advise, measured
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.table_rows import file_sizes
 from jobs.storage.warehouse import Tables
@@ -28,7 +28,7 @@ def batches(seconds: float, lag: list[int]) -> list[dict[str, Any]]:
     return [{"seconds": seconds, "rows": 100, "lag_rows": waiting} for waiting in lag]
 
 
-SLOW = Measured("nile", batches(90.0, [0, 0, 0]), partitions=2, keys=1000, cores=8)
+SLOW = StreamMeasures("nile", batches(90.0, [0, 0, 0]), partitions=2, keys=1000, cores=8)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ SLOW = Measured("nile", batches(90.0, [0, 0, 0]), partitions=2, keys=1000, cores
         (SLOW._replace(records=batches(90.0, [0, 0])), None),  # two micro-batches tell nothing
         (SLOW._replace(cores=None), None),
         (SLOW._replace(records=batches(1.0, [0] * 3), keys=3_000_001, partitions=4), "--partitions 7`"),
-        (Measured("nile", files=[Files("estimates/nile", 4000, 4000 * MB)]), "nile has 4,000 files of 1.0 MB on"),
-        (Measured("nile", files=[Files("estimates/nile", 4000, 4000 * 64 * MB)]), None),
-        (Measured("nile", files=[Files("estimates/nile", 20, 20)]), None),
-        (Measured("nile", due_generations=["nile-g0001"]), "1 generation of nile may be removed (nile-g0001): `"),
-        (Measured("nile", due_snapshots=list("abcd")), "4 snapshots of nile may be removed (a, b, c, ...)"),
-        (Measured("nile", oldest_progress=NOW - timedelta(days=120), progress=timedelta(days=90)),
+        (StreamMeasures("nile", files=[TableFiles("estimates/nile", 4000, 4000 * MB)]), "4,000 files of 1.0 MB on"),
+        (StreamMeasures("nile", files=[TableFiles("estimates/nile", 4000, 4000 * 64 * MB)]), None),
+        (StreamMeasures("nile", files=[TableFiles("estimates/nile", 20, 20)]), None),
+        (StreamMeasures("nile", due_generations=["nile-g0001"]), "1 generation of nile may be removed (nile-g0001): `"),
+        (StreamMeasures("nile", due_snapshots=list("abcd")), "4 snapshots of nile may be removed (a, b, c, ...)"),
+        (StreamMeasures("nile", oldest_progress=NOW - timedelta(days=120), progress=timedelta(days=90)),
          "the progress of nile goes back 120 d, and retention.progress keeps 90 d"),
-        (Measured("nile", oldest_progress=NOW - timedelta(days=80), progress=timedelta(days=90)), None),
+        (StreamMeasures("nile", oldest_progress=NOW - timedelta(days=80), progress=timedelta(days=90)), None),
     ],
 )  # fmt: skip
-def test_what_is_said(seen: Measured, said: str | None) -> None:
+def test_what_is_said(seen: StreamMeasures, said: str | None) -> None:
     found = advise(seen, NOW)
     assert found == [] if said is None else len(found) == 1 and said in found[0]
 
@@ -87,7 +87,7 @@ def test_it_rests_on_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     known = [*(generation(number, RETIRED) for number in (1, 2, 3)), generation(4, LIVE)]
     monkeypatch.setattr(generations, "all_of", lambda tables: known)
-    seen = measured(Catalog(Tables(root)), "walk", spec, cores=4)
+    seen = measure_stream(Catalog(Tables(root)), "walk", spec, cores=4)
     assert seen.due_generations == ["walk-g0001", "walk-g0002"]  # the third is the newest of the retired
-    assert (seen.partitions, seen.files) == (2, [Files("estimates/walk", 3, parquet)])
+    assert (seen.partitions, seen.files) == (2, [TableFiles("estimates/walk", 3, parquet)])
     assert seen.oldest_progress == datetime(2024, 4, 1, tzinfo=UTC) and seen.progress == timedelta(days=90)

@@ -58,7 +58,7 @@ def join_reasons(wanted: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     return list(reasons.items())
 
 
-def shown_quantity(*specs: ModelSpec) -> tuple[str, bool]:
+def choose_quantity(*specs: ModelSpec) -> tuple[str, bool]:
     """Return the name of the quantity to show of versions of a model, the newest last, and whether it is measured.
 
     It is the first measured component if all versions measure it linearly, else a state that all have.
@@ -70,14 +70,14 @@ def shown_quantity(*specs: ModelSpec) -> tuple[str, bool]:
     return (common or specs[-1].states)[0], False
 
 
-def direction_of(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
+def find_direction(spec: ModelSpec, quantity: str, is_measured: bool) -> Floats | None:
     """Return the weights of a quantity over the states of a version; None or zeros where the version lacks it."""
     if is_measured:
         return measured_direction(spec)
     return np.array([float(state == quantity) for state in spec.states])
 
 
-def newest_rows(queries: Queries, counted: str) -> pa.Table:
+def read_newest_rows(queries: Queries, counted: str) -> pa.Table:
     """Return the newest estimates of each key, ordered by key and time (`time`, in microseconds).
 
     counted: the query of the rows that count, with key and event_time.
@@ -89,7 +89,7 @@ def newest_rows(queries: Queries, counted: str) -> pa.Table:
     return queries.run(f"SELECT * FROM ({numbered}) WHERE place <= {ROWS_SHOWN} ORDER BY key, time")
 
 
-def measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[str]) -> pa.Table | None:
+def read_measured_rows(queries: Queries, spec: ModelSpec, name: str, keys: Sequence[str]) -> pa.Table | None:
     """Return the measurements of keys in one column, ordered by key and time; None if the table lacks its columns."""
     schema = queries.add(MEASURED, measurements(spec.name))
     if schema is None or not {*spec.key, spec.time, name} <= set(schema.names):
@@ -113,50 +113,48 @@ def make_examples(
     Args:
         chosen: the keys, with the reasons for them.
         quantity: the name of what is shown.
-        measured: what was measured (`measured_rows`); shown is what came since the first estimate.
-        sides: the estimates of each version (`newest_rows`).
+        measured: what was measured (`read_measured_rows`); shown is what came since the first estimate.
+        sides: the estimates of each version (`read_newest_rows`).
         line: makes a key's line of its estimates by one version.
     """
     found = []
     for key, why in chosen:
-        lines = [line(_rows_of(side, key)) for side in sides]
+        lines = [line(_select_key(side, key)) for side in sides]
         time, values = np.empty(0, np.int64), np.empty(0)
         first = min((one.time[0] for one in lines if len(one.time)), default=None)
         if measured is not None and first is not None:
-            landed = _rows_of(measured, key)
-            time, values = _numbers(landed, "time"), _numbers(landed, "value")
+            landed = _select_key(measured, key)
+            time, values = _read_numbers(landed, "time"), _read_numbers(landed, "value")
             time, values = time[time >= first], values[time >= first]
         found.append(Example(key, why, quantity, time, values, lines))
     return found
 
 
-def _rows_of(rows: pa.Table, key: str) -> pa.Table:
+def _select_key(rows: pa.Table, key: str) -> pa.Table:
     """Return the rows of a key, of rows that are ordered by key."""
     keys = rows["key"].to_pylist()
     return rows.slice(keys.index(key), keys.count(key)) if key in keys else rows.slice(0, 0)
 
 
-def _numbers(rows: pa.Table, name: str) -> NDArray[Any]:
+def _read_numbers(rows: pa.Table, name: str) -> NDArray[Any]:
     """Return a column of numbers (N,); NaN where it has nulls."""
     return to_numpy(rows[name].combine_chunks(), np.nan)
 
 
-def estimate_line(
-    rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]
-) -> EstimateLine:
-    """Return the line of a key's estimates (`newest_rows`); direction: of what is shown, by the rows' generation."""
-    time = _numbers(rows, "time")
+def build_line(rows: pa.Table, components: Floats, direction: Callable[[str], Floats | None]) -> EstimateLine:
+    """Return the line of a key's estimates (`read_newest_rows`); direction: of the quantity, by generation."""
+    time = _read_numbers(rows, "time")
     mean, deviation = np.full(len(time), np.nan), np.full(len(time), np.nan)
     names, generation_of = distinct_values(rows["generation"].combine_chunks().cast(pa.string()))
     for number, name in enumerate(names):
         mine = np.flatnonzero(generation_of == number)
         weights = direction(name)
         if weights is not None and weights.any():
-            mean[mine], deviation[mine] = _moments(rows.take(integers(mine)), weights)
-    return EstimateLine(time, mean, deviation, _numbers(rows, "nis"), components)
+            mean[mine], deviation[mine] = _project_moments(rows.take(integers(mine)), weights)
+    return EstimateLine(time, mean, deviation, _read_numbers(rows, "nis"), components)
 
 
-def _moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:
+def _project_moments(rows: pa.Table, direction: Floats) -> tuple[Floats, Floats]:
     """Return mean and standard deviation of a weighted sum of states; NaN where it cannot be known."""
     n, nothing = len(direction), np.full(rows.num_rows, np.nan)
     means, P = (np.array(rows[name].to_pylist(), float) for name in ("mean", "covariance"))

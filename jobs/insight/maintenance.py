@@ -19,11 +19,12 @@ from jobs.core import clock
 from jobs.core.errors import RUN_FAILED, UserError, first_line
 from jobs.downstream.queries import tables_of
 from jobs.downstream.retention import DownstreamCleanup, largest_lag, lines_of
+from jobs.insight.index import report_files
+from jobs.insight.retention_plan import plan_retention
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.lineage.model import DeployedModel
 from jobs.observability.progress_log import ProgressLog, table_of
-from jobs.operations.retention_plan import plan
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.retention import span_of
@@ -37,11 +38,10 @@ from jobs.storage.table_rows import file_sizes, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
-from jobs.upgrades.comparison.report_files import report_files
 
 if TYPE_CHECKING:
+    from jobs.insight.retention_plan import RetentionPlan
     from jobs.lineage.generations import Generation
-    from jobs.operations.retention_plan import Plan
     from jobs.storage.row_filters import Filter
 
 CHECKPOINTS = "checkpoints/"
@@ -71,13 +71,13 @@ class Maintenance:
         """Take the steps in their order: generations before the snapshots from which they started."""
         warehouse, spec = self.model.warehouse, self.model.spec
         known = generations.all_of(warehouse, spec.name)
-        planned = plan(
+        planned = plan_retention(
             known,
             manifests.all_of(warehouse, spec.name),
             spec.retention,
             clock.now(),
             spec.fingerprint(),
-            held_generations(warehouse, spec.name),
+            find_held_generations(warehouse, spec.name),
         )
         self.on_progress("removing what the retention plan allows")
         self._remove_generations(planned, known)
@@ -98,7 +98,7 @@ class Maintenance:
         """
         live_table.refresh(self.model.warehouse, self.model.name)
         known = [
-            *tables_of_model(self.model.warehouse, self.model.name),
+            *list_tables(self.model.warehouse, self.model.name),
             *(one for one in ("generations", *OF_SNAPSHOTS) if self.model.warehouse.exists(one)),
         ]
         if self.model.warehouse.local:
@@ -112,18 +112,18 @@ class Maintenance:
 
     def _compact_and_vacuum(self) -> None:
         """Compact and vacuum the tables."""
-        names = tables_of_model(self.model.warehouse, self.model.name)
+        names = list_tables(self.model.warehouse, self.model.name)
         self.result["optimized"] = [
             one for one in (self._compact(table) for table in names) if one is not None
         ]
-        self.result["not_vacuumed"] = unread_files(self.model)
+        self.result["not_vacuumed"] = find_unread_files(self.model)
         self.result["vacuumed"] = [
             one
             for one in (self._vacuum(table) for table in ("generations", *OF_SNAPSHOTS, *names))
             if one is not None
         ]
 
-    def _remove_generations(self, planned: Plan, known: list[Generation]) -> None:
+    def _remove_generations(self, planned: RetentionPlan, known: list[Generation]) -> None:
         self.result["generations"] = planned.generations
         self.result["kept"] = {"generations": planned.why_generations, "snapshots": planned.why_snapshots}
         if not self.dry:
@@ -147,12 +147,12 @@ class Maintenance:
             for name in () if self.dry else existing:
                 files.remove(name)
 
-    def _remove_snapshots(self, planned: Plan) -> None:
+    def _remove_snapshots(self, planned: RetentionPlan) -> None:
         self.result["snapshots"] = planned.snapshots
         if not self.dry:
             store.remove(self.model.warehouse, self.model.name, planned.snapshots)
 
-    def _remove_estimates(self, planned: Plan) -> None:
+    def _remove_estimates(self, planned: RetentionPlan) -> None:
         rows = [[("generation", "in", planned.estimates)]]
         wanted = bool(planned.estimates) and self.with_estimates
         self.result["estimates"] = self._delete(estimates(self.model.name), rows) if wanted else 0
@@ -188,7 +188,7 @@ class Maintenance:
 
     def _compact(self, table: str) -> dict[str, Any] | None:
         """Compact a table's small files; return None with at most one, or after a concurrent write."""
-        files = _file_count(self.model.warehouse, table)
+        files = _count_files(self.model.warehouse, table)
         if files < 2 or self.dry:
             return None if files < 2 else {"table": table, "files": files, "files_after": None}
         self.on_progress(f"compacting {table}")
@@ -198,7 +198,7 @@ class Maintenance:
                 found.optimize().executeCompaction()
         except _CONFLICTS:
             return None  # a writer takes precedence; the next run compacts the table
-        return {"table": table, "files": files, "files_after": _file_count(self.model.warehouse, table)}
+        return {"table": table, "files": files, "files_after": _count_files(self.model.warehouse, table)}
 
     def _vacuum(self, table: str) -> dict[str, Any] | None:
         """Remove the files that a table has not needed for `retention.files`; in a dry run count them."""
@@ -226,7 +226,7 @@ class Maintenance:
         # By default 10,000 tasks list the folders of a table.
         tasks = 4 * spark.sparkContext.defaultParallelism
         spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", tasks)
-        with _console_silenced(self.model.warehouse):
+        with _silence_console(self.model.warehouse):
             spark.sql(f"VACUUM delta.`{self.model.warehouse.path(table)}` RETAIN {hours:g} HOURS")
 
     def _remove_folder(self, name: str, remove: bool) -> bool:
@@ -238,20 +238,20 @@ class Maintenance:
         return Folder(self.model.warehouse, name).remove(remove)
 
 
-def tables_of_model(tables: Tables, model: str) -> list[str]:
+def list_tables(tables: Tables, model: str) -> list[str]:
     """Return the tables that maintenance of a model compacts, those of all models included."""
     own = (estimates(model), archive(model), table_of(model), forecasts(model))
     names = (*own, *tables_of(model), *history_tables(model), *SHARED)
     return [table for table in names if tables.exists(table)]
 
 
-def held_generations(tables: Tables, model: str) -> set[str]:
+def find_held_generations(tables: Tables, model: str) -> set[str]:
     """Return the generations that a driver holds, from the log of drivers."""
     drivers = DriverLog.of(tables, model).drivers()
     return {one.generation for one in drivers if one.ended_at is None and one.owner.alive(one.beat_at)}
 
 
-def unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
+def find_unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
     """Return the tables not to vacuum, with the reason: the monitor or forecast skill has yet to read their files."""
     verb, lag = largest_lag(model.warehouse, model.spec)
     if lag < span_of(model.spec.retention.files):
@@ -260,7 +260,7 @@ def unread_files(model: DeployedModel[Tables]) -> dict[str, str]:
     return {estimates(model.name): why}
 
 
-def result_lines(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
+def format_result(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
     """Return what maintenance has removed, or, if `dry`, would remove, as lines of a report."""
     would = "would remove" if dry else "removed"
     lines = [f"{model}: dry run, nothing was changed"] if dry else []
@@ -295,7 +295,7 @@ def result_lines(model: str, result: Mapping[str, Any], dry: bool) -> list[str]:
 
 
 @contextmanager
-def _console_silenced(warehouse: Warehouse) -> Iterator[None]:
+def _silence_console(warehouse: Warehouse) -> Iterator[None]:
     """Discard what VACUUM prints on standard output, which belongs to the report."""
     jvm: Any = warehouse.spark._jvm
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
@@ -307,6 +307,6 @@ def _console_silenced(warehouse: Warehouse) -> Iterator[None]:
         console.setOutDirect(before)
 
 
-def _file_count(tables: Tables, table: str) -> int:
+def _count_files(tables: Tables, table: str) -> int:
     sizes = file_sizes(tables.root, table)
     return 0 if sizes is None else sizes[0]

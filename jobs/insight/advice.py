@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jobs.core import clock
 from jobs.core.report import plural, span
 from jobs.core.roots import local_path
+from jobs.insight.retention_plan import plan_retention
 from jobs.observability.progress_log import all_records
-from jobs.operations.retention_plan import plan
 from jobs.specs.retention import span_of
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import alerts, estimates, estimates_history, windows
@@ -32,7 +32,7 @@ RECENT = 20
 KEYS_A_PARTITION = 500_000
 
 
-class Files(NamedTuple):
+class TableFiles(NamedTuple):
     """The files of a table: how many, their bytes."""
 
     table: str
@@ -40,7 +40,7 @@ class Files(NamedTuple):
     bytes: int
 
 
-class Measured(NamedTuple):
+class StreamMeasures(NamedTuple):
     """What advice rests on.
 
     records: of the live generation's last micro-batches, oldest first; partitions: its state partitions; cores: of the
@@ -53,23 +53,23 @@ class Measured(NamedTuple):
     partitions: int | None = None
     keys: int | None = None
     cores: int | None = None
-    files: Sequence[Files] = ()
+    files: Sequence[TableFiles] = ()
     due_generations: Sequence[str] = ()
     due_snapshots: Sequence[str] = ()
     oldest_progress: datetime | None = None
     progress: timedelta | None = None
 
 
-def measured(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | None) -> Measured:
+def measure_stream(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | None) -> StreamMeasures:
     """Return what advice on a model rests on, without Spark; of a remote warehouse, only what is due.
 
     spec: None if it cannot be read.
     """
     now, root = clock.now(), catalog.warehouse.root
     known, snapshots, live = catalog.generations(model), catalog.manifests(model), catalog.live(model)
-    found = Measured(model, partitions=None if live is None else live.partitions, cores=cores)
+    found = StreamMeasures(model, partitions=None if live is None else live.partitions, cores=cores)
     if spec is not None and known:
-        planned = plan(known, snapshots, spec.retention, now, spec.fingerprint())
+        planned = plan_retention(known, snapshots, spec.retention, now, spec.fingerprint())
         found = found._replace(due_generations=planned.generations, due_snapshots=planned.snapshots)
     if local_path(root) is None:
         return found
@@ -81,18 +81,20 @@ def measured(catalog: Catalog, model: str, spec: ModelSpec | None, cores: int | 
         keys=max(
             (one.key_count for one in snapshots if live and one.snapshot_id == live.snapshot_id), default=None
         ),
-        files=[Files(name, *sizes) for name in tables if (sizes := catalog.file_sizes(name)) is not None],
+        files=[
+            TableFiles(name, *sizes) for name in tables if (sizes := catalog.file_sizes(name)) is not None
+        ],
         oldest_progress=records[0]["started_at"] if records else None,
         progress=None if spec is None else span_of(spec.retention.progress),
     )
 
 
-def advise(seen: Measured, now: datetime) -> list[str]:
+def advise(seen: StreamMeasures, now: datetime) -> list[str]:
     """Return sentences of advice, the most urgent first; none if there is nothing to say."""
-    return [*_partitions(seen), *_files(seen), *_retention(seen, now)]
+    return [*_advise_partitions(seen), *_advise_files(seen), *_advise_retention(seen, now)]
 
 
-def _partitions(seen: Measured) -> list[str]:
+def _advise_partitions(seen: StreamMeasures) -> list[str]:
     """Return advice on partitions: more of them where micro-batches are long and cores are idle."""
     timed = [one for one in seen.records if one.get("seconds") and one.get("rows")]
     if seen.partitions is None or len(timed) < 3:
@@ -117,17 +119,17 @@ def _partitions(seen: Measured) -> list[str]:
     return []
 
 
-def _files(seen: Measured) -> list[str]:
+def _advise_files(seen: StreamMeasures) -> list[str]:
     """Return advice on tables of many small files, the worst first."""
     small = [one for one in seen.files if one.files > MANY_FILES and one.bytes < SMALL_FILE * one.files]
     return [
-        f"{one.table} has {one.files:,} files of {_size(one.bytes / one.files)} on average, so readers open many: "
-        f"`kalman-pipeline maintain --model {seen.model}`"
+        f"{one.table} has {one.files:,} files of {_format_size(one.bytes / one.files)} on average, so readers open "
+        f"many: `kalman-pipeline maintain --model {seen.model}`"
         for one in sorted(small, key=lambda one: -one.files)
     ]
 
 
-def _retention(seen: Measured, now: datetime) -> list[str]:
+def _advise_retention(seen: StreamMeasures, now: datetime) -> list[str]:
     """Return advice on what the spec's retention has let become due."""
     found = []
     for noun, due in (("generation", seen.due_generations), ("snapshot", seen.due_snapshots)):
@@ -147,7 +149,7 @@ def _retention(seen: Measured, now: datetime) -> list[str]:
     return found
 
 
-def _size(number: float) -> str:
+def _format_size(number: float) -> str:
     for unit, size in (("MB", 1 << 20), ("kB", 1 << 10)):
         if number >= size:
             return f"{number / size:,.1f} {unit}"

@@ -1,1 +1,0 @@
-"""How a model has been doing: its health over time from its tables, as one page. No Spark."""

@@ -1,1 +1,0 @@
-"""Maintenance and status: the retention plan, deleting by it, the status of every model, and alarms."""
