@@ -1,7 +1,7 @@
 """Estimate every row of a table in batch: history's estimates, with the bits that the stream gives the same rows.
 
 The rows of an interval of event time are replaced in the table, never doubled, in a few commits, each of some of the
-keys. A run that was killed is continued after its last commit (`jobs.history.table`).
+keys. A run that was killed is continued after its last commit (`jobs.batch.history_table`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.history.estimating import Result
+    from jobs.batch.estimating import Result
     from jobs.specs.model_spec import ModelSpec
 
 
@@ -77,8 +77,8 @@ def run(
     Raises:
         UserError: an option, the rows or the snapshot cannot be used.
     """
-    from jobs.history.estimating import Request, estimate
-    from jobs.history.source import Interval
+    from jobs.batch.estimating import Request, estimate
+    from jobs.batch.history_rows import Interval
     from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf

@@ -220,7 +220,7 @@ def _from_snapshot(
 
 def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], start: float) -> Report:
     """Forecast from the live state or a snapshot on Spark."""
-    from jobs.forecasting.run import Wanted, forecast_live, report_lines
+    from jobs.batch.forecast_run import Wanted, forecast_live, report_lines
     from jobs.lineage.model import DeployedModel
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse

@@ -23,13 +23,13 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.history.estimating import Result
+    from jobs.batch.estimating import Result
+    from jobs.batch.learning import Learned, Window
+    from jobs.batch.learning_summary import Summary
+    from jobs.batch.new_keys import Offer
+    from jobs.batch.pretraining import Made
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.learning import Learned, Window
-    from jobs.training.learning_summary import Summary
-    from jobs.training.new_keys import Offer
-    from jobs.training.pretraining import Made
 
 
 @command
@@ -66,7 +66,10 @@ def run(
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
     """
-    from jobs.history.estimating import estimate_reflected
+    from jobs.batch import new_keys
+    from jobs.batch.estimating import estimate_reflected
+    from jobs.batch.learning_summary import summary
+    from jobs.batch.pretraining import snapshot_at
     from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
@@ -76,9 +79,6 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
     from jobs.storage.tables import need_columns, need_measurements
-    from jobs.training import new_keys
-    from jobs.training.learning_summary import summary
-    from jobs.training.pretraining import snapshot_at
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -118,8 +118,8 @@ def run(
 
 def _window(learn_from: str | None, learn_to: str | None) -> Window:
     """Return the window of the options. Raises UserError if it is empty."""
+    from jobs.batch.learning import Window
     from jobs.storage.positions import parse_time
-    from jobs.training.learning import Window
 
     first = None if learn_from is None else parse_time(learn_from, "--learn-from")
     last = None if learn_to is None else parse_time(learn_to, "--learn-to")
@@ -143,7 +143,7 @@ def _with_estimates(report: Report, results: list[Result]) -> Report:
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
-    from jobs.training import new_keys
+    from jobs.batch import new_keys
 
     return Report(
         [*new_keys.lines(offers), f"{seconds:.1f} s"],
@@ -162,7 +162,7 @@ def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
 def _report(
     spec: ModelSpec, found: Made, told: Summary | None, offers: list[Offer], seconds: float
 ) -> Report:
-    from jobs.training import new_keys
+    from jobs.batch import new_keys
 
     manifest, learned, made, notes = found
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
@@ -220,7 +220,7 @@ def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
 
 
 def _learned_lines(learned: Learned) -> list[str]:
-    from jobs.training.learning_summary import TOLD
+    from jobs.batch.learning_summary import TOLD
     from kalman.models.groups import GROUPS
 
     values = ", ".join(

@@ -1,1 +1,1 @@
-"""Batch: filter history, learn parameters, commit a snapshot."""
+"""History through the filter, on Spark: learn parameters and commit a snapshot, estimate every row, forecast keys."""

@@ -12,12 +12,12 @@ from jobs.encoding.estimates import EstimateFormat, pack_estimates
 from jobs.encoding.keys import text_of
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
+from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import Begin, filter_step
 from jobs.state.row_filter import RowFilter
-from jobs.training.row_faults import FEWEST, Gaps, Lost, count_gaps
 from kalman.filters.rounded import stored_as
 from kalman.types import Filter
 

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.batch.smoothing import smoothed
 from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, estimate_records
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.packets import Layout, Records, concat
 from jobs.encoding.routing import bucket_of
 from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
-from jobs.history.smoothing import smoothed
 from jobs.state.distinct import distinct
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import without_state

@@ -14,17 +14,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from jobs.batch.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
+from jobs.batch.bucket_estimates import SLICES, Plan
+from jobs.batch.history_rows import Interval, Rows, rows_of
+from jobs.batch.history_start import Asked, Start, start_of
+from jobs.batch.history_table import HistoryTable, Part, Run, Slices, write_estimates
+from jobs.batch.row_counts import Counts, Wanted, count_by_log
+from jobs.batch.smoothing import smoothed_widths
 from jobs.core.errors import UserError, raised_in_python
 from jobs.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
 from jobs.encoding.routing import Routing, make_routing, partition_of
 from jobs.encoding.rows import row_packer, select_columns
-from jobs.history.bucket import SLICES, Plan
-from jobs.history.counting import Counts, Wanted, count_by_log
-from jobs.history.smoothing import smoothed_widths
-from jobs.history.source import Interval, Rows, rows_of
-from jobs.history.start import Asked, Start, start_of
-from jobs.history.table import HistoryTable, Part, Run, Slices, write_estimates
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
@@ -39,7 +40,6 @@ from jobs.state.block_format import state_layout
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
 from jobs.storage.warehouse import home_of
-from jobs.training.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
 from kalman.filters.own_parameters import own_parameters
 from kalman.filters.rounded import stored_as
 from kalman.types import ModelError
@@ -194,7 +194,7 @@ def estimate(
 ) -> Result:
     """Estimate every row of the request's interval, and replace the interval's rows in the table.
 
-    packed: the packets of just the rows that the run reads (`jobs.training.batch_filter.bucket_rows`), if a caller has
+    packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.bucket_rows`), if a caller has
     them; they are written in one commit.
 
     Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began

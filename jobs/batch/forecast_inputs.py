@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 
+from jobs.batch.forecast_rows import FUTURE, INPUTS
 from jobs.core.input_files import open_input
 from jobs.encoding.arrow import integers, lists
 from jobs.encoding.keys import KeyKind, columns_of, text_of
-from jobs.forecasting.rows import FUTURE, INPUTS
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.offline.future import read_future

@@ -18,13 +18,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from jobs.batch.forecast_inputs import FutureRows, future_rows, with_inputs
+from jobs.batch.forecast_origin import Origin, origin
+from jobs.batch.forecast_rows import Plan, forecast_rows
 from jobs.core.clock import now
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
 from jobs.encoding.keys import columns_of
-from jobs.forecasting.inputs import FutureRows, future_rows, with_inputs
-from jobs.forecasting.origin import Origin, origin
-from jobs.forecasting.rows import Plan, forecast_rows
 from jobs.lineage.model import DeployedModel
 from jobs.offline.future import Horizon
 from jobs.snapshots.runtime import ModelRuntime

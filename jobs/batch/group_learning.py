@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.batch.batch_filter import Batch
 from jobs.core.errors import UserError
 from jobs.core.report import plural, some
 from jobs.encoding.packets import Layout
-from jobs.training.batch_filter import Batch
 from kalman.learning.em import Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
 from kalman.models.groups import GROUPS
@@ -60,7 +60,7 @@ def learn_groups(
     """Learn the parameters of each group from its rows.
 
     Args:
-        rows: packets with the names of their groups (`jobs.training.learning.window_rows`).
+        rows: packets with the names of their groups (`jobs.batch.learning.window_rows`).
         layout: of the packets.
         problem: what to learn.
         by: key columns that define the groups.

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from jobs.batch.snapshot_ids import Source
 from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
@@ -26,7 +27,6 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.positions import check_version
 from jobs.storage.tables import need_columns, need_measurements
 from jobs.storage.warehouse import home_of
-from jobs.training.table_source import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jobs.batch.history_rows import Interval, Rows
 from jobs.core.errors import UserError
-from jobs.history.source import Interval, Rows
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE

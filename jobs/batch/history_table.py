@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from jobs.batch.bucket_estimates import Plan, estimator
+from jobs.batch.history_rows import Interval
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import table_batch
-from jobs.history.bucket import Plan, estimator
-from jobs.history.source import Interval
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
 from jobs.storage.part_files import PartFile, remove

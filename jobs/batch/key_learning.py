@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from jobs.batch.batch_filter import Batch
+from jobs.batch.learning import Window, learn_pooled
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural, some
 from jobs.encoding.keys import KeyKind, key_array
@@ -29,8 +31,6 @@ from jobs.state.distinct import each_bucket
 from jobs.state.filter_step import filter_step
 from jobs.state.key_groups import group_keys
 from jobs.state.row_filter import RowFilter
-from jobs.training.batch_filter import Batch
-from jobs.training.learning import Window, learn_pooled
 from kalman.filters.rounded import stored_as
 from kalman.learning.em import Learner
 from kalman.learning.key_fits import KeyFit, Outcome, Population

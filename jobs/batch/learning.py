@@ -12,6 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
+from jobs.batch.batch_filter import Batch
+from jobs.batch.group_learning import LearnedGroups, grouped_parts, learn_groups
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import some
 from jobs.encoding.packets import Column, Layout, Records
@@ -20,8 +22,6 @@ from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
 from jobs.state.distinct import each_bucket
 from jobs.state.key_groups import group_keys, name_of
-from jobs.training.batch_filter import Batch
-from jobs.training.group_learning import LearnedGroups, grouped_parts, learn_groups
 from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
@@ -143,7 +143,7 @@ def learn_pooled(
     """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
 
     Args:
-        packed: bucketed rows (`jobs.training.batch_filter.bucket_rows`).
+        packed: bucketed rows (`jobs.batch.batch_filter.bucket_rows`).
         definition: of the model (`ModelSpec.definition`).
         learn: what to learn, and limits of the search.
         batch: settings of the batch pass.

@@ -18,6 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pyspark.sql import functions as F
 
+from jobs.batch.batch_filter import batch_of, bucket_rows, final_states
+from jobs.batch.key_learning import Populations
+from jobs.batch.learning import Window
+from jobs.batch.pretraining import write_with_keys
+from jobs.batch.snapshot_ids import Source, of_earlier_release
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
@@ -33,11 +38,6 @@ from jobs.specs.sections import PRETRAINED
 from jobs.storage.measurements_table import IS_HISTORY, create_new_keys_table, latest_history_version
 from jobs.storage.positions import check_version, delta_position, to_datetime
 from jobs.storage.tables import measurements
-from jobs.training.batch_filter import batch_of, bucket_rows, final_states
-from jobs.training.key_learning import Populations
-from jobs.training.learning import Window
-from jobs.training.pretraining import write_with_keys
-from jobs.training.table_source import Source, of_earlier_release
 from kalman.learning.em_linear import ExpectationMaximisation
 from kalman.learning.key_fits import Population
 from kalman.learning.learners import learnable

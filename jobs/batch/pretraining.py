@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
+from jobs.batch.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
+from jobs.batch.key_learning import Populations, learn_populations, learned_states
+from jobs.batch.learning import Window, learn_pooled
+from jobs.batch.snapshot_ids import Source, of_earlier_release
 from jobs.core.progress import Progress
 from jobs.encoding.keys import readable
 from jobs.encoding.packet_kinds import NEVER
 from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
+from jobs.offline.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
 from jobs.snapshots import learned_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.row_ids import of_rows
@@ -37,28 +42,23 @@ from jobs.storage.positions import (
     to_datetime,
     topic_position,
 )
-from jobs.training.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
-from jobs.training.key_learning import Populations, learn_populations, learned_states
-from jobs.training.learning import Window, learn_pooled
-from jobs.training.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
-from jobs.training.table_source import Source, of_earlier_release
 from kalman.filters.numerics import NUMERICS
 from kalman.learning.learners import learnable
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from jobs.batch.batch_filter import Batch
+    from jobs.batch.learning import Learned
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
-    from jobs.training.batch_filter import Batch
-    from jobs.training.learning import Learned
 
 
 class Made(NamedTuple):
     """A snapshot, what this call learned for it by a search over all keys, and whether this call made it.
 
-    notes: sentences about rows that the model does not take as they are meant (`jobs.training.row_faults`).
+    notes: sentences about rows that the model does not take as they are meant (`jobs.offline.row_faults`).
     """
 
     manifest: Manifest

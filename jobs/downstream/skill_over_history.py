@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from jobs.batch.history_table import Run, runs_of
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.downstream.forecast_inputs import with_inputs
@@ -24,7 +25,6 @@ from jobs.downstream.forecast_skill import key_parameters, named, skill_line, su
 from jobs.downstream.over_history import history_of, replace
 from jobs.encoding.keys import key_kind
 from jobs.encoding.packet_kinds import MEASURED
-from jobs.history.table import Run, runs_of
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse

@@ -18,13 +18,13 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs import filter as offline
+from jobs.batch.bucket_estimates import Plan, estimator
+from jobs.batch.smoothing import smoothed_widths
 from jobs.encoding.estimates import estimate_batch
 from jobs.encoding.packet_kinds import OutputPacket, RowPacket
 from jobs.encoding.packets import concat
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import row_packer, tick
-from jobs.history.bucket import Plan, estimator
-from jobs.history.smoothing import smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.specs import filter_options, row_order, sections
 from jobs.specs.model_spec import ModelSpec

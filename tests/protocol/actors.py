@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from jobs.batch import new_keys
+from jobs.batch.learning import Window
+from jobs.batch.pretraining import snapshot_at
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.landing.file_groups import land_all
@@ -33,9 +36,6 @@ from jobs.storage.positions import Cut
 from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
-from jobs.training import new_keys
-from jobs.training.learning import Window
-from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context, modes
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext

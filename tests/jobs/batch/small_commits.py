@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs import cli
-from jobs.history import estimating
+from jobs.batch import estimating
 
 ROWS = 40
 

@@ -8,13 +8,13 @@ import sys
 import numpy as np
 
 import kalman
+from jobs.batch.bucket_estimates import Plan, bucket_estimates
+from jobs.batch.smoothing import smoothed_widths
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.encoding.rows import KeyedRows, RowFormat
-from jobs.history.bucket import Plan, bucket_estimates
-from jobs.history.smoothing import smoothed_widths
 from jobs.state.block_format import state_layout
 
 KEYS, HOUR = 20, 3_600_000_000

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
+from jobs.batch.bucket_estimates import SLICES, Plan, estimator
+from jobs.batch.smoothing import smoothed_widths
 from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import bucket_of, make_routing, route_of
 from jobs.encoding.rows import row_packer, unpack_rows
-from jobs.history.bucket import SLICES, Plan, estimator
-from jobs.history.smoothing import smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.state import expiry
 from jobs.state.block_format import state_layout
@@ -28,8 +28,8 @@ from jobs.state.kernel import load_checked_spec
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as
 from kalman.smoothers.pieces import Pieces
-from tests.jobs.history import smoothed_alone
-from tests.jobs.history.test_estimate import ALONE, RLS, SMOOTHED, alone, lists_equal, pipeline_of
+from tests.jobs.batch import smoothed_alone
+from tests.jobs.batch.test_estimate import ALONE, RLS, SMOOTHED, alone, lists_equal, pipeline_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows
 
 FIELDS = (("id", LongType()), ("at", TimestampType()), ("a", DoubleType()), ("b", DoubleType()))

@@ -12,11 +12,11 @@ import pytest
 
 from jobs import estimate
 from jobs import filter as offline
+from jobs.batch import estimating
 from jobs.core.errors import UserError
 from jobs.core.report import Report
-from jobs.history import estimating
 from jobs.storage.tables import estimates_history
-from tests.jobs.history import small_commits
+from tests.jobs.batch import small_commits
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver
 from tests.jobs.test_kinds import EXPLICIT, FUNCTIONS, KINDS, MODULE
@@ -244,7 +244,7 @@ def test_a_run_that_has_ended_is_not_made_again_unless_another_has_replaced_it(t
 class SmallCommits(Driver):
     """`estimate` as a process of its own, with commits of a few rows."""
 
-    module: ClassVar[str] = "tests.jobs.history.small_commits"
+    module: ClassVar[str] = "tests.jobs.batch.small_commits"
 
 
 def test_a_run_killed_between_write_and_commit_is_continued_after_its_last_commit(

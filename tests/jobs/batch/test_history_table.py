@@ -14,10 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs import estimate
+from jobs.batch.bucket_estimates import estimator
+from jobs.batch.history_rows import Interval
+from jobs.batch.history_table import Part, Slices
 from jobs.core.errors import UserError
-from jobs.history.bucket import estimator
-from jobs.history.source import Interval
-from jobs.history.table import Part, Slices
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows
 from jobs.storage.part_files import write_parts
@@ -180,7 +180,7 @@ def test_a_run_replaces_what_another_has_written_meanwhile_and_one_that_fails_le
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before
     monkeypatch.setattr(ReplacingTable, "_commit", replace)
-    monkeypatch.setattr("jobs.history.table.estimator", _failing)
+    monkeypatch.setattr("jobs.batch.history_table.estimator", _failing)
     with pytest.raises(PySparkException, match="as it should"):
         estimate.run(pipeline.settings, "walk", since="2024-03-02")
     assert files(pipeline) == before and len(rows(pipeline)) == 120

@@ -11,8 +11,8 @@ import pytest
 from scipy.stats import norm
 
 import kalman
+from jobs.batch.forecast_rows import FUTURE, INPUTS, ROWS, Plan, forecaster
 from jobs.encoding.packets import Records
-from jobs.forecasting.rows import FUTURE, INPUTS, ROWS, Plan, forecaster
 from jobs.offline.future import Horizon
 from jobs.snapshots.state_rows import extras_widths, state_rows
 from jobs.specs.model_spec import ModelSpec
@@ -121,7 +121,7 @@ def test_a_batch_that_is_cut_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     batch = snapshot_of(kernel, states_of(spec, kernel))
     plan = Plan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
     (whole,) = forecaster(plan)(iter([batch]))
-    monkeypatch.setattr("jobs.forecasting.rows.NUMBERS_AT_ONCE", 40)
+    monkeypatch.setattr("jobs.batch.forecast_rows.NUMBERS_AT_ONCE", 40)
     cut = list(forecaster(plan)(iter([batch])))
     assert len(cut) > 1
     assert pa.Table.from_batches(cut).equals(pa.Table.from_batches([whole]))

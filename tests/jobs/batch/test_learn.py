@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 
 import kalman
+from jobs.batch import learning
+from jobs.batch.batch_filter import Batch
+from jobs.batch.learning import Window, learn_pooled
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.specs.model_spec import Learn
 from jobs.state.key_groups import group_begin, group_keys
-from jobs.training import learning
-from jobs.training.batch_filter import Batch
-from jobs.training.learning import Window, learn_pooled
 from kalman.learning.learners import learnable
 from kalman.learning.maximum_likelihood import fit, maximum_likelihood
 

@@ -13,16 +13,16 @@ import pyarrow as pa
 import pytest
 
 import kalman
+from jobs.batch import key_learning
+from jobs.batch.batch_filter import Batch
+from jobs.batch.key_learning import fit_bucket, learn_populations, learned_states
+from jobs.batch.learning import Window
 from jobs.specs.model_spec import Learn, ModelSpec
-from jobs.training import key_learning
-from jobs.training.batch_filter import Batch
-from jobs.training.key_learning import fit_bucket, learn_populations, learned_states
-from jobs.training.learning import Window
 from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
+from tests.jobs.batch.test_learn import KIND, Frame, Work, keyed_bucket
 from tests.jobs.offline.test_learned_parameters import filtered, last_rows, readings, spec, states_of
 from tests.jobs.support.pipeline import Pipeline
-from tests.jobs.training.test_learn import KIND, Frame, Work, keyed_bucket
 
 BY_KEY = {"scope": "key"}
 BY_GROUP = {"scope": "group", "by": ["site"]}

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from statsmodels.tsa.statespace.structural import UnobservedComponents
 
+from jobs.batch import key_learning
 from jobs.core.errors import UserError
 from jobs.snapshots import learned_rows, manifests, store
-from jobs.training import key_learning
 from tests.jobs.support.pipeline import Pipeline
 
 pytestmark = pytest.mark.spark

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from jobs.batch import new_keys
 from jobs.core.errors import UserError
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
 from jobs.state.block_store import Blocks, decode_offered
-from jobs.training import new_keys
 from tests.jobs.support.event_time import DictStore, plan_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files

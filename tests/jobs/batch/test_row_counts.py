@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from jobs.history.counting import Counts, Wanted, count_by_log
-from jobs.history.source import Interval
+from jobs.batch.history_rows import Interval
+from jobs.batch.row_counts import Counts, Wanted, count_by_log
 from jobs.spark.warehouse import Warehouse
 
 START = datetime(2024, 3, 1, tzinfo=UTC)

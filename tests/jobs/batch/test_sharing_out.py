@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.batch.batch_filter import ROWS_A_BUCKET
+from jobs.batch.bucket_estimates import SLICES
+from jobs.batch.estimating import ROWS_A_COMMIT, layout_for
+from jobs.batch.history_rows import Interval
+from jobs.batch.history_table import Part, Slices
 from jobs.encoding.routing import bucket_of, partition_of, route_of
-from jobs.history.bucket import SLICES
-from jobs.history.estimating import ROWS_A_COMMIT, layout_for
-from jobs.history.source import Interval
-from jobs.history.table import Part, Slices
 from jobs.storage.row_filters import drop_rows
 from jobs.storage.table_rows import UTC_MICROSECONDS
-from jobs.training.batch_filter import ROWS_A_BUCKET
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS_A_COMMIT, ROWS_A_COMMIT + 1, 10 * ROWS_A_COMMIT])
