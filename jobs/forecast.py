@@ -220,13 +220,13 @@ def _from_snapshot(
 
 def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], start: float) -> Report:
     """Forecast from the live state or a snapshot on Spark."""
-    from jobs.batch.forecast_run import Wanted, forecast_live, report_lines
+    from jobs.batch.forecast_run import ForecastRequest, forecast_live, report_lines
     from jobs.lineage.model import DeployedModel
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
 
     spark = spark_session(settings, f"forecast {spec.name}")
-    wanted = Wanted(*asked)
+    wanted = ForecastRequest(*asked)
     done = forecast_live(DeployedModel(spec, Warehouse(spark, settings.warehouse)), wanted)
     origin, written = done.origin, done.written
     data: dict[str, Any] = {

@@ -48,7 +48,7 @@ def run(
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
     from jobs.batch.pretraining import position_at
-    from jobs.batch.snapshot_ids import Source
+    from jobs.batch.snapshot_ids import TableVersion
     from jobs.lineage.model import DeployedModel
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler
@@ -65,7 +65,7 @@ def run(
     table = need_measurements(warehouse, spec.name)
     version = check_version(warehouse, table, to_version)
     position = position_at(
-        DeployedModel(spec, warehouse), table, version, Source.of(warehouse, table, version)
+        DeployedModel(spec, warehouse), table, version, TableVersion.of(warehouse, table, version)
     )
     with Progress(f"import {spec.name}", None, quiet=settings.quiet) as progress:
         runtime = ModelRuntime.of(warehouse, spec, {})

@@ -23,11 +23,11 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.batch.estimating import Result
-    from jobs.batch.learning import Learned, Window
+    from jobs.batch.estimating import EstimateResult
+    from jobs.batch.learning import LearningResult, LearningWindow
     from jobs.batch.learning_summary import Summary
     from jobs.batch.new_keys import Offer
-    from jobs.batch.pretraining import Made
+    from jobs.batch.pretraining import PretrainedSnapshot
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
 
@@ -100,7 +100,7 @@ def run(
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(title, None, quiet=settings.quiet) as progress:
         progress.follow(running_tasks(warehouse))
-        results: list[Result] = []
+        results: list[EstimateResult] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:
             results.append(estimate_reflected(deployed, manifest, cut, progress.note, packed))
@@ -116,19 +116,19 @@ def run(
     return profiler.added_to(_with_estimates(report, results))
 
 
-def _window(learn_from: str | None, learn_to: str | None) -> Window:
+def _window(learn_from: str | None, learn_to: str | None) -> LearningWindow:
     """Return the window of the options. Raises UserError if it is empty."""
-    from jobs.batch.learning import Window
+    from jobs.batch.learning import LearningWindow
     from jobs.storage.positions import parse_time
 
     first = None if learn_from is None else parse_time(learn_from, "--learn-from")
     last = None if learn_to is None else parse_time(learn_to, "--learn-to")
     if first is not None and last is not None and first >= last:
         raise UserError("--learn-from must be before --learn-to")
-    return Window(first, last)
+    return LearningWindow(first, last)
 
 
-def _with_estimates(report: Report, results: list[Result]) -> Report:
+def _with_estimates(report: Report, results: list[EstimateResult]) -> Report:
     if not results:
         return report
     (made,) = results
@@ -160,7 +160,7 @@ def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
 
 
 def _report(
-    spec: ModelSpec, found: Made, told: Summary | None, offers: list[Offer], seconds: float
+    spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, offers: list[Offer], seconds: float
 ) -> Report:
     from jobs.batch import new_keys
 
@@ -219,7 +219,7 @@ def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
     return lines
 
 
-def _learned_lines(learned: Learned) -> list[str]:
+def _learned_lines(learned: LearningResult) -> list[str]:
     from jobs.batch.learning_summary import TOLD
     from kalman.models.groups import GROUPS
 
@@ -253,7 +253,7 @@ def _input_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _error(learned: Learned, name: str) -> str:
+def _error(learned: LearningResult, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""

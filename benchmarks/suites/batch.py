@@ -34,7 +34,7 @@ def compare(
     """
     import kalman
     from jobs.batch.batch_filter import Batch, bucket_rows, final_states
-    from jobs.batch.learning import Window, learn_pooled
+    from jobs.batch.learning import LearningWindow, learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
@@ -60,7 +60,7 @@ def compare(
 
     def learn() -> int:
         said: list[str] = []
-        learn_pooled(packed(), learning.definition(), search, way, Window(), None, said.append)
+        learn_pooled(packed(), learning.definition(), search, way, LearningWindow(), None, said.append)
         return rows * len(said)
 
     contenders: dict[str, Callable[[], int]] = {
@@ -88,7 +88,7 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
     the filter; keys a second besides.
     """
     from jobs.batch.batch_filter import Batch, bucket_rows
-    from jobs.batch.learning import Window, learn_pooled
+    from jobs.batch.learning import LearningWindow, learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
@@ -110,7 +110,13 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
         said: list[str] = []
         began = time.perf_counter()
         learn_pooled(
-            bucket_rows(frame, fmt, rows), spec.definition(), spec.learn, way, Window(), None, said.append
+            bucket_rows(frame, fmt, rows),
+            spec.definition(),
+            spec.learn,
+            way,
+            LearningWindow(),
+            None,
+            said.append,
         )
         rates[f"pooled, {method}"] = [rows * len(said) / (time.perf_counter() - began)]
         given = {"parameters": LEARNED, "scope": "key", "method": method}
@@ -128,14 +134,14 @@ def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
     """Learn the parameters of each key and filter its rows with them."""
     import kalman
     from jobs.batch.key_learning import learn_populations, learned_states
-    from jobs.batch.learning import Window
+    from jobs.batch.learning import LearningWindow
     from kalman.learning.learners import learnable
 
     assert spec.learn is not None
     definition = spec.definition()
-    populations = learn_populations(packed, definition, spec.learn, way, Window(), keys, _silent)
+    populations = learn_populations(packed, definition, spec.learn, way, LearningWindow(), keys, _silent)
     kernel = kalman.build(definition, populations.parameters(learnable(definition)))
-    made = learned_states(packed, definition, kernel, way, Window(), populations)
+    made = learned_states(packed, definition, kernel, way, LearningWindow(), populations)
     made.write.format("noop").mode("overwrite").save()
 
 

@@ -53,7 +53,7 @@ def compare(spark: SparkSession, work: Work, rounds: int, folder: Path) -> dict[
 
 def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFrame:
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
-    from jobs.batch.bucket_estimates import Plan, estimator
+    from jobs.batch.bucket_estimates import EstimatingPlan, estimator
     from jobs.batch.estimating import layout_for
     from jobs.batch.smoothing import smoothed_widths
     from jobs.encoding.estimates import estimate_schema
@@ -66,7 +66,7 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
     kernel, fmt, out = runtime.kernel, runtime.rows, runtime.estimates
     if smooth:
         out = out._replace(extra=(*out.extra, *smoothed_widths(kernel)))
-    plan = Plan(
+    plan = EstimatingPlan(
         kernel,
         work.spec.unit_us,
         fmt,
@@ -82,11 +82,11 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
 
 
 def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:
-    from jobs.batch.estimating import Request, estimate
+    from jobs.batch.estimating import EstimateRequest, estimate
     from jobs.batch.history_rows import Interval
     from jobs.spark.warehouse import Warehouse
 
-    request = Request(Interval(None, None), input=str(source))
+    request = EstimateRequest(Interval(None, None), input=str(source))
     estimate(DeployedModel(work.spec, Warehouse(spark, str(folder))), request, _silent)
 
 

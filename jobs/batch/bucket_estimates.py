@@ -28,7 +28,7 @@ SLICES = 1 << 16
 """A key belongs to one of so many slices, by its route. Buckets, and what one commit replaces, are whole slices."""
 
 
-class Plan(NamedTuple):
+class EstimatingPlan(NamedTuple):
     """What a bucket's estimates are computed with; sent to the executors.
 
     layout: of state records; since: estimates of earlier event times are computed, and not put out; idle: microseconds
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     only_own: bool = False
 
 
-def estimator(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function from a partition's packets (`TYPED_ROW_PACKETS`) to rows of estimates."""
 
     def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -65,7 +65,7 @@ def estimator(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.Re
     return over
 
 
-def known_states(plan: Plan, payloads: list[bytes]) -> Records:
+def known_states(plan: EstimatingPlan, payloads: list[bytes]) -> Records:
     """Return the states of a bucket's keys, ordered by route."""
     if not payloads:
         return plan.layout.empty()
@@ -73,7 +73,7 @@ def known_states(plan: Plan, payloads: list[bytes]) -> Records:
     return whole.take(np.argsort(whole.arrays["route"], kind="stable"))
 
 
-def bucket_estimates(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
+def bucket_estimates(plan: EstimatingPlan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
     """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
     if len(keyed.rows.key) == 0:
         return
@@ -81,7 +81,7 @@ def bucket_estimates(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[p
         yield from _batches(plan, part, outputs)
 
 
-def _batches(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
+def _batches(plan: EstimatingPlan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
     left_out = outputs.late | without_state(outputs) | (keyed.rows.time < plan.since)
     records = estimate_records(plan.estimates, keyed, outputs._replace(late=left_out))
     slices = bucket_of(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
@@ -90,7 +90,9 @@ def _batches(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.Reco
         yield estimate_batch(plan.estimates, records.slice(start, stop), slices[start:stop])
 
 
-def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[tuple[KeyedRows, Outputs]]:
+def bucket_outputs(
+    plan: EstimatingPlan, keyed: KeyedRows, known: Records
+) -> Iterator[tuple[KeyedRows, Outputs]]:
     """Yield a bucket's rows with the filter's outputs, those of smoothing among the extras, in one or more parts."""
     row_filter = RowFilter(plan.kernel, plan.unit, plan.estimates.beside)
     begin = None if plan.begin is None else plan.begin(keyed)
@@ -110,7 +112,7 @@ def bucket_outputs(plan: Plan, keyed: KeyedRows, known: Records) -> Iterator[tup
 
 
 def with_known_parameters(
-    plan: Plan, keyed: KeyedRows, known: Records, begin: NDArray[np.float64] | None
+    plan: EstimatingPlan, keyed: KeyedRows, known: Records, begin: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
     """Return the states (size, K) in which keys begin: those of known keys with the parameters that these have.
 

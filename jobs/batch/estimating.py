@@ -15,11 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.batch.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
-from jobs.batch.bucket_estimates import SLICES, Plan
-from jobs.batch.history_rows import Interval, Rows, rows_of
-from jobs.batch.history_start import Asked, Start, start_of
-from jobs.batch.history_table import HistoryTable, Part, Run, Slices, write_estimates
-from jobs.batch.row_counts import Counts, Wanted, count_by_log
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan
+from jobs.batch.history_rows import HistoryRows, Interval, rows_of
+from jobs.batch.history_start import HistoryStart, StartRequest, start_of
+from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
+from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.batch.smoothing import smoothed_widths
 from jobs.core.errors import UserError, raised_in_python
 from jobs.encoding.estimates import EstimateFormat, estimate_schema
@@ -57,7 +57,7 @@ _LABELS = 1 << 20
 """Labels among which those of the buckets of one commit are."""
 
 
-class Request(NamedTuple):
+class EstimateRequest(NamedTuple):
     """What a run is asked for: see the options of `estimate`."""
 
     interval: Interval
@@ -68,14 +68,14 @@ class Request(NamedTuple):
     version: int | None = None
 
 
-class Rejected(NamedTuple):
+class RejectedRows(NamedTuple):
     """How many rows were rejected for one reason, and one of them as JSON."""
 
     rows: int
     example: str
 
 
-class Result(NamedTuple):
+class EstimateResult(NamedTuple):
     """What a run has done.
 
     written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed; rejected:
@@ -85,13 +85,13 @@ class Result(NamedTuple):
     run: str
     table: str
     version: int | None
-    start: Start
-    counts: Counts
+    start: HistoryStart
+    counts: HistoryCounts
     written: int
     commits: int
     kept: int
     continued: bool
-    rejected: Mapping[str, Rejected] = MappingProxyType({})
+    rejected: Mapping[str, RejectedRows] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,9 @@ class Question:
     """All that decides a run's estimates."""
 
     spec: ModelSpec
-    request: Request
-    rows: Rows
-    start: Start
+    request: EstimateRequest
+    rows: HistoryRows
+    start: HistoryStart
     inputs: Version | None
 
     @property
@@ -116,10 +116,10 @@ class Question:
         return run_name(self.spec.name, self.spec.version, self._digest(self.rows.identity))
 
     @property
-    def mark(self) -> Run:
+    def mark(self) -> HistoryRun:
         """Return what the run's commits say of it."""
         made = self.start.manifest
-        return Run(
+        return HistoryRun(
             run=self.run,
             question=self.digest,
             version=self.rows.version,
@@ -141,7 +141,7 @@ class Question:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
 
 
-class Layout(NamedTuple):
+class BucketLayout(NamedTuple):
     """How rows are shared out: buckets, a power of two, and commits, each of equally many buckets."""
 
     buckets: int
@@ -176,22 +176,22 @@ class Layout(NamedTuple):
         return (F.col("bucket") >= commit * _LABELS) & (F.col("bucket") < (commit + 1) * _LABELS)
 
 
-def layout_for(rows: int) -> Layout:
+def layout_for(rows: int) -> BucketLayout:
     """Return the layout for so many rows; it depends on nothing else."""
 
     def power_of_two(least: int) -> int:
         return 1 << max(0, least - 1).bit_length()
 
     buckets = min(SLICES, power_of_two(max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))))
-    return Layout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
+    return BucketLayout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
 
 
 def estimate(
     model: DeployedModel[Warehouse],
-    request: Request,
+    request: EstimateRequest,
     note: Callable[[str], None],
     packed: DataFrame | None = None,
-) -> Result:
+) -> EstimateResult:
     """Estimate every row of the request's interval, and replace the interval's rows in the table.
 
     packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.bucket_rows`), if a caller has
@@ -224,7 +224,7 @@ def estimate_reflected(
     cut: Cut,
     note: Callable[[str], None],
     packed: DataFrame | None = None,
-) -> Result:
+) -> EstimateResult:
     """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
 
     Args:
@@ -236,14 +236,14 @@ def estimate_reflected(
     last = cut.before
     if last is None and manifest.waiting is not None and model.spec.order.waits:
         last = manifest.waiting["watermark"]
-    request = Request(Interval(None, last), manifest.snapshot_id, version=cut.version)
+    request = EstimateRequest(Interval(None, last), manifest.snapshot_id, version=cut.version)
     return estimate(model, request, note, packed)
 
 
-def _question(model: DeployedModel[Warehouse], request: Request) -> Question:
+def _question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Question:
     rows = rows_of(model, request.input, request.version)
     inputs = None if model.spec.inputs is None else InputsTable(model).newest()
-    start = start_of(model, Asked(rows, request.interval, request.snapshot, inputs))
+    start = start_of(model, StartRequest(rows, request.interval, request.snapshot, inputs))
     return Question(model.spec, request, rows, start, inputs)
 
 
@@ -255,12 +255,12 @@ class _Run:
     note: Callable[[str], None]
     given: DataFrame | None = None
 
-    def result(self, kept: list[Slices]) -> Result:
+    def result(self, kept: list[Slices]) -> EstimateResult:
         question, spark = self.question, self.warehouse.spark
         whole = Slices(0, SLICES).within(kept)
         written = commits = 0
-        counts = Counts(0, 0, 0, 0)
-        rejected: dict[str, Rejected] = {}
+        counts = HistoryCounts(0, 0, 0, 0)
+        rejected: dict[str, RejectedRows] = {}
         doing = f"estimate {question.spec.name}"
         if not whole:
             runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
@@ -271,12 +271,12 @@ class _Run:
             runtime.ship(spark)
             layout = layout_for(counts.rows + counts.before)
             if self.given is not None:
-                layout = Layout(bucket_count(counts.rows), 1)
+                layout = BucketLayout(bucket_count(counts.rows), 1)
             self.note(f"estimating {counts.rows:,} rows")
             with labelled(spark, doing, "filter and write the estimates"):
                 written, commits = self._write(runtime, plan, frame, counts, layout, kept)
         path = self.table.warehouse.path(self.table.name)
-        return Result(
+        return EstimateResult(
             question.run,
             self.table.name if self.table.warehouse.root == self.warehouse.root else path,
             question.rows.version,
@@ -289,7 +289,7 @@ class _Run:
             rejected,
         )
 
-    def _plan(self, runtime: ModelRuntime) -> Plan:
+    def _plan(self, runtime: ModelRuntime) -> EstimatingPlan:
         spec, request, start = runtime.spec, self.question.request, self.question.start
         kernel, fmt = runtime.kernel, runtime.rows.joined
         kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
@@ -300,7 +300,7 @@ class _Run:
                 estimates = estimates._replace(extra=(*estimates.extra, *more))
             except ModelError as error:
                 raise UserError(f"--smooth: {spec.name}: {error}") from error
-        return Plan(
+        return EstimatingPlan(
             kernel,
             spec.unit_us,
             fmt,
@@ -328,7 +328,7 @@ class _Run:
             frame = inputs.joined(frame, runtime.kind, question.inputs.version)
         return frame
 
-    def _counted(self, frame: DataFrame) -> tuple[DataFrame, Counts, dict[str, Rejected]]:
+    def _counted(self, frame: DataFrame) -> tuple[DataFrame, HistoryCounts, dict[str, RejectedRows]]:
         """Return the rows that can be filtered, the counts, and the rejected rows.
 
         Raises:
@@ -358,13 +358,13 @@ class _Run:
                 raise
             raise UserError(raised_in_python(error)) from error
         assert row is not None
-        counts = Counts(**{name: int(row[name]) for name in Counts._fields})
+        counts = HistoryCounts(**{name: int(row[name]) for name in HistoryCounts._fields})
         return frame.filter(good), counts, _rejected(frame) if counts.unfit else {}
 
-    def _known_counts(self) -> Counts | None:
+    def _known_counts(self) -> HistoryCounts | None:
         """Return the counts if the files tell them without a job."""
         question, rows = self.question, self.question.rows
-        wanted = Wanted(question.request.interval, question.start.before)
+        wanted = CountedRows(question.request.interval, question.start.before)
         if question.inputs is not None:
             return None
         if not rows.measurements or rows.version is None or self.warehouse.exists(replayed_late_rows.TABLE):
@@ -374,10 +374,10 @@ class _Run:
     def _write(
         self,
         runtime: ModelRuntime,
-        plan: Plan,
+        plan: EstimatingPlan,
         frame: DataFrame,
-        counts: Counts,
-        layout: Layout,
+        counts: HistoryCounts,
+        layout: BucketLayout,
         kept: list[Slices],
     ) -> tuple[int, int]:
         """Commit the slices that are not kept; return the rows and the commits."""
@@ -392,7 +392,7 @@ class _Run:
                 mine = packed if layout.commits == 1 else packed.filter(layout.of_commit(commit))
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
-                part = Part(layout.slices(commit), question.request.interval)
+                part = ReplacedPart(layout.slices(commit), question.request.interval)
                 with codegen_for(self.warehouse.spark, total):
                     written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
@@ -400,7 +400,7 @@ class _Run:
             packed.unpersist()
         return written, len(missing)
 
-    def _replaced(self, packed: DataFrame, plan: Plan, part: Part) -> int:
+    def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
         """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
         columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
         schema = to_arrow_schema(struct_of(columns), timezone="UTC")
@@ -413,7 +413,9 @@ class _Run:
         """Return the columns that are the same in all rows of the run."""
         return {"model_version": self.question.spec.version, "generation": self.question.run}
 
-    def _packed(self, runtime: ModelRuntime, plan: Plan, frame: DataFrame, layout: Layout) -> DataFrame:
+    def _packed(
+        self, runtime: ModelRuntime, plan: EstimatingPlan, frame: DataFrame, layout: BucketLayout
+    ) -> DataFrame:
         """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
         start = self.question.start
         routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
@@ -433,8 +435,8 @@ class _Run:
         return both.repartition(layout.buckets, "bucket")
 
 
-def _rejected(frame: DataFrame) -> dict[str, Rejected]:
+def _rejected(frame: DataFrame) -> dict[str, RejectedRows]:
     """Return the rejected rows of a frame by reason."""
     reasons = frame.filter(F.col(REASON).isNotNull()).groupBy(REASON)
     found = reasons.agg(F.count("*").alias("rows"), F.first(PAYLOAD).alias("example")).collect()
-    return {row[REASON]: Rejected(int(row["rows"]), row["example"]) for row in found}
+    return {row[REASON]: RejectedRows(int(row["rows"]), row["example"]) for row in found}

@@ -28,7 +28,7 @@ NEWEST = "newest"
 """In place of a snapshot's name: the newest one, also where a stream is live."""
 
 
-class Origin(NamedTuple):
+class ForecastOrigin(NamedTuple):
     """States of keys, the rows of a snapshot, and where they come from.
 
     manifest: of the snapshot, or of the one that the generation began from: it has the spec and the parameters
@@ -60,7 +60,7 @@ class Origin(NamedTuple):
         return f"micro-batch {self.batch} of {self.generation}"
 
 
-def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Origin:
+def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> ForecastOrigin:
     """Return the states to forecast from.
 
     Args:
@@ -80,7 +80,7 @@ def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Origin:
     batch = checkpoint.last_commit()
     if batch is None:
         return _of_snapshot(warehouse, began, spec.folder)
-    return Origin(
+    return ForecastOrigin(
         began,
         began.model_spec(spec.folder),
         states_at(model, generation, began, batch).frame,
@@ -91,10 +91,12 @@ def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> Origin:
     )
 
 
-def _of_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -> Origin:
+def _of_snapshot(warehouse: Warehouse, manifest: Manifest, folder: str | None) -> ForecastOrigin:
     states = verify(warehouse, manifest)
     spec = manifest.model_spec(folder)
-    return Origin(manifest, spec, states, None, None, manifest.committed_at, describe(manifest.position))
+    return ForecastOrigin(
+        manifest, spec, states, None, None, manifest.committed_at, describe(manifest.position)
+    )
 
 
 def _wanted(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:

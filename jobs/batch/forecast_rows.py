@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import integers, matrix, vectors
 from jobs.encoding.estimates import flag_names
-from jobs.offline.ahead import Keys, ahead, numbers_of
+from jobs.offline.ahead import ForecastKeys, ahead, numbers_of
 from jobs.offline.future import Future, Horizon
 from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
 from jobs.specs.model_spec import ModelSpec
@@ -34,7 +34,7 @@ NUMBERS_AT_ONCE = 8_000_000
 """Numbers of a call's forecasts: some tens of megabytes."""
 
 
-class Plan(NamedTuple):
+class ForecastPlan(NamedTuple):
     """What the workers need: the model, its filter, how far to forecast, and the source of future rows, if any.
 
     own_inputs: future rows have inputs of their own in place of their keys'.
@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     own_inputs: bool = False
 
 
-def forecast_rows(states: DataFrame, plan: Plan) -> DataFrame:
+def forecast_rows(states: DataFrame, plan: ForecastPlan) -> DataFrame:
     """Forecast the keys of a snapshot's rows (with `INPUTS` and `FUTURE`, where the model takes any): `ROWS`."""
     columns = states.select(
         "key",
@@ -62,7 +62,7 @@ def forecast_rows(states: DataFrame, plan: Plan) -> DataFrame:
     return columns.mapInArrow(forecaster(plan), ROWS)
 
 
-def forecaster(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def forecaster(plan: ForecastPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function that forecasts the keys in batches of the columns of `forecast_rows`."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -73,7 +73,7 @@ def forecaster(plan: Plan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.R
     return work
 
 
-def _parts(batch: pa.RecordBatch, plan: Plan) -> Iterator[pa.RecordBatch]:
+def _parts(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch]:
     """Cut a batch so that the forecasts of a part fit into memory. No bit depends on where it is cut."""
     if batch.num_rows == 0:
         return
@@ -84,7 +84,7 @@ def _parts(batch: pa.RecordBatch, plan: Plan) -> Iterator[pa.RecordBatch]:
         yield batch.slice(start, size)
 
 
-def _steps(batch: pa.RecordBatch, plan: Plan) -> int:
+def _steps(batch: pa.RecordBatch, plan: ForecastPlan) -> int:
     horizon = plan.horizon
     if plan.future is not None:
         lengths = batch.column(FUTURE).value_lengths().fill_null(0).to_numpy()
@@ -95,14 +95,14 @@ def _steps(batch: pa.RecordBatch, plan: Plan) -> int:
     return max(horizon.steps or 1, len(horizon.direct), *horizon.multiples, 1)
 
 
-def _forecast(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
+def _forecast(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
     spec, kernel, size = plan.spec, plan.kernel, batch.num_rows
     values = kernel.restore(*state_arrays(batch, len(spec.states), extras_widths(kernel)))
     made, count = (batch.column(name).to_numpy() for name in ("event_time", "count"))
     own = len(spec.input_names)
     inputs = matrix(batch.column(INPUTS), own, INPUTS) if own else np.empty((0, size))
     names = batch.column("key")
-    keys = Keys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
+    keys = ForecastKeys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
     future = None if plan.future is None else _future(batch, plan)
     found = ahead(spec, kernel, keys, plan.horizon, future)
     key, step = np.nonzero(found.wanted.T)
@@ -115,7 +115,7 @@ def _forecast(batch: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
 
 
-def _future(batch: pa.RecordBatch, plan: Plan) -> Future:
+def _future(batch: pa.RecordBatch, plan: ForecastPlan) -> Future:
     """Return the future rows of the keys of a batch."""
     assert plan.future is not None
     column = batch.column(FUTURE)

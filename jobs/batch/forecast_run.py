@@ -19,8 +19,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.batch.forecast_inputs import FutureRows, future_rows, with_inputs
-from jobs.batch.forecast_origin import Origin, origin
-from jobs.batch.forecast_rows import Plan, forecast_rows
+from jobs.batch.forecast_origin import ForecastOrigin, origin
+from jobs.batch.forecast_rows import ForecastPlan, forecast_rows
 from jobs.core.clock import now
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
@@ -46,7 +46,7 @@ _OURS = "jobs.core.errors.UserError: "
 _RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
 
 
-class Wanted(NamedTuple):
+class ForecastRequest(NamedTuple):
     """What a run is asked for.
 
     keys: as text, all if none is named; snapshot: None, an id or `newest`; output: a table, None for the model's own;
@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
     run: str | None = None
 
 
-class Written(NamedTuple):
+class WrittenForecasts(NamedTuple):
     """The rows of a run: how many, of how many keys, flagged ones; the newest row of any key (microseconds)."""
 
     forecasts: int
@@ -71,7 +71,7 @@ class Written(NamedTuple):
     newest: int | None
 
 
-class Done(NamedTuple):
+class ForecastRun(NamedTuple):
     """A run that is committed: its id, its table, the states that it began from, and its rows.
 
     age: of the states when the run began; inputs: version of the table of inputs; past: keys without a forecast in
@@ -80,14 +80,14 @@ class Done(NamedTuple):
 
     run: str
     table: str
-    origin: Origin
-    written: Written
+    origin: ForecastOrigin
+    written: WrittenForecasts
     age: timedelta | None
     inputs: int | None
     past: int | None
 
 
-def forecast_live(model: DeployedModel[Warehouse], wanted: Wanted) -> Done:
+def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> ForecastRun:
     """Forecast the keys of a model from its live state, or a snapshot, into a table.
 
     Raises:
@@ -108,7 +108,7 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: Wanted) -> Done:
         future = future_rows(model.with_spec(used), runtime.kind, wanted.future)
         states = states.join(future.rows, "key", "left")
     run = wanted.run or _run_id(source, wanted, future, inputs)
-    plan = Plan(
+    plan = ForecastPlan(
         used,
         runtime.kernel,
         wanted.horizon,
@@ -124,10 +124,10 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: Wanted) -> Done:
         written = replace_run(home, table, run, rows, json.dumps(facts))
         bounded = wanted.horizon.end is not None or future is not None
         past = states.count() - written.keys if bounded else None
-    return Done(run, home.path(table), source, written, age, inputs, past)
+    return ForecastRun(run, home.path(table), source, written, age, inputs, past)
 
 
-def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> Written:
+def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> WrittenForecasts:
     """Write the rows of a run in one commit, in place of the rows that the table has of it.
 
     Args:
@@ -154,7 +154,7 @@ def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: s
     return _counted(home.read(table).filter(F.col(RUN) == run))
 
 
-def _counted(rows: DataFrame) -> Written:
+def _counted(rows: DataFrame) -> WrittenForecasts:
     first = F.col("step") == 1
     row: Any = rows.agg(
         F.count("*").alias("forecasts"),
@@ -162,10 +162,10 @@ def _counted(rows: DataFrame) -> Written:
         F.count("flag").alias("flagged"),
         F.max(F.unix_micros("made_at")).alias("newest"),
     ).first()
-    return Written(row["forecasts"], row["keys"], row["flagged"], row["newest"])
+    return WrittenForecasts(row["forecasts"], row["keys"], row["flagged"], row["newest"])
 
 
-def _chosen(source: Origin, keys: Sequence[str]) -> DataFrame:
+def _chosen(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
     """Return the states of the wanted keys, all of which must be there."""
     if not keys:
         return source.states
@@ -179,7 +179,7 @@ def _chosen(source: Origin, keys: Sequence[str]) -> DataFrame:
     return states
 
 
-def _named(rows: DataFrame, kind: KeyKind, source: Origin) -> DataFrame:
+def _named(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
     """Return forecasts with typed key columns, times, and what they were made from."""
     manifest = source.manifest
     times = {"made_at", "event_time"}
@@ -199,7 +199,9 @@ def _named(rows: DataFrame, kind: KeyKind, source: Origin) -> DataFrame:
     )
 
 
-def _run_id(source: Origin, wanted: Wanted, future: FutureRows | None, inputs: int | None) -> str:
+def _run_id(
+    source: ForecastOrigin, wanted: ForecastRequest, future: FutureRows | None, inputs: int | None
+) -> str:
     """Return an id that the same states, asked for the same forecasts, have again."""
     asked: list[Any] = [
         source.manifest.snapshot_id,
@@ -213,7 +215,7 @@ def _run_id(source: Origin, wanted: Wanted, future: FutureRows | None, inputs: i
     return f"{source.name}-{digest}"
 
 
-def report_lines(done: Done, spec: ModelSpec) -> list[str]:
+def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
     """Return which state was used, and how old it is."""
     source, newest = done.origin, to_datetime(done.written.newest)
     made = "" if source.taken_at is None else f", of {source.taken_at:%Y-%m-%d %H:%M:%S} UTC"

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.batch.snapshot_ids import Source
+from jobs.batch.snapshot_ids import TableVersion
 from jobs.core.errors import UserError, first_line
 from jobs.core.input_files import find_files
 from jobs.core.roots import local_path
@@ -48,7 +48,7 @@ class Interval(NamedTuple):
         return [self.first, self.last]
 
 
-class Rows(NamedTuple):
+class HistoryRows(NamedTuple):
     """What a run reads.
 
     frame: with the columns of the spec, one of them the time as a timestamp; of rows that have not landed also the
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
     measurements: bool
 
 
-def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> Rows:
+def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | None) -> HistoryRows:
     """Return the rows of the measurements, or of the table or folder of files that was `given`.
 
     Raises:
@@ -76,27 +76,29 @@ def rows_of(model: DeployedModel[Warehouse], given: str | None, version: int | N
     need_columns(warehouse, model.name, model.spec.columns)
     number = check_version(warehouse, table, version)
     rows = replayed_late_rows.without(warehouse, warehouse.read(table, number)).select(*model.spec.columns)
-    return Rows(rows, table, number, [table, number, *Source.of(warehouse, table, number).ids], True)
+    return HistoryRows(
+        rows, table, number, [table, number, *TableVersion.of(warehouse, table, number).ids], True
+    )
 
 
-def _given(model: DeployedModel[Warehouse], given: str, version: int | None) -> Rows:
+def _given(model: DeployedModel[Warehouse], given: str, version: int | None) -> HistoryRows:
     warehouse, spec = model.warehouse, model.spec
     home, table = home_of(warehouse, given)
     if home.exists(table):
         number = check_version(home, table, version)
-        identity: list[Any] = [given, number, *Source.of(home, table, number).ids]
-        return Rows(_checked(home.read(table, number), spec, given), given, number, identity, False)
+        identity: list[Any] = [given, number, *TableVersion.of(home, table, number).ids]
+        return HistoryRows(_checked(home.read(table, number), spec, given), given, number, identity, False)
     if version is not None:
         raise UserError(f"--to-version is for Delta tables, and {given} is none: leave it out")
     path = home.path(table)
     place = local_path(path)
     if place is None and not Path(given).exists():
         rows, listed = _remote_files(warehouse, path, given)
-        return Rows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
+        return HistoryRows(_checked(rows, spec, given), given, None, [given, _digest(listed)], False)
     files = _local_files(spec, str(place) if place is not None and place.exists() else given, warehouse.root)
     schemas = [file_schema(spec, file) for file in files]
     rows = checked_files(warehouse.spark, spec, files, key_types_of(spec.naming_columns, schemas[0]))
-    return Rows(rows, given, None, [given, _digest(_stamps(files))], False)
+    return HistoryRows(rows, given, None, [given, _digest(_stamps(files))], False)
 
 
 def _checked(rows: DataFrame, spec: ModelSpec, given: str) -> DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.batch.history_rows import Interval, Rows
+from jobs.batch.history_rows import HistoryRows, Interval
 from jobs.core.errors import UserError
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jobs.storage.positions import Commit
 
 
-class Start(NamedTuple):
+class HistoryStart(NamedTuple):
     """The snapshot whose parameters a run takes, None: the spec's values; and since when it reads rows.
 
     before: the event time up to which the snapshot's states reflect all rows, and from which rows are read; None: the
@@ -45,23 +45,23 @@ class Start(NamedTuple):
         return [None if one is None else [one.snapshot_id, one.checksum], self.before]
 
 
-class Asked(NamedTuple):
+class StartRequest(NamedTuple):
     """What a run is asked: its rows and interval, a snapshot (`none`: the spec's values; None: the best one)."""
 
-    rows: Rows
+    rows: HistoryRows
     interval: Interval
     snapshot: str | None
     inputs: Version | None
 
 
-def start_of(model: DeployedModel[Warehouse], asked: Asked) -> Start:
+def start_of(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryStart:
     """Return the start of a run.
 
     Raises:
         UserError: the named snapshot does not exist, or is of another spec.
     """
     if asked.snapshot == NONE:
-        return Start(None, None)
+        return HistoryStart(None, None)
     fitting = [
         one
         for one in manifests.all_of(model.warehouse, model.name)
@@ -75,18 +75,18 @@ def start_of(model: DeployedModel[Warehouse], asked: Asked) -> Start:
                 f"another one, or `none` for the spec's values"
             )
     if not fitting:
-        return Start(None, None)
+        return HistoryStart(None, None)
     clean = _clean(model, asked, fitting)
     if clean:
         before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
-        return Start(newest, before)
+        return HistoryStart(newest, before)
     # As `filter` chooses: one that a stream could start from before one that is history only.
     best = max(fitting, key=lambda one: (one.cut is None, one.version, one.snapshots_version))
-    return Start(best, None)
+    return HistoryStart(best, None)
 
 
 def _clean(
-    model: DeployedModel[Warehouse], asked: Asked, fitting: list[Manifest]
+    model: DeployedModel[Warehouse], asked: StartRequest, fitting: list[Manifest]
 ) -> list[tuple[int, Manifest]]:
     """Return the snapshots whose states stand for all rows before the interval, each with the time up to which."""
     first = asked.interval.first
@@ -105,7 +105,7 @@ def _clean(
     return found
 
 
-def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: Asked) -> int | None:
+def _batch_version(model: DeployedModel[Warehouse], one: Manifest, asked: StartRequest) -> int | None:
     """Return up to which version of the measurements a batch pass has made a snapshot; None: it was not made so."""
     position = one.position
     if (

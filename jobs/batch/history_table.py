@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from jobs.batch.bucket_estimates import Plan, estimator
+from jobs.batch.bucket_estimates import EstimatingPlan, estimator
 from jobs.batch.history_rows import Interval
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import table_batch
@@ -50,7 +50,7 @@ class Slices(NamedTuple):
         return at >= self.stop
 
 
-class Run(NamedTuple):
+class HistoryRun(NamedTuple):
     """What the metadata of a run's commits say of it.
 
     run: its id; question: the digest of what it was asked, without the version of the rows; version: of the rows;
@@ -94,7 +94,9 @@ class HistoryTable(NamedTuple):
         table.ready(schema)
         return table
 
-    def replace(self, table: ReplacingTable, parts: Sequence[PartFile], run: Run, part: Part) -> int:
+    def replace(
+        self, table: ReplacingTable, parts: Sequence[PartFile], run: HistoryRun, part: ReplacedPart
+    ) -> int:
         """Replace a part of the table by files of its rows, in one commit; return how many rows they have.
 
         Files that have other rows besides are written again without those of the part.
@@ -135,7 +137,7 @@ class HistoryTable(NamedTuple):
 
 
 def write_estimates(
-    packed: DataFrame, plan: Plan, table: FileTable, schema: pa.Schema, constants: dict[str, Any]
+    packed: DataFrame, plan: EstimatingPlan, table: FileTable, schema: pa.Schema, constants: dict[str, Any]
 ) -> list[PartFile]:
     """Let tasks estimate the rows of packets and write them; return the files, which no commit names yet.
 
@@ -154,10 +156,10 @@ def write_estimates(
     return write_files(packed, rows, table).parts
 
 
-def runs_of(warehouse: Tables, table: str) -> list[Run]:
+def runs_of(warehouse: Tables, table: str) -> list[HistoryRun]:
     """Return the runs that have written to a table, the last one first, as far as Delta's history tells."""
     found = (entry.detail for entry in _commits(warehouse, table))
-    marks = [Run(**{name: one[name] for name in Run._fields}) for one in found if "run" in one]
+    marks = [HistoryRun(**{name: one[name] for name in HistoryRun._fields}) for one in found if "run" in one]
     return list({one.run: one for one in marks}.values())
 
 
@@ -166,7 +168,7 @@ def _commits(warehouse: Tables, table: str) -> list[LogEntry]:
     return warehouse.log_entries(table) if warehouse.exists(table) else []
 
 
-class Part(NamedTuple):
+class ReplacedPart(NamedTuple):
     """What one commit replaces: an interval of event time for some slices of the keys."""
 
     slices: Slices
@@ -185,7 +187,7 @@ class Part(NamedTuple):
         return [bounds]
 
 
-def _detail(run: Run, part: Part) -> dict[str, Any]:
+def _detail(run: HistoryRun, part: ReplacedPart) -> dict[str, Any]:
     """Return what a commit's metadata says of a part that a run has written."""
     return {**run._asdict(), "slices": list(part.slices), "interval": part.interval.data}
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.batch.batch_filter import Batch
-from jobs.batch.learning import Window, learn_pooled
+from jobs.batch.learning import LearningWindow, learn_pooled
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural, some
 from jobs.encoding.keys import KeyKind, key_array
@@ -88,7 +88,7 @@ def learn_populations(
     definition: dict[str, Any],
     learn: Learn,
     batch: Batch,
-    window: Window,
+    window: LearningWindow,
     keys: int,
     on_progress: Callable[[str], None],
 ) -> Populations:
@@ -122,7 +122,12 @@ def learn_populations(
 
 
 def _sample(
-    packed: DataFrame, problem: Learner, batch: Batch, window: Window, share: float, by: tuple[str, ...]
+    packed: DataFrame,
+    problem: Learner,
+    batch: Batch,
+    window: LearningWindow,
+    share: float,
+    by: tuple[str, ...],
 ) -> tuple[NDArray[np.uint64], list[str], KeyFit]:
     """Return routes, names of groups and fits of the keys of a sample, in no particular order."""
 
@@ -170,7 +175,7 @@ def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[st
     return [grouping.names[code] for code in grouping.code.tolist()]
 
 
-def _in_window(rows: SortedRows, window: Window, chosen: NDArray[np.bool_]) -> SortedRows:
+def _in_window(rows: SortedRows, window: LearningWindow, chosen: NDArray[np.bool_]) -> SortedRows:
     """Return the rows of chosen keys in the window, with the keys numbered anew; a key may have none."""
     number = np.cumsum(chosen) - 1
     kept = np.flatnonzero(window.holds(rows.time) & chosen[rows.key])
@@ -178,7 +183,7 @@ def _in_window(rows: SortedRows, window: Window, chosen: NDArray[np.bool_]) -> S
 
 
 def fit_bucket(
-    problem: Learner, keyed: KeyedRows, batch: Batch, window: Window, populations: Populations
+    problem: Learner, keyed: KeyedRows, batch: Batch, window: LearningWindow, populations: Populations
 ) -> tuple[KeyFit, list[str | None]]:
     """Return the fits of a bucket's keys, each with its population as prior, and the names of their groups."""
     names = group_names(batch.rows.kind, populations.by, keyed)
@@ -200,7 +205,7 @@ def learned_states(
     definition: dict[str, Any],
     kernel: Filter,
     batch: Batch,
-    window: Window,
+    window: LearningWindow,
     populations: Populations,
 ) -> DataFrame:
     """Learn each key's parameters and filter its rows with them.

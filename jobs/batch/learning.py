@@ -36,7 +36,7 @@ SAMPLE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class LearningWindow:
     """The event times, in microseconds, of the rows to learn from: first <= time < last; None means no bound."""
 
     first: int | None = None
@@ -63,7 +63,7 @@ UNKNOWN = Fitness(math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearningResult:
     """Learned parameters, as `kalman.build` takes them, and how the search ended."""
 
     parameters: dict[str, Any]
@@ -136,10 +136,10 @@ def learn_pooled(
     definition: dict[str, Any],
     learn: Learn,
     batch: Batch,
-    window: Window,
+    window: LearningWindow,
     keys: int | None,
     on_progress: Callable[[str], None],
-) -> Learned:
+) -> LearningResult:
     """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
 
     Args:
@@ -194,8 +194,8 @@ def _learned(
     groups: LearnedGroups | None,
     rows: int,
     fitness: Mapping[str | None, Fitness],
-) -> Learned:
-    return Learned(
+) -> LearningResult:
+    return LearningResult(
         {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
         result.log_likelihood,
         result.iterations,
@@ -276,7 +276,7 @@ def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
 
 
 def window_rows(
-    packed: DataFrame, batch: Batch, window: Window, share: float, by: tuple[str, ...] = ()
+    packed: DataFrame, batch: Batch, window: LearningWindow, share: float, by: tuple[str, ...] = ()
 ) -> DataFrame:
     """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
     layout = _layout(batch, by)

@@ -20,9 +20,9 @@ from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import batch_of, bucket_rows, final_states
 from jobs.batch.key_learning import Populations
-from jobs.batch.learning import Window
+from jobs.batch.learning import LearningWindow
 from jobs.batch.pretraining import write_with_keys
-from jobs.batch.snapshot_ids import Source, of_earlier_release
+from jobs.batch.snapshot_ids import TableVersion, of_earlier_release
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
@@ -98,7 +98,7 @@ def _offer(
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     made_of = [meaning, table, landed, spec.learn and spec.learn.model_dump(mode="json"), version]
-    of_table = Source.of(warehouse, table, landed)
+    of_table = TableVersion.of(warehouse, table, landed)
     identity, former = (
         f"{spec.name}-v{spec.version}-new-{landed}-{_digest(parts)}"
         for parts in ([*made_of, *of_table.ids], made_of)
@@ -136,7 +136,7 @@ def _offer(
             states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
             manifest = write(warehouse, made, states)
         else:
-            manifest = write_with_keys(warehouse, made, runtime, packed, Window(), populations)
+            manifest = write_with_keys(warehouse, made, runtime, packed, LearningWindow(), populations)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 

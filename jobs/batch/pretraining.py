@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
 from jobs.batch.key_learning import Populations, learn_populations, learned_states
-from jobs.batch.learning import Window, learn_pooled
-from jobs.batch.snapshot_ids import Source, of_earlier_release
+from jobs.batch.learning import LearningWindow, learn_pooled
+from jobs.batch.snapshot_ids import TableVersion, of_earlier_release
 from jobs.core.progress import Progress
 from jobs.encoding.keys import readable
 from jobs.encoding.packet_kinds import NEVER
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from jobs.batch.batch_filter import Batch
-    from jobs.batch.learning import Learned
+    from jobs.batch.learning import LearningResult
     from jobs.encoding.rows import RowFormat
     from jobs.key_inputs.table import Version
     from jobs.specs.key_inputs import Inputs
 
 
-class Made(NamedTuple):
+class PretrainedSnapshot(NamedTuple):
     """A snapshot, what this call learned for it by a search over all keys, and whether this call made it.
 
     notes: sentences about rows that the model does not take as they are meant (`jobs.offline.row_faults`).
     """
 
     manifest: Manifest
-    learned: Learned | None
+    learned: LearningResult | None
     made: bool
     notes: tuple[str, ...] = ()
 
@@ -75,23 +75,23 @@ def snapshot_at(
     model: DeployedModel[Warehouse],
     table: str,
     cut: Cut,
-    window: Window,
+    window: LearningWindow,
     progress: Progress,
     beside: Beside | None = None,
-) -> Made:
+) -> PretrainedSnapshot:
     """Return the snapshot of a model at a cut; `beside` is called if this call makes it."""
     warehouse, spec = model.warehouse, model.spec
     frame = _history(model, table, cut)
     window = _window(spec, frame, window)
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
-    of_table = Source.of(warehouse, table, cut.version)
+    of_table = TableVersion.of(warehouse, table, cut.version)
     former = snapshot_id(spec, table, cut, window, version)
     identity = of_earlier_release(warehouse, former, of_table)
     identity = identity or snapshot_id(spec, table, cut, window, version, of_table)
     found = find_whole(warehouse, identity)
     if found is not None:
-        return Made(found, None, False)
+        return PretrainedSnapshot(found, None, False)
     runtime = ModelRuntime(spec, {}, frame.schema)
     landed = 0
     if inputs is not None and version is not None:
@@ -110,7 +110,7 @@ def snapshot_at(
         if held is not None and batch.rows.row_id is not None:
             floor = runtime.event_time_policy().late_before(held.watermark)
             held = held._replace(ids=of_rows(packed, batch.rows, floor))
-        learned: Learned | Populations | None = None
+        learned: LearningResult | Populations | None = None
         if spec.learn is not None and count:
             with labelled(spark, doing, "learn"):
                 learned = _learned(runtime, frame, packed, batch, window, progress.note)
@@ -126,7 +126,9 @@ def snapshot_at(
         if beside is not None:
             beside(manifest, packed)
         notes = _notes(model, manifest, batch, frame, packed, count)
-        return Made(manifest, None if isinstance(learned, Populations) else learned, True, notes)
+        return PretrainedSnapshot(
+            manifest, None if isinstance(learned, Populations) else learned, True, notes
+        )
     finally:
         packed.unpersist()
 
@@ -168,8 +170,8 @@ def _written(
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
-    window: Window,
-    found: Learned | Populations | None,
+    window: LearningWindow,
+    found: LearningResult | Populations | None,
     held: Held | None,
 ) -> Manifest:
     """Filter the rows and write the snapshot, with what was learned."""
@@ -185,9 +187,9 @@ def _learned(
     frame: DataFrame,
     packed: DataFrame,
     batch: Batch,
-    window: Window,
+    window: LearningWindow,
     note: Callable[[str], None],
-) -> Learned | Populations:
+) -> LearningResult | Populations:
     """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on.
 
     Args:
@@ -208,7 +210,7 @@ def _learned(
     return learn_pooled(*given, keys, note)
 
 
-def _parameters(runtime: ModelRuntime, found: Learned | Populations | None) -> dict[str, Any]:
+def _parameters(runtime: ModelRuntime, found: LearningResult | Populations | None) -> dict[str, Any]:
     """Return the parameters of the snapshot: of all keys, or of keys that it does not know."""
     if isinstance(found, Populations):
         return found.parameters(learnable(runtime.definition))
@@ -224,7 +226,7 @@ def write_with_keys(
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
-    window: Window,
+    window: LearningWindow,
     populations: Populations,
     held: Held | None = None,
 ) -> Manifest:
@@ -259,7 +261,7 @@ def _manifest(
     identity: str,
     position: dict[str, Any],
     cut: Cut,
-    window: Window,
+    window: LearningWindow,
     inputs: dict[str, Any] | None,
 ) -> Manifest:
     """Return the manifest of a snapshot whose states are not written yet."""
@@ -301,7 +303,7 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
 
 
 def position_at(
-    model: DeployedModel[Warehouse], table: str, version: int, of_table: Source
+    model: DeployedModel[Warehouse], table: str, version: int, of_table: TableVersion
 ) -> dict[str, Any]:
     """Return the position in the model's source that corresponds to a version of the measurements."""
     if model.spec.streamed_source is None:
@@ -330,9 +332,9 @@ def snapshot_id(
     spec: ModelSpec,
     table: str,
     cut: Cut,
-    window: Window,
+    window: LearningWindow,
     version: Version | None = None,
-    of_table: Source | None = None,
+    of_table: TableVersion | None = None,
 ) -> str:
     """Return the id of a snapshot: a digest of everything that decides its content.
 
@@ -358,7 +360,7 @@ def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
     return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 
-def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
+def _window(spec: ModelSpec, frame: DataFrame, window: LearningWindow) -> LearningWindow:
     """Return the window with a start from the spec: its length before the window's end, or before the last row."""
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window
@@ -366,4 +368,4 @@ def _window(spec: ModelSpec, frame: DataFrame, window: Window) -> Window:
     if end is None:
         row = frame.agg(F.max(F.unix_micros(F.col(f"`{spec.time}`")))).first()
         end = None if row is None else row[0]
-    return window if end is None else Window(end - spec.learn.window_us, window.last)
+    return window if end is None else LearningWindow(end - spec.learn.window_us, window.last)

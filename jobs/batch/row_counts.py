@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MILLISECOND = 1000
 
 
-class Counts(NamedTuple):
+class HistoryCounts(NamedTuple):
     """Rows of the interval, rows before it that were read, rows that do not fit, rows whose key has no inputs."""
 
     rows: int
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
     without_inputs: int
 
 
-class Wanted(NamedTuple):
+class CountedRows(NamedTuple):
     """The rows to count: those of the interval, and those before it since a time (None: all of them)."""
 
     interval: Interval
@@ -53,7 +53,7 @@ class Wanted(NamedTuple):
         return 1 if latest < first else None
 
 
-def _counts(found: Iterable[tuple[int, int | None]]) -> Counts | None:
+def _counts(found: Iterable[tuple[int, int | None]]) -> HistoryCounts | None:
     """Return the counts of numbers of rows that are all in one place each (`Wanted.place`); None if some are not."""
     totals = [0, 0]
     for number, place in found:
@@ -61,10 +61,12 @@ def _counts(found: Iterable[tuple[int, int | None]]) -> Counts | None:
             return None
         if place >= 0:
             totals[place] += number
-    return Counts(totals[0], totals[1], 0, 0)
+    return HistoryCounts(totals[0], totals[1], 0, 0)
 
 
-def count_by_log(warehouse: Warehouse, table: str, version: int, time: str, wanted: Wanted) -> Counts | None:
+def count_by_log(
+    warehouse: Warehouse, table: str, version: int, time: str, wanted: CountedRows
+) -> HistoryCounts | None:
     """Return the counts of a Delta table's version all of whose rows fit, if its log tells them.
 
     Args:
@@ -79,12 +81,12 @@ def count_by_log(warehouse: Warehouse, table: str, version: int, time: str, want
         return None
     names = ["num_records"] if wanted.everything else ["num_records", f"min.{time}", f"max.{time}"]
     if not files.num_rows:
-        return Counts(0, 0, 0, 0)
+        return HistoryCounts(0, 0, 0, 0)
     if not set(names) <= set(files.column_names) or any(files.column(name).null_count for name in names):
         return None
     rows = files.column("num_records").to_pylist()
     if wanted.everything:
-        return Counts(sum(rows), 0, 0, 0)
+        return HistoryCounts(sum(rows), 0, 0, 0)
     if not all(pa.types.is_timestamp(files.schema.field(name).type) for name in names[1:]):
         return None
     least, greatest = (

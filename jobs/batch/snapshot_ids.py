@@ -9,7 +9,7 @@ from jobs.spark.warehouse import Warehouse
 from jobs.storage.positions import CommitMark, commit_mark
 
 
-class Source(NamedTuple):
+class TableVersion(NamedTuple):
     """A version of a measurements table: the table's id, and the mark of the version's commit if known."""
 
     table: str
@@ -26,7 +26,7 @@ class Source(NamedTuple):
         return self.table, self.mark and self.mark.id
 
 
-def of_earlier_release(warehouse: Warehouse, snapshot_id: str, now: Source) -> str | None:
+def of_earlier_release(warehouse: Warehouse, snapshot_id: str, now: TableVersion) -> str | None:
     """Return the id that an earlier release gave a snapshot, if that is of the table as it is now, as far as it tells.
 
     It does not name its commit; but if it is older than the commit, it is of another one.

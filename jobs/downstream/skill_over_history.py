@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from jobs.batch.history_table import Run, runs_of
+from jobs.batch.history_table import HistoryRun, runs_of
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
 from jobs.downstream.forecast_inputs import with_inputs
@@ -88,7 +88,7 @@ def _runs(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> dict[str, M
     return {one.run: _snapshot_of(warehouse, one) for one in mine}
 
 
-def _snapshot_of(warehouse: Warehouse, run: Run) -> Manifest | None:
+def _snapshot_of(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
     return None if run.snapshot is None else manifests.record(warehouse, run.snapshot)
 
 

@@ -27,7 +27,7 @@ MAX_FORECASTS = 50_000_000
 """A step that is much too short then ends in an error instead of exhausting the memory."""
 
 
-class Keys(NamedTuple):
+class ForecastKeys(NamedTuple):
     """K keys that are to be forecast.
 
     names: the texts of each key column; states: of the keys; inputs: (i, K) those that belong to the keys
@@ -52,7 +52,7 @@ class Ahead(NamedTuple):
     length: int | None
 
 
-class Column(NamedTuple):
+class ForecastColumn(NamedTuple):
     """Numbers (d, N) of a column of forecasts, and the names of the d parts, or of the pairs of a covariance."""
 
     name: str
@@ -72,7 +72,7 @@ class _Plan(NamedTuple):
 def ahead(
     spec: ModelSpec,
     kernel: Filter,
-    keys: Keys,
+    keys: ForecastKeys,
     horizon: Horizon,
     future: Future | None = None,
     typical: int | None = None,
@@ -165,9 +165,9 @@ def _check_size(forecasts: int, newest: int) -> None:
 
 def numbers_of(
     spec: ModelSpec, expected: Forecast, step: Ints, key: Ints, probability: float
-) -> list[Column]:
+) -> list[ForecastColumn]:
     """Return mean, covariance and bounds of state and measurement at N places: steps (N,) and keys (N,)."""
-    columns: list[Column] = []
+    columns: list[ForecastColumn] = []
     for prefix, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),
         ("measurement_", spec.measurement, expected.measurement_mean, expected.measurement_covariance),
@@ -176,9 +176,9 @@ def numbers_of(
         low, high = interval(mean, variances(packed), probability)
         pairs = [f"{a}_{b}" for a in names for b in names]
         columns += [
-            Column(f"{prefix}mean", mean, names),
-            Column(f"{prefix}covariance", unpack(packed), pairs),
-            Column(f"{prefix}lower", low, names),
-            Column(f"{prefix}upper", high, names),
+            ForecastColumn(f"{prefix}mean", mean, names),
+            ForecastColumn(f"{prefix}covariance", unpack(packed), pairs),
+            ForecastColumn(f"{prefix}lower", low, names),
+            ForecastColumn(f"{prefix}upper", high, names),
         ]
     return columns

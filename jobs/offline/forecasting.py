@@ -16,7 +16,7 @@ from jobs.core.times import TimeParser, duration_us, zone_of
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
-from jobs.offline.ahead import Keys, ahead, numbers_of
+from jobs.offline.ahead import ForecastKeys, ahead, numbers_of
 from jobs.offline.filtering import in_order
 from jobs.offline.future import Future, Horizon
 from jobs.offline.key_inputs import key_texts
@@ -175,7 +175,7 @@ def forecast_keys(
         states = run_lives(RowFilter(kernel, spec.unit_us), initial, initial, sorted_rows, spec.idle_us).after
     places, states = _with_state(rows, order, states)
     columns = {name: source.columns[name].take(arrow.integers(places)) for name in spec.key}
-    keys = Keys(list(map(key_texts, columns.values())), states, rows.u[len(spec.control) :, places])
+    keys = ForecastKeys(list(map(key_texts, columns.values())), states, rows.u[len(spec.control) :, places])
     typical = _median_gap(sorted_rows, int(spec.unit_us))
     return forecast_states(spec, kernel, keys, columns, horizon, future, typical)
 
@@ -183,7 +183,7 @@ def forecast_keys(
 def forecast_states(
     spec: ModelSpec,
     kernel: Filter,
-    keys: Keys,
+    keys: ForecastKeys,
     columns: Mapping[str, pa.Array],
     horizon: Horizon,
     future: Future | None,

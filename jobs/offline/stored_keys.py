@@ -21,7 +21,7 @@ from jobs.encoding import arrow
 from jobs.encoding.key_texts import split_keys
 from jobs.landing.raw_rows import Source
 from jobs.lineage.generations import live
-from jobs.offline.ahead import Keys
+from jobs.offline.ahead import ForecastKeys
 from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
 from jobs.offline.prior import own_begin
 from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
@@ -53,7 +53,7 @@ class StoredKeys(NamedTuple):
 
     kernel: Filter
     columns: dict[str, pa.Array]
-    keys: Keys
+    keys: ForecastKeys
     snapshot: str
     committed_at: datetime | None
     position: dict[str, Any] | None
@@ -217,12 +217,12 @@ def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
 
 def _with_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
-) -> tuple[dict[str, pa.Array], Keys]:
+) -> tuple[dict[str, pa.Array], ForecastKeys]:
     """Return the key columns in their types, and the keys with their inputs."""
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
     names = _key_columns(spec, rows)
-    keys = Keys(names, states, _inputs(root, spec, names, len(time), inputs))
+    keys = ForecastKeys(names, states, _inputs(root, spec, names, len(time), inputs))
     # The types of the measurements table: integers, else texts.
     types = column_types(root, measurements(spec.name))
     columns = {

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import kalman
-from jobs.batch.bucket_estimates import Plan, bucket_estimates
+from jobs.batch.bucket_estimates import EstimatingPlan, bucket_estimates
 from jobs.batch.smoothing import smoothed_widths
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.keys import KeyKind
@@ -39,7 +39,7 @@ def smooth(rows: int, idle: int | None) -> int:
     estimates = EstimateFormat(kind, 2, False, smoothed_widths(kernel))
     layout = state_layout(kind, kernel.size)
     fmt = RowFormat(kind, "at", ("a",), ())
-    plan = Plan(kernel, HOUR, fmt, layout, estimates, None, idle, smooth=True)
+    plan = EstimatingPlan(kernel, HOUR, fmt, layout, estimates, None, idle, smooth=True)
     keyed = KeyedRows(Records({"route": routes}, None), sorted_rows)
     return sum(batch.num_rows for batch in bucket_estimates(plan, keyed, layout.empty()))
 

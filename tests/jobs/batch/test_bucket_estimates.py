@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
-from jobs.batch.bucket_estimates import SLICES, Plan, estimator
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, estimator
 from jobs.batch.smoothing import smoothed_widths
 from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.packets import Records
@@ -40,18 +40,18 @@ def runtime_of(pipeline: Pipeline) -> ModelRuntime:
     return ModelRuntime(load_checked_spec("walk", pipeline.settings.models), {}, SCHEMA)
 
 
-def plan_of(runtime: ModelRuntime, smooth: bool = False, since: int = NEVER) -> Plan:
+def plan_of(runtime: ModelRuntime, smooth: bool = False, since: int = NEVER) -> EstimatingPlan:
     kernel, out = runtime.kernel, runtime.estimates
     if smooth:
         out = out._replace(extra=(*out.extra, *smoothed_widths(kernel)))
     layout = state_layout(runtime.kind, kernel.size, stored_as(kernel))
     spec = runtime.spec
-    return Plan(
+    return EstimatingPlan(
         kernel, spec.unit_us, runtime.rows, layout, out, None, spec.idle_us, since, smooth, since == NEVER
     )
 
 
-def packets(plan: Plan, frame: pd.DataFrame, buckets: int) -> Iterator[pa.RecordBatch]:
+def packets(plan: EstimatingPlan, frame: pd.DataFrame, buckets: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a frame as the packets of so many buckets, from two Arrow batches."""
     numbers = {f"n{i}": frame[name].to_numpy() for i, name in enumerate(plan.rows.numbers)}
     table = pa.table(

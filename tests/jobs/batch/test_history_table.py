@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from jobs import estimate
 from jobs.batch.bucket_estimates import estimator
 from jobs.batch.history_rows import Interval
-from jobs.batch.history_table import Part, Slices
+from jobs.batch.history_table import ReplacedPart, Slices
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows
@@ -41,8 +41,8 @@ def rows(pipeline: Pipeline) -> pd.DataFrame:
     return pipeline.warehouse.read(TABLE).orderBy(*order).toPandas()
 
 
-def part_of(first: int | None, last: int | None, slices: tuple[int, int] = (0, 1 << 16)) -> Part:
-    return Part(Slices(*slices), Interval(first, last))
+def part_of(first: int | None, last: int | None, slices: tuple[int, int] = (0, 1 << 16)) -> ReplacedPart:
+    return ReplacedPart(Slices(*slices), Interval(first, last))
 
 
 def files_of(folder: Path, slices: list[int | None], times: list[int | None]) -> pa.Table:
@@ -73,7 +73,9 @@ def files_of(folder: Path, slices: list[int | None], times: list[int | None]) ->
         (part_of(None, None, (21, 30)), ""),
     ],
 )
-def test_files_have_rows_of_a_part_or_of_others_by_their_bounds(tmp_path: Path, part: Part, met: str) -> None:
+def test_files_have_rows_of_a_part_or_of_others_by_their_bounds(
+    tmp_path: Path, part: ReplacedPart, met: str
+) -> None:
     found = files_of(tmp_path, [10, 20], [2 * DAY, 3 * DAY])
     name = frozenset(found["path"].to_pylist())
     assert find_files(found, part.rows) == Met(

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import norm
 
 import kalman
-from jobs.batch.forecast_rows import FUTURE, INPUTS, ROWS, Plan, forecaster
+from jobs.batch.forecast_rows import FUTURE, INPUTS, ROWS, ForecastPlan, forecaster
 from jobs.encoding.packets import Records
 from jobs.offline.future import Horizon
 from jobs.snapshots.state_rows import extras_widths, state_rows
@@ -98,7 +98,7 @@ def test_a_kind_is_forecast_from_its_snapshot(tmp_path: Path, kind: str) -> None
         row = pa.struct([("time", pa.int64()), ("control", floats), (INPUTS, floats)])
         beside, named = {FUTURE: pa.array(future, pa.list_(row))}, "later.csv"
     horizon = Horizon(steps, None, None if named else HOUR)
-    plan = Plan(spec, kernel, horizon, 0.9, named)
+    plan = ForecastPlan(spec, kernel, horizon, 0.9, named)
     expected = forecast(kernel, states, np.full((steps, KEYS), HOUR / spec.unit_us), u)
     (found,) = forecaster(plan)(iter([snapshot_of(kernel, states, **beside)]))
 
@@ -119,7 +119,7 @@ def test_a_batch_that_is_cut_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch
     spec = ModelSpec.model_validate(random_walk_spec())
     kernel = kalman.build(spec.definition())
     batch = snapshot_of(kernel, states_of(spec, kernel))
-    plan = Plan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
+    plan = ForecastPlan(spec, kernel, Horizon(None, None, None, direct=(HOUR, 6 * HOUR)), 0.9)
     (whole,) = forecaster(plan)(iter([batch]))
     monkeypatch.setattr("jobs.batch.forecast_rows.NUMBERS_AT_ONCE", 40)
     cut = list(forecaster(plan)(iter([batch])))

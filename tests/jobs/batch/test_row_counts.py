@@ -13,13 +13,13 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.batch.history_rows import Interval
-from jobs.batch.row_counts import Counts, Wanted, count_by_log
+from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.spark.warehouse import Warehouse
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 FIRST = int(START.timestamp()) * 1_000_000
 HOUR = 3_600_000_000
-ALL = Wanted(Interval(None, None), None)
+ALL = CountedRows(Interval(None, None), None)
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -35,7 +35,7 @@ def rows(hours: int = 10, **columns: Any) -> pa.Table:
     return pa.table({**made, **columns})
 
 
-def by_job(table: pa.Table, wanted: Wanted) -> Counts:
+def by_job(table: pa.Table, wanted: CountedRows) -> HistoryCounts:
     """Return what a look at each row counts."""
     first, last = wanted.interval
     times = table.column("at").cast(pa.int64()).to_numpy()
@@ -43,11 +43,11 @@ def by_job(table: pa.Table, wanted: Wanted) -> Counts:
     if wanted.since is not None:
         read &= times >= wanted.since
     inside = read if first is None else read & (times >= first)
-    return Counts(int(inside.sum()), int((read & ~inside).sum()), 0, 0)
+    return HistoryCounts(int(inside.sum()), int((read & ~inside).sum()), 0, 0)
 
 
 WANTED = [
-    Wanted(Interval(first, last), since)
+    CountedRows(Interval(first, last), since)
     for first in (None, FIRST - 1, FIRST, FIRST + 4 * HOUR, FIRST + 9 * HOUR + 1)
     for last in (None, FIRST, FIRST + 9 * HOUR, FIRST + 9 * HOUR + 1)
     for since in (None, FIRST, FIRST + 9 * HOUR + 1)
@@ -55,7 +55,7 @@ WANTED = [
 
 
 @pytest.mark.parametrize("wanted", WANTED)
-def test_the_log_counts_what_a_look_at_each_row_counts(tmp_path: Path, wanted: Wanted) -> None:
+def test_the_log_counts_what_a_look_at_each_row_counts(tmp_path: Path, wanted: CountedRows) -> None:
     table = rows()
     for i in range(0, 10, 5):
         write_deltalake(tmp_path / "t", table.slice(i, 5), mode="append")
@@ -74,7 +74,7 @@ def test_a_log_without_numbers_of_rows_or_with_features_does_not_tell(tmp_path: 
     spark: Any = None
     warehouse = Warehouse(spark, str(tmp_path))
     write_deltalake(tmp_path / "t", rows())
-    assert count_by_log(warehouse, "t", 0, "at", ALL) == Counts(10, 0, 0, 0)
+    assert count_by_log(warehouse, "t", 0, "at", ALL) == HistoryCounts(10, 0, 0, 0)
     assert count_by_log(warehouse, "none", 0, "at", ALL) is None
     assert count_by_log(warehouse, "t", 7, "at", ALL) is None
     log = tmp_path / "t" / "_delta_log" / f"{0:020d}.json"

@@ -12,7 +12,7 @@ from jobs.batch.batch_filter import ROWS_A_BUCKET
 from jobs.batch.bucket_estimates import SLICES
 from jobs.batch.estimating import ROWS_A_COMMIT, layout_for
 from jobs.batch.history_rows import Interval
-from jobs.batch.history_table import Part, Slices
+from jobs.batch.history_table import ReplacedPart, Slices
 from jobs.encoding.routing import bucket_of, partition_of, route_of
 from jobs.storage.row_filters import drop_rows
 from jobs.storage.table_rows import UTC_MICROSECONDS
@@ -56,7 +56,7 @@ def test_what_is_replaced_is_exact_to_the_microsecond() -> None:
         ],
         ["batch_id", "event_time"],
     )
-    left = drop_rows(rows, Part(Slices(1, 4), Interval(1, times[3])).rows)
+    left = drop_rows(rows, ReplacedPart(Slices(1, 4), Interval(1, times[3])).rows)
     kept = list(
         zip(left["batch_id"].to_pylist(), left["event_time"].cast(pa.int64()).to_pylist(), strict=True)
     )
