@@ -53,9 +53,8 @@ def compare(spark: SparkSession, work: Work, rounds: int, folder: Path) -> dict[
 
 def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFrame:
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
-    from jobs.batch.bucket_estimates import EstimatingPlan, estimator
+    from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
     from jobs.batch.estimating import layout_for
-    from jobs.batch.smoothing import smoothed_widths
     from jobs.encoding.estimates import estimate_schema
     from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS
     from jobs.encoding.rows import row_packer, select_columns

@@ -9,23 +9,33 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.batch.smoothing import smoothed
-from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, estimate_records
+from jobs.encoding.estimates import (
+    ROWS_A_PACKET,
+    EstimateFormat,
+    diagonal_of_packed,
+    estimate_batch,
+    estimate_records,
+    full_of_packed,
+)
 from jobs.encoding.keys import match
 from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.packets import Layout, Records, concat
 from jobs.encoding.routing import bucket_of
 from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.state.distinct import distinct
+from jobs.state.expiry import lives_from
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import without_state
-from jobs.state.row_filter import RowFilter
+from jobs.state.row_filter import Indices, RowFilter
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
-from kalman.run import Outputs, initial_states
+from kalman.run import KeyStates, Outputs, SortedRows, initial_states
+from kalman.smoothers.kinds import smoother, to_smooth
 from kalman.types import Filter
 
 SLICES = 1 << 16
 """A key belongs to one of so many slices, by its route. Buckets, and what one commit replaces, are whole slices."""
+PREFIX = "smoothed_"
+"""Begins the names of the outputs given all rows, as in the output of `filter --smooth`."""
 
 
 class EstimatingPlan(NamedTuple):
@@ -129,3 +139,54 @@ def with_known_parameters(
     field = kernel.snapshot(values)[2][FIELD]
     states[:, there] = with_own(kernel, states[:, there], {name: field[own.rows[name]] for name in fixed})
     return states
+
+
+def smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, int], ...]:
+    """Return the names of the outputs given all rows, and how many numbers a row has in each.
+
+    diagonal: only variances instead of the whole covariance, as in `EstimateFormat`.
+
+    Raises:
+        ModelError: the filter cannot be smoothed.
+    """
+    n, backwards = len(kernel.states), smoother(kernel)
+    extra = backwards.extra(backwards.begin(to_smooth(kernel).initial(1)))
+    return (
+        (f"{PREFIX}mean", n),
+        (f"{PREFIX}covariance", n if diagonal else n * n),
+        *((f"{PREFIX}{name}", len(values)) for name, values in extra.items()),
+    )
+
+
+def smoothed(
+    row_filter: RowFilter,
+    before: KeyStates,
+    fresh: KeyStates,
+    rows: SortedRows,
+    idle: int | None,
+    diagonal: bool = False,
+) -> Iterator[tuple[Indices, Outputs]]:
+    """Yield the filter's outputs, with those given all rows of a key among the extras, and the indices of their rows.
+
+    They come in pieces, so that the memory does not grow with the history, apart from the rows themselves. A key that
+    was silent for longer than `idle` begins anew, and what comes before is not smoothed by what comes after.
+
+    Args:
+        row_filter: the filter.
+        before: states of the K keys before the rows.
+        fresh: states in which a new life of each key begins.
+        rows: sorted.
+        idle: microseconds, None: never.
+        diagonal: only variances instead of the whole covariance.
+    """
+    if idle is not None:
+        rows, before = lives_from(row_filter, before, fresh, rows, idle)
+    n = len(row_filter.kernel.states)
+    kept = diagonal_of_packed(n) if diagonal else full_of_packed(n)
+    for indices, outputs, found in row_filter.smoothed_pieces(before, rows):
+        extra = {
+            f"{PREFIX}mean": found.mean,
+            f"{PREFIX}covariance": found.covariance[kept],
+            **{f"{PREFIX}{name}": values for name, values in found.extra.items()},
+        }
+        yield indices, outputs._replace(extra={**outputs.extra, **extra})

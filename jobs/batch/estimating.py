@@ -15,12 +15,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.batch.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
-from jobs.batch.bucket_estimates import SLICES, EstimatingPlan
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
 from jobs.batch.history_rows import HistoryRows, Interval, rows_of
 from jobs.batch.history_start import HistoryStart, StartRequest, start_of
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
-from jobs.batch.smoothing import smoothed_widths
 from jobs.core.errors import UserError, raised_in_python
 from jobs.encoding.estimates import EstimateFormat, estimate_schema
 from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket

@@ -18,8 +18,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs import filter as offline
-from jobs.batch.bucket_estimates import EstimatingPlan, estimator
-from jobs.batch.smoothing import smoothed_widths
+from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
 from jobs.encoding.estimates import estimate_batch
 from jobs.encoding.packet_kinds import OutputPacket, RowPacket
 from jobs.encoding.packets import concat

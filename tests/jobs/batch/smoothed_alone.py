@@ -8,8 +8,7 @@ import sys
 import numpy as np
 
 import kalman
-from jobs.batch.bucket_estimates import EstimatingPlan, bucket_estimates
-from jobs.batch.smoothing import smoothed_widths
+from jobs.batch.bucket_estimates import EstimatingPlan, bucket_estimates, smoothed_widths
 from jobs.encoding.estimates import EstimateFormat
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records

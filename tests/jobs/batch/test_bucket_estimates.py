@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
-from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, estimator
-from jobs.batch.smoothing import smoothed_widths
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, estimator, smoothed_widths
 from jobs.encoding.packet_kinds import NEVER, RowPacket
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import bucket_of, make_routing, route_of
