@@ -47,8 +47,7 @@ def run(
     Raises:
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
-    from jobs.batch.pretraining import position_at
-    from jobs.batch.snapshot_ids import TableVersion
+    from jobs.batch.snapshot_ids import TableVersion, position_at
     from jobs.lineage.model import DeployedModel
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler

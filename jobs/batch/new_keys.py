@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import batch_of, bucket_rows, final_states
+from jobs.batch.batch_filter import bucket_rows
 from jobs.batch.key_learning import Populations
 from jobs.batch.learning import LearningWindow
-from jobs.batch.pretraining import write_with_keys
-from jobs.batch.snapshot_ids import TableVersion, of_earlier_release
+from jobs.batch.pretraining import write_filtered
+from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.key_inputs.table import InputsTable
@@ -32,7 +32,7 @@ from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import meaning_of
-from jobs.snapshots.store import find_whole, verify, write
+from jobs.snapshots.store import find_whole, verify
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.sections import PRETRAINED
 from jobs.storage.measurements_table import IS_HISTORY, create_new_keys_table, latest_history_version
@@ -103,16 +103,15 @@ def _offer(
         f"{spec.name}-v{spec.version}-new-{landed}-{_digest(parts)}"
         for parts in ([*made_of, *of_table.ids], made_of)
     )
-    identity = of_earlier_release(warehouse, former, of_table) or identity
+    identity = id_of_earlier_release(warehouse, former, of_table) or identity
     manifest = find_whole(warehouse, identity)
     if manifest is None:
         rows = warehouse.read(table, landed).filter(IS_HISTORY).select(*spec.columns)
         runtime = ModelRuntime(spec, base.parameters, rows.schema)
         given = 0
         if inputs is not None and version is not None:  # as in a snapshot of all measurements
-            inputs.load(runtime.kind, version.version)
             given = rows.count()
-            rows = inputs.joined(rows, runtime.kind, version.version).dropna(subset=spec.input_names)
+            rows = inputs.complete_rows(rows, runtime.kind, version.version)
         count, newest = rows.agg(F.count("*"), F.max(F.unix_micros(F.col(f"`{spec.time}`")))).collect()[0]
         on_progress(f"filtering {count:,} rows of history")
         runtime.ship(warehouse.spark)
@@ -132,11 +131,7 @@ def _offer(
             inputs=None if version is None else {**version._asdict(), "left_out": given - count},
             spec=spec.stored_text(),
         )
-        if populations is None:
-            states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
-            manifest = write(warehouse, made, states)
-        else:
-            manifest = write_with_keys(warehouse, made, runtime, packed, LearningWindow(), populations)
+        manifest = write_filtered(warehouse, made, runtime, packed, LearningWindow(), populations)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +11,7 @@ from pyspark.sql import functions as F
 from jobs.batch.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
 from jobs.batch.key_learning import Populations, learn_populations, learned_states
 from jobs.batch.learning import LearningWindow, learn_pooled
-from jobs.batch.snapshot_ids import TableVersion, of_earlier_release
+from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release, position_at, snapshot_id
 from jobs.core.progress import Progress
 from jobs.encoding.keys import readable
 from jobs.encoding.packet_kinds import NEVER
@@ -33,15 +31,7 @@ from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import TOPIC_ID
-from jobs.storage.positions import (
-    Cut,
-    delta_position,
-    first_topic_id,
-    landed_position,
-    offsets_of,
-    to_datetime,
-    topic_position,
-)
+from jobs.storage.positions import Cut, first_topic_id, offsets_of, to_datetime
 from kalman.filters.numerics import NUMERICS
 from kalman.learning.learners import learnable
 
@@ -51,8 +41,6 @@ if TYPE_CHECKING:
     from jobs.batch.batch_filter import Batch
     from jobs.batch.learning import LearningResult
     from jobs.encoding.rows import RowFormat
-    from jobs.key_inputs.table import Version
-    from jobs.specs.key_inputs import Inputs
 
 
 class PretrainedSnapshot(NamedTuple):
@@ -86,9 +74,9 @@ def snapshot_at(
     inputs = None if spec.inputs is None else InputsTable(model)
     version = None if inputs is None else inputs.newest()
     of_table = TableVersion.of(warehouse, table, cut.version)
-    former = snapshot_id(spec, table, cut, window, version)
-    identity = of_earlier_release(warehouse, former, of_table)
-    identity = identity or snapshot_id(spec, table, cut, window, version, of_table)
+    made_of = spec, table, cut, window, version
+    identity = id_of_earlier_release(warehouse, snapshot_id(*made_of), of_table)
+    identity = identity or snapshot_id(*made_of, of_table)
     found = find_whole(warehouse, identity)
     if found is not None:
         return PretrainedSnapshot(found, None, False)
@@ -96,8 +84,7 @@ def snapshot_at(
     landed = 0
     if inputs is not None and version is not None:
         landed = frame.count()
-        inputs.load(runtime.kind, version.version)  # an invalid table raises here
-        frame = inputs.joined(frame, runtime.kind, version.version).dropna(subset=spec.input_names)
+        frame = inputs.complete_rows(frame, runtime.kind, version.version)
     spark, doing = warehouse.spark, f"pretrain {spec.name}"
     with labelled(spark, doing, "count the rows"):
         count = frame.count()
@@ -122,7 +109,7 @@ def snapshot_at(
         position = cut.place or position_at(model, table, cut.version, of_table)
         manifest = _manifest(runtime, identity, position, cut, window, given)
         with labelled(spark, doing, "filter and write the snapshot"):
-            manifest = _written(warehouse, manifest, runtime, packed, window, learned, held)
+            manifest = write_filtered(warehouse, manifest, runtime, packed, window, learned, held)
         if beside is not None:
             beside(manifest, packed)
         notes = _notes(model, manifest, batch, frame, packed, count)
@@ -165,18 +152,18 @@ def _notes(
     return tuple(notes)
 
 
-def _written(
+def write_filtered(
     warehouse: Warehouse,
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
     window: LearningWindow,
     found: LearningResult | Populations | None,
-    held: Held | None,
+    held: Held | None = None,
 ) -> Manifest:
-    """Filter the rows and write the snapshot, with what was learned."""
+    """Filter packed rows and write the snapshot, with the parameters of all keys or groups, or of each key."""
     if isinstance(found, Populations):
-        return write_with_keys(warehouse, manifest, runtime, packed, window, found, held)
+        return _write_with_keys(warehouse, manifest, runtime, packed, window, found, held)
     states = final_states(packed, runtime.kernel, batch_of(runtime), runtime.begin)
     told = None if found is None else learned_rows.of_driver(warehouse, found.entries)
     return write(warehouse, manifest, states, held, told)
@@ -221,14 +208,14 @@ def _keys(frame: DataFrame, spec: ModelSpec) -> int:
     return frame.select(*spec.key).distinct().count() if spec.key else frame.limit(1).count()
 
 
-def write_with_keys(
+def _write_with_keys(
     warehouse: Warehouse,
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
     window: LearningWindow,
     populations: Populations,
-    held: Held | None = None,
+    held: Held | None,
 ) -> Manifest:
     """Learn every key in the pass that filters, and write the snapshot with a row a key of how good that is."""
     problem = learnable(runtime.definition)
@@ -302,17 +289,6 @@ def _held(spec: ModelSpec, frame: DataFrame, fmt: RowFormat) -> tuple[DataFrame,
     )
 
 
-def position_at(
-    model: DeployedModel[Warehouse], table: str, version: int, of_table: TableVersion
-) -> dict[str, Any]:
-    """Return the position in the model's source that corresponds to a version of the measurements."""
-    if model.spec.streamed_source is None:
-        return delta_position(table, version, *of_table.ids)
-    topic = model.spec.streamed_source.topic
-    landed = landed_position(model.warehouse, table, topic, version) or topic_position(topic, {})
-    return {**landed, "measurements": version}
-
-
 def _before(place: dict[str, Any], first: str | None) -> Column:
     """Return the condition of rows before a position in a topic.
 
@@ -326,38 +302,6 @@ def _before(place: dict[str, Any], first: str | None) -> Column:
     if first is not None and place.get("topic_id") is not None:
         former = F.coalesce(F.col(TOPIC_ID), F.lit(first)) != place["topic_id"]
     return F.col("_partition").isNull() | before | former
-
-
-def snapshot_id(
-    spec: ModelSpec,
-    table: str,
-    cut: Cut,
-    window: LearningWindow,
-    version: Version | None = None,
-    of_table: TableVersion | None = None,
-) -> str:
-    """Return the id of a snapshot: a digest of everything that decides its content.
-
-    of_table: None for the id that earlier releases gave, which did not tell a table from its successor.
-    """
-    inputs = {
-        "fingerprint": spec.fingerprint(),
-        "learn": spec.learn and spec.learn.model_dump(exclude=spec.learn.left_out),
-        "table": table,
-        "version": cut.version,
-        "before": cut.before,
-        **({} if of_table is None else {"of": of_table.ids}),
-        **({} if cut.place is None else {"place": cut.place}),
-        "window": [window.first, window.last] if spec.learn else None,
-        **({} if spec.inputs is None or version is None else _inputs_of(spec.inputs, version)),
-    }
-    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-    return f"{spec.name}-v{spec.version}-{cut.version}-{digest[:10]}"
-
-
-def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
-    """Return the part of a snapshot's id that stands for the inputs of its keys."""
-    return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
 
 
 def _window(spec: ModelSpec, frame: DataFrame, window: LearningWindow) -> LearningWindow:
