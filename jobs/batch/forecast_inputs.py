@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.batch.forecast_rows import FUTURE, INPUTS
+from jobs.batch.forecast_rows import FUTURE
 from jobs.core.input_files import open_input
 from jobs.encoding.arrow import integers, lists
-from jobs.encoding.keys import KeyKind, columns_of, text_of
-from jobs.key_inputs.table import InputsTable
+from jobs.encoding.keys import KeyKind, text_of
+from jobs.key_inputs.table import INPUTS, InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.offline.future import read_future
 from jobs.spark.warehouse import Warehouse
@@ -40,15 +40,8 @@ def with_inputs(
     """
     if model.spec.inputs is None:
         return states, None
-    table = InputsTable(model)
-    version = table.newest().version
-    texts = states.select(F.col("key").alias("_text"))
-    keys = texts.select("_text", *columns_of(kind, F.col("_text")))
-    numbers = (F.coalesce(F.col(f"`{name}`"), F.lit(float("nan"))) for name in model.spec.input_names)
-    joined = table.joined(keys, kind, version).select(
-        F.col("_text").alias("key"), F.array(*numbers).cast("array<double>").alias(INPUTS)
-    )
-    return states.join(joined, "key"), version
+    inputs, version = InputsTable(model).by_key(states.select("key"), kind)
+    return states.join(inputs, "key"), version
 
 
 def future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:

@@ -11,8 +11,10 @@ from pyspark.sql import functions as F
 
 from jobs.encoding.arrow import integers, matrix, vectors
 from jobs.encoding.estimates import flag_names
-from jobs.offline.ahead import ForecastKeys, ahead, numbers_of
-from jobs.offline.future import Future, Horizon
+from jobs.key_inputs.table import INPUTS
+from jobs.offline.ahead import ForecastKeys, ahead, rows_of
+from jobs.offline.future import Future
+from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
 from jobs.specs.model_spec import ModelSpec
 from kalman.run import KeyStates
@@ -27,8 +29,8 @@ ROWS = (
     "measurement_lower array<double>, measurement_upper array<double>, flag string"
 )
 """A forecast: its key and times (`made_at` of the key's newest row), its number, then as `forecast` writes to files."""
-INPUTS, FUTURE = "inputs", "future"
-"""Columns beside the states: the inputs of the key, array<double>; its future rows,
+FUTURE = "future"
+"""The column beside the states, and `INPUTS`, with the key's future rows,
 array<struct<time bigint, control array<double>, inputs array<double>>>."""
 NUMBERS_AT_ONCE = 8_000_000
 """Numbers of a call's forecasts: some tens of megabytes."""
@@ -78,21 +80,13 @@ def _parts(batch: pa.RecordBatch, plan: ForecastPlan) -> Iterator[pa.RecordBatch
     if batch.num_rows == 0:
         return
     n, m = len(plan.spec.states), len(plan.spec.measurement)
-    steps = _steps(batch, plan)
+    if plan.future is not None:
+        steps = max(int(batch.column(FUTURE).value_lengths().fill_null(0).to_numpy().max()), 1)
+    else:
+        steps = plan.horizon.count_steps(int(batch.column("event_time").to_numpy().min()))
     size = max(int(NUMBERS_AT_ONCE // (steps * (n + n * n + m + m * m))), 1)
     for start in range(0, batch.num_rows, size):
         yield batch.slice(start, size)
-
-
-def _steps(batch: pa.RecordBatch, plan: ForecastPlan) -> int:
-    horizon = plan.horizon
-    if plan.future is not None:
-        lengths = batch.column(FUTURE).value_lengths().fill_null(0).to_numpy()
-        return max(int(lengths.max()), 1)
-    if horizon.end is not None and horizon.length is not None:
-        first = int(batch.column("event_time").to_numpy().min())
-        return max((horizon.end - first) // horizon.length, 1)
-    return max(horizon.steps or 1, len(horizon.direct), *horizon.multiples, 1)
 
 
 def _forecast(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
@@ -105,13 +99,10 @@ def _forecast(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
     keys = ForecastKeys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
     future = None if plan.future is None else _future(batch, plan)
     found = ahead(spec, kernel, keys, plan.horizon, future)
-    key, step = np.nonzero(found.wanted.T)
-    flag, at = found.expected.flag[step, key], found.kept[key]
-    number = np.cumsum(found.wanted, axis=0, dtype=np.int64)[step, key]
-    arrays = [names.take(integers(at)), *map(integers, (made[at], found.time[step, key], number))]
-    for column in numbers_of(spec, found.expected, step, key, plan.probability):
-        arrays.append(vectors(column.values, flag == 0))
-    arrays.append(flag_names(flag).cast(pa.string()))
+    rows = rows_of(spec, found, plan.probability)
+    arrays = [names.take(integers(rows.key)), *map(integers, (made[rows.key], rows.time, rows.step))]
+    arrays += [vectors(column.values, rows.flag == 0) for column in rows.columns]
+    arrays.append(flag_names(rows.flag).cast(pa.string()))
     return pa.RecordBatch.from_arrays(arrays, [part.split()[0] for part in ROWS.split(", ")])
 
 

@@ -26,7 +26,8 @@ from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
 from jobs.encoding.keys import columns_of
 from jobs.lineage.model import DeployedModel
-from jobs.offline.future import Horizon
+from jobs.offline.horizon import ForecastRequest
+from jobs.offline.stored_keys import refuse_absent_keys
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse, ddl_of
@@ -44,22 +45,6 @@ RUN = "run"
 """The partition column: the id of the run that made a forecast."""
 _OURS = "jobs.core.errors.UserError: "
 _RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
-
-
-class ForecastRequest(NamedTuple):
-    """What a run is asked for.
-
-    keys: as text, all if none is named; snapshot: None, an id or `newest`; output: a table, None for the model's own;
-    run: the id of the run, None: by what it is made from
-    """
-
-    horizon: Horizon
-    probability: float
-    keys: Sequence[str] = ()
-    snapshot: str | None = None
-    future: str | None = None
-    output: str | None = None
-    run: str | None = None
 
 
 class WrittenForecasts(NamedTuple):
@@ -171,11 +156,7 @@ def _chosen(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
         return source.states
     states = source.states.filter(F.col("key").isin(*keys))
     found = {row["key"] for row in states.select("key").collect()}
-    absent = [key for key in keys if key not in found]
-    if absent:
-        more = f", nor of {len(absent) - 1:,} more" if len(absent) > 1 else ""
-        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(source.spec.key) > 1 else ""
-        raise UserError(f"--key {absent[0]}: {source.text} has no state of it{more}{several}")
+    refuse_absent_keys(source.spec, keys, found, source.text)
     return states
 
 

@@ -7,6 +7,7 @@ where mean and covariance, or the filter's state beside them, are the whole stat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -161,11 +162,21 @@ def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
 def _sorted_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
     """Return the rows ordered by key, of which every wanted one is there."""
     there = rows["key"].to_pylist()
-    absent = [key for key in wanted if key not in set(there)]
-    if absent:
-        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
-        raise UserError(f"--key {absent[0]}: {where} has no state of it{several}")
+    refuse_absent_keys(spec, wanted, set(there), where)
     return rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
+
+
+def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSet[str], where: str) -> None:
+    """Refuse keys that a user has named and that have no state; where: the states in words.
+
+    Raises:
+        UserError: there is such a key.
+    """
+    absent = [key for key in wanted if key not in there]
+    if absent:
+        more = f", nor of {len(absent) - 1:,} more" if len(absent) > 1 else ""
+        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
+        raise UserError(f"--key {absent[0]}: {where} has no state of it{more}{several}")
 
 
 def _refuse_unsure(rows: pa.Table, generation: str) -> None:

@@ -11,9 +11,10 @@ import pytest
 from scipy.stats import norm
 
 import kalman
-from jobs.batch.forecast_rows import FUTURE, INPUTS, ROWS, ForecastPlan, forecaster
+from jobs.batch.forecast_rows import FUTURE, ROWS, ForecastPlan, forecaster
 from jobs.encoding.packets import Records
-from jobs.offline.future import Horizon
+from jobs.key_inputs.table import INPUTS
+from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import extras_widths, state_rows
 from jobs.specs.model_spec import ModelSpec
 from kalman.evaluation.forecast import forecast, variances
