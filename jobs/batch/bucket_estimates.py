@@ -27,7 +27,7 @@ from jobs.state.expiry import lives_from
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import without_state
 from jobs.state.row_filter import Indices, RowFilter
-from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.own_parameters import FIELD, own_parameters, with_field
 from kalman.run import KeyStates, Outputs, SortedRows, initial_states
 from kalman.smoothers.kinds import smoother, to_smooth
 from kalman.types import Filter
@@ -132,12 +132,11 @@ def with_known_parameters(
     at = match(known, keyed.keys)
     states = kernel.initial(len(at)) if begin is None else begin.copy()
     own, there = own_parameters(kernel), np.flatnonzero(at >= 0)
-    fixed = [name for name in own.learned if name not in own.adapted]
-    if not fixed or not len(there):
+    if not set(own.learned) - set(own.adapted) or not len(there):
         return states
     values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
     field = kernel.snapshot(values)[2][FIELD]
-    states[:, there] = with_own(kernel, states[:, there], {name: field[own.rows[name]] for name in fixed})
+    states[:, there] = with_field(kernel, states[:, there], field, adapted=False)
     return states
 
 

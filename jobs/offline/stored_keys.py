@@ -31,7 +31,7 @@ from jobs.specs.sections import PRETRAINED
 from jobs.storage.table_rows import column_types, read_table, written_at
 from jobs.storage.tables import latest, measurements
 from jobs.storage.warehouse import Tables
-from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.own_parameters import FIELD, own_parameters, with_field
 from kalman.filters.state_layout import innermost, places
 from kalman.filters.state_output import OUTPUT, follows_from_moments
 from kalman.types import Filter
@@ -211,12 +211,10 @@ def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, r
             f"a key's state is still diffuse, which its latest estimate does not tell: {_INSTEAD}"
         )
     values = kernel.from_moments(mean, covariance)
-    own = own_parameters(kernel)
-    if not own.rows or not learned.parameters:
+    if not own_parameters(kernel).rows or not learned.parameters:
         return values
     begin, _ = own_begin(root, spec, learned, kernel, _key_columns(spec, rows), rows.num_rows)
-    field = begin[places(kernel.fields)[FIELD]]
-    return with_own(kernel, values, {name: field[own.rows[name]] for name in own.learned})
+    return with_field(kernel, values, begin[places(kernel.fields)[FIELD]])
 
 
 def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
