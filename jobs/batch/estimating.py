@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.batch.batch_filter import MIN_BUCKETS, ROWS_A_BUCKET, bucket_count
+from jobs.batch.batch_filter import bucket_count
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
 from jobs.batch.history_rows import HistoryRows, Interval, rows_of
 from jobs.batch.history_start import HistoryStart, StartRequest, start_of
@@ -181,7 +181,7 @@ def layout_for(rows: int) -> BucketLayout:
     def power_of_two(least: int) -> int:
         return 1 << max(0, least - 1).bit_length()
 
-    buckets = min(SLICES, power_of_two(max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))))
+    buckets = min(SLICES, power_of_two(bucket_count(rows)))
     return BucketLayout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
 
 
@@ -227,9 +227,10 @@ def estimate_reflected(
     """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
 
     Args:
-        warehouse, spec, note: as of `estimate`.
+        model: the deployed one.
         manifest: of the snapshot.
         cut: at which it was made.
+        note: shows progress.
         packed: the packets of its rows, if a caller has them.
     """
     last = cut.before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from jobs.core.errors import UserError
@@ -115,4 +116,4 @@ def _wanted(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
             f"now{others}, so there is no state to forecast from: make one with `kalman-pipeline pretrain --model "
             f"{model.name}`, or give the rows of a file with --input"
         )
-    return max(fitting, key=lambda one: (one.cut is None, one.version, one.snapshots_version))
+    return max(fitting, key=attrgetter("rank"))

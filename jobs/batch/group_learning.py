@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from jobs.batch.batch_filter import Batch
 from jobs.core.errors import UserError
 from jobs.core.report import plural, some
+from jobs.encoding.order import starts_of
 from jobs.encoding.packets import Layout
 from kalman.learning.em import Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
@@ -168,12 +169,18 @@ _SUMS = ["place", "which", "value", "vector", "used"]
 def grouped_parts(
     layout: Layout, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[tuple[int, SortedRows, NDArray[np.int64], list[str]]]:
-    """Yield, for each bucket's packet: place, rows, the group (K,) of each key, and the names of the groups."""
+    """Yield, for each bucket's packet: place, rows, the group (K,) of each key, and the names of the groups.
+
+    In packets without names all keys are of group 0.
+    """
     for one in batches:
-        columns = (one.column(name).to_pylist() for name in ("place", "payload", "groups"))
-        for place, payload, names in zip(*columns, strict=True):
+        named = "groups" in one.schema.names
+        columns = [one.column(name).to_pylist() for name in ("place", "payload")]
+        groups = one.column("groups").to_pylist() if named else [[]] * one.num_rows
+        for place, payload, names in zip(*columns, groups, strict=True):
             arrays = layout.decode(payload).arrays
             key = arrays["key"]
             u = arrays.get("u", np.empty((0, len(key))))
-            first = np.flatnonzero(np.diff(key, prepend=-1))
-            yield place, SortedRows(key, arrays["time"], arrays["y"], u), arrays["group"][first], names
+            first = np.flatnonzero(starts_of(key))
+            group = arrays["group"][first] if named else np.zeros(len(first), np.int64)
+            yield place, SortedRows(key, arrays["time"], arrays["y"], u), group, names

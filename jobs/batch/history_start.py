@@ -7,6 +7,7 @@ interval itself.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.batch.history_rows import HistoryRows, Interval
@@ -81,7 +82,7 @@ def start_of(model: DeployedModel[Warehouse], asked: StartRequest) -> HistorySta
         before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
         return HistoryStart(newest, before)
     # As `filter` chooses: one that a stream could start from before one that is history only.
-    best = max(fitting, key=lambda one: (one.cut is None, one.version, one.snapshots_version))
+    best = max(fitting, key=attrgetter("rank"))
     return HistoryStart(best, None)
 
 

@@ -26,7 +26,6 @@ from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
 from kalman.models.groups import GROUPS
-from kalman.run import SortedRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -224,8 +223,10 @@ def _fitness(
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         place_of = {name: g for g, name in enumerate(names)}
-        for place, part, group in _parts_with_groups(layout, batches, place_of):
+        for place, part, group, here in grouped_parts(layout, batches):
             keys = int(part.key[-1]) + 1
+            if here:
+                group = np.array([place_of[name] for name in here], np.int64)[group]
             own = np.repeat(theta[:, None], keys, axis=1) if theta.ndim == 1 else theta[:, group]
             nis, p_value = problem.check(own, part, keys, unit)
             count = np.bincount(part.key, minlength=keys).astype(float)
@@ -314,7 +315,7 @@ def _evaluate(
     layout, unit = _layout(batch, by), batch.unit
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part in _parts(layout, batches):
+        for place, part, _, _ in grouped_parts(layout, batches):
             value, vector, used = problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
             yield pa.RecordBatch.from_arrays(
                 [pa.array([place]), pa.array([value]), _list(vector), pa.array([used])],
@@ -334,36 +335,13 @@ def _sample(rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ())
     layout = _layout(batch, by)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for place, part in _parts(layout, batches):
+        for place, part, _, _ in grouped_parts(layout, batches):
             some = _list(part.y[:, ::every].ravel())
             yield pa.RecordBatch.from_arrays([pa.array([place]), some], ["place", "some"])
 
     parts = sorted(rows.mapInArrow(work, "place bigint, some array<double>").collect())
     m = len(batch.rows.measurement)
     return np.concatenate([np.array(part["some"]).reshape(m, -1) for part in parts], axis=1)
-
-
-def _parts_with_groups(
-    layout: Layout, batches: Iterator[pa.RecordBatch], place_of: Mapping[str, int]
-) -> Iterator[tuple[int, SortedRows, NDArray[np.int64]]]:
-    """Yield place, rows and the group (K,) of each key of each bucket's packet; one group where there are no names."""
-    if not place_of:
-        for place, part in _parts(layout, batches):
-            yield place, part, np.zeros(int(part.key[-1]) + 1, np.int64)
-        return
-    for place, part, group, here in grouped_parts(layout, batches):
-        yield place, part, np.array([place_of[name] for name in here], np.int64)[group]
-
-
-def _parts(layout: Layout, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, SortedRows]]:
-    """Yield the place and the rows of each bucket's packet."""
-    for one in batches:
-        pairs = zip(one.column("place").to_pylist(), one.column("payload").to_pylist(), strict=True)
-        for place, payload in pairs:
-            arrays = layout.decode(payload).arrays
-            key = arrays["key"]
-            u = arrays.get("u", np.empty((0, len(key))))
-            yield place, SortedRows(key, arrays["time"], arrays["y"], u)
 
 
 def _list(values: NDArray[np.float64]) -> pa.Array:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.report import plural, some
+from jobs.encoding.order import starts_of
 from kalman.flags import FLAGS
 
 Ints = NDArray[np.int64]
@@ -54,7 +55,7 @@ def count_gaps(key: Ints, time: Ints) -> Gaps:
     inside = key[1:] == key[:-1]
     step, of = np.diff(time)[inside], key[1:][inside]
     order = np.lexsort((step, of))
-    starts = np.flatnonzero(np.diff(of, prepend=-1))
+    starts = np.flatnonzero(starts_of(of))
     counts = np.diff(starts, append=len(of))
     usual = np.repeat(step[order][starts + counts // 2], counts)
     odd = np.abs(step - usual) > 0.5 * usual
@@ -118,7 +119,7 @@ def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
     """
     if not flag.any():
         return None
-    starts = np.flatnonzero(np.diff(key, prepend=-1))
+    starts = np.flatnonzero(starts_of(key))
     counts = np.diff(starts, append=len(key))
     well = np.where(flag == 0, np.arange(len(key)), -1)
     last = np.maximum(np.maximum.reduceat(well, starts), starts - 1)

@@ -69,6 +69,11 @@ class Manifest:
         return rank(self.position)
 
     @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Return the rank among snapshots that fit: by position, as a stream chooses; those with a cut come last."""
+        return self.cut is None, self.version, self.snapshots_version
+
+    @property
     def without_state(self) -> bool:
         """Whether the snapshot has no states because an upgrade left them behind."""
         return self.snapshot_id.endswith(WITHOUT_STATE)
