@@ -116,4 +116,4 @@ def _wanted(model: DeployedModel[Warehouse], snapshot: str | None) -> Manifest:
             f"now{others}, so there is no state to forecast from: make one with `kalman-pipeline pretrain --model "
             f"{model.name}`, or give the rows of a file with --input"
         )
-    return max(fitting, key=attrgetter("rank"))
+    return max(fitting, key=attrgetter("preference"))

@@ -82,7 +82,7 @@ def start_of(model: DeployedModel[Warehouse], asked: StartRequest) -> HistorySta
         before, newest = max(clean, key=lambda pair: (pair[0], pair[1].snapshots_version))
         return HistoryStart(newest, before)
     # As `filter` chooses: one that a stream could start from before one that is history only.
-    best = max(fitting, key=attrgetter("rank"))
+    best = max(fitting, key=attrgetter("preference"))
     return HistoryStart(best, None)
 
 

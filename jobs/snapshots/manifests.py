@@ -69,8 +69,8 @@ class Manifest:
         return rank(self.position)
 
     @property
-    def rank(self) -> tuple[bool, int, int]:
-        """Return the rank among snapshots that fit: by position, as a stream chooses; those with a cut come last."""
+    def preference(self) -> tuple[bool, int, int]:
+        """Return the order among snapshots that fit, the best last: by position, after those with a cut."""
         return self.cut is None, self.version, self.snapshots_version
 
     @property
