@@ -77,8 +77,8 @@ def run(
     Raises:
         UserError: an option, the rows or the snapshot cannot be used.
     """
+    from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateRequest, estimate
-    from jobs.batch.history_rows import Interval
     from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf

@@ -23,8 +23,9 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateResult
-    from jobs.batch.learning import LearningResult, LearningWindow
+    from jobs.batch.learning import LearningResult
     from jobs.batch.learning_summary import Summary
     from jobs.batch.new_keys import Offer
     from jobs.batch.pretraining import PretrainedSnapshot
@@ -116,16 +117,16 @@ def run(
     return profiler.added_to(_with_estimates(report, results))
 
 
-def _window(learn_from: str | None, learn_to: str | None) -> LearningWindow:
+def _window(learn_from: str | None, learn_to: str | None) -> Interval:
     """Return the window of the options. Raises UserError if it is empty."""
-    from jobs.batch.learning import LearningWindow
+    from jobs.batch.batch_filter import Interval
     from jobs.storage.positions import parse_time
 
     first = None if learn_from is None else parse_time(learn_from, "--learn-from")
     last = None if learn_to is None else parse_time(learn_to, "--learn-to")
     if first is not None and last is not None and first >= last:
         raise UserError("--learn-from must be before --learn-to")
-    return LearningWindow(first, last)
+    return Interval(first, last)
 
 
 def _with_estimates(report: Report, results: list[EstimateResult]) -> Report:

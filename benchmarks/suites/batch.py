@@ -33,8 +33,8 @@ def compare(
     Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
     """
     import kalman
-    from jobs.batch.batch_filter import Batch, bucket_rows, final_states
-    from jobs.batch.learning import LearningWindow, learn_pooled
+    from jobs.batch.batch_filter import Batch, Interval, bucket_rows, final_states
+    from jobs.batch.learning import learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
@@ -60,7 +60,7 @@ def compare(
 
     def learn() -> int:
         said: list[str] = []
-        learn_pooled(packed(), learning.definition(), search, way, LearningWindow(), None, said.append)
+        learn_pooled(packed(), learning.definition(), search, way, Interval(), None, said.append)
         return rows * len(said)
 
     contenders: dict[str, Callable[[], int]] = {
@@ -87,8 +87,8 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
     `learn.scope: key` but the writing: the population from a sample of keys, then every key with it as its prior, and
     the filter; keys a second besides.
     """
-    from jobs.batch.batch_filter import Batch, bucket_rows
-    from jobs.batch.learning import LearningWindow, learn_pooled
+    from jobs.batch.batch_filter import Batch, Interval, bucket_rows
+    from jobs.batch.learning import learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
@@ -114,7 +114,7 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
             spec.definition(),
             spec.learn,
             way,
-            LearningWindow(),
+            Interval(),
             None,
             said.append,
         )
@@ -133,15 +133,15 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
 def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
     """Learn the parameters of each key and filter its rows with them."""
     import kalman
+    from jobs.batch.batch_filter import Interval
     from jobs.batch.key_learning import learn_populations, learned_states
-    from jobs.batch.learning import LearningWindow
     from kalman.learning.learners import learnable
 
     assert spec.learn is not None
     definition = spec.definition()
-    populations = learn_populations(packed, definition, spec.learn, way, LearningWindow(), keys, _silent)
+    populations = learn_populations(packed, definition, spec.learn, way, Interval(), keys, _silent)
     kernel = kalman.build(definition, populations.parameters(learnable(definition)))
-    made = learned_states(packed, definition, kernel, way, LearningWindow(), populations)
+    made = learned_states(packed, definition, kernel, way, Interval(), populations)
     made.write.format("noop").mode("overwrite").save()
 
 

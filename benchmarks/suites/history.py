@@ -81,8 +81,8 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
 
 
 def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:
+    from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateRequest, estimate
-    from jobs.batch.history_rows import Interval
     from jobs.spark.warehouse import Warehouse
 
     request = EstimateRequest(Interval(None, None), input=str(source))

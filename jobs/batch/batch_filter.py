@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
 from jobs.encoding.estimates import EstimateFormat, pack_estimates
@@ -16,19 +18,44 @@ from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
-from jobs.state.filter_step import Begin, filter_step
+from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as
 from kalman.types import Filter
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
     from jobs.snapshots.runtime import ModelRuntime
 
 ROWS_A_BUCKET = 500_000
 MIN_BUCKETS = 4
 """The number of buckets depends on the data alone, so that sums over buckets are the same on every machine."""
+
+
+class Interval(NamedTuple):
+    """Event times in microseconds, from the first up to and without the last; None: without an end on that side."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def holds(self, time: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark the times (N,) that are in the interval."""
+        held = np.ones(len(time), bool)
+        if self.first is not None:
+            held &= time >= self.first
+        if self.last is not None:
+            held &= time < self.last
+        return held
+
+    def before_end(self, time: Column) -> Column:
+        """Return the condition that a time in microseconds is before the end."""
+        return F.lit(True) if self.last is None else time < self.last
+
+    @property
+    def data(self) -> list[int | None]:
+        """Return it for a digest or a program."""
+        return [self.first, self.last]
 
 
 class Batch(NamedTuple):
@@ -70,29 +97,38 @@ def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin |
 
     `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
     """
-    kind = batch.rows.kind
-    layout = state_layout(kind, kernel.size, stored_as(kernel))
-    row_filter = RowFilter(kernel, batch.unit)
+    step = bucket_filter(kernel, batch)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        start = None if begin is None else begin(keyed)
-        result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
-        yield from state_rows(kernel, result.records)
+        yield from state_rows(kernel, step(keyed, begin and begin(keyed)).records)
 
-    return StateRows(packed, each_bucket(batch.rows, work), kind.integer)
+    return StateRows(packed, each_bucket(batch.rows, work), batch.rows.kind.integer)
+
+
+def bucket_filter(
+    kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
+) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
+    """Return the function that filters a bucket's rows, from given initial states (size, K) or the model's.
+
+    beside: outputs that are asked for (`RowFilter`).
+    """
+    layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
+    row_filter = RowFilter(kernel, batch.unit, beside)
+
+    def step(keyed: KeyedRows, begin: NDArray[np.float64] | None) -> StepResult:
+        return filter_step(row_filter, layout, layout.empty(), keyed, begin=begin, idle=batch.idle)
+
+    return step
 
 
 def packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
     """Filter bucketed rows to packets of estimates (rows: `jobs.encoding.estimates.unpack_estimates`)."""
-    layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
-    row_filter = RowFilter(kernel, batch.unit, fmt.beside)
+    step = bucket_filter(kernel, batch, fmt.beside)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
-        start = None if begin is None else begin(keyed)
-        result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
-        for _, packet in pack_estimates(fmt, keyed, result.outputs):
+        for _, packet in pack_estimates(fmt, keyed, step(keyed, begin and begin(keyed)).outputs):
             yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
 
     return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")

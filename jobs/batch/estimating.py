@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from jobs.batch.batch_filter import bucket_count
+from jobs.batch.batch_filter import Interval, bucket_count
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
-from jobs.batch.history_rows import HistoryRows, Interval, rows_of
+from jobs.batch.history_rows import HistoryRows, rows_of
 from jobs.batch.history_start import HistoryStart, StartRequest, start_of
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
@@ -214,7 +214,7 @@ def estimate(
         whole = Slices(0, SLICES).within(done.slices)
         question = again if again.run == done.run and not whole else question
     kept = done.slices if done is not None and done.run == question.run else []
-    return _Run(model.warehouse, table, question, note, packed).result(kept)
+    return _Run(model, table, question, note, packed).result(kept)
 
 
 def estimate_reflected(
@@ -249,14 +249,14 @@ def _question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Ques
 
 @dataclass(frozen=True)
 class _Run:
-    warehouse: Warehouse
+    model: DeployedModel[Warehouse]
     table: HistoryTable
     question: Question
     note: Callable[[str], None]
     given: DataFrame | None = None
 
     def result(self, kept: list[Slices]) -> EstimateResult:
-        question, spark = self.question, self.warehouse.spark
+        question, spark = self.question, self.model.warehouse.spark
         whole = Slices(0, SLICES).within(kept)
         written = commits = 0
         counts = HistoryCounts(0, 0, 0, 0)
@@ -278,7 +278,7 @@ class _Run:
         path = self.table.warehouse.path(self.table.name)
         return EstimateResult(
             question.run,
-            self.table.name if self.table.warehouse.root == self.warehouse.root else path,
+            self.table.name if self.table.warehouse.root == self.model.warehouse.root else path,
             question.rows.version,
             question.start,
             counts,
@@ -323,7 +323,7 @@ class _Run:
             read = read & (time >= question.start.before)
         frame = frame.filter(read)
         if question.inputs is not None:
-            inputs = InputsTable(DeployedModel(spec, self.warehouse))
+            inputs = InputsTable(self.model)
             inputs.load(runtime.kind, question.inputs.version)  # an invalid table raises here
             frame = inputs.joined(frame, runtime.kind, question.inputs.version)
         return frame
@@ -367,9 +367,13 @@ class _Run:
         wanted = CountedRows(question.request.interval, question.start.before)
         if question.inputs is not None:
             return None
-        if not rows.measurements or rows.version is None or self.warehouse.exists(replayed_late_rows.TABLE):
+        if (
+            not rows.measurements
+            or rows.version is None
+            or self.model.warehouse.exists(replayed_late_rows.TABLE)
+        ):
             return None  # rows of the user's may not fit, copies of late rows are not read
-        return count_by_log(self.warehouse, rows.name, rows.version, question.spec.time, wanted)
+        return count_by_log(self.model.warehouse, rows.name, rows.version, question.spec.time, wanted)
 
     def _write(
         self,
@@ -393,7 +397,7 @@ class _Run:
                 if total < COMPILED_FROM:
                     mine = mine.coalesce(1)
                 part = ReplacedPart(layout.slices(commit), question.request.interval)
-                with codegen_for(self.warehouse.spark, total):
+                with codegen_for(self.model.warehouse.spark, total):
                     written += self._replaced(mine, plan, part)
                 self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
         finally:
@@ -428,7 +432,7 @@ class _Run:
         manifest = start.manifest
         if manifest is None or (plan.only_own and not own_parameters(runtime.kernel).learned):
             return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
-        states = verify(self.warehouse, manifest)
+        states = verify(self.model.warehouse, manifest)
         seeds = seed_packets(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
         kind = F.lit(int(RowPacket.STATES)).alias("kind")
         both = packed.union(seeds.select("bucket", kind, "payload"))

@@ -18,9 +18,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.batch.forecast_inputs import FutureRows, future_rows, with_inputs
 from jobs.batch.forecast_origin import ForecastOrigin, origin
-from jobs.batch.forecast_rows import ForecastPlan, forecast_rows
+from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, future_rows, with_inputs
 from jobs.core.clock import now
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span

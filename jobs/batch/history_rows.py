@@ -29,23 +29,7 @@ from jobs.storage.tables import need_columns, need_measurements
 from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-
-class Interval(NamedTuple):
-    """Event times in microseconds, from the first up to and without the last; None: without an end on that side."""
-
-    first: int | None
-    last: int | None
-
-    def before_end(self, time: Column) -> Column:
-        """Return the condition that a time in microseconds is before the end."""
-        return F.lit(True) if self.last is None else time < self.last
-
-    @property
-    def data(self) -> list[int | None]:
-        """Return it for a digest or a program."""
-        return [self.first, self.last]
+    from pyspark.sql import DataFrame
 
 
 class HistoryRows(NamedTuple):

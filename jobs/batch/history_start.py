@@ -10,7 +10,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.batch.history_rows import HistoryRows, Interval
+from jobs.batch.batch_filter import Interval
+from jobs.batch.history_rows import HistoryRows
 from jobs.core.errors import UserError
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
+from jobs.batch.batch_filter import Interval
 from jobs.batch.bucket_estimates import EstimatingPlan, estimator
-from jobs.batch.history_rows import Interval
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import table_batch
 from jobs.spark.warehouse import Warehouse

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.batch.batch_filter import Batch
-from jobs.batch.learning import LearningWindow, learn_pooled
+from jobs.batch.batch_filter import Batch, Interval, bucket_filter
+from jobs.batch.learning import learn_pooled
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural, some
 from jobs.encoding.keys import KeyKind, key_array
@@ -26,12 +26,8 @@ from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
 from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
 from jobs.specs.model_spec import Learn
-from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
-from jobs.state.filter_step import filter_step
 from jobs.state.key_groups import group_keys
-from jobs.state.row_filter import RowFilter
-from kalman.filters.rounded import stored_as
 from kalman.learning.em import Learner
 from kalman.learning.key_fits import KeyFit, Outcome, Population
 from kalman.learning.learners import learnable
@@ -88,7 +84,7 @@ def learn_populations(
     definition: dict[str, Any],
     learn: Learn,
     batch: Batch,
-    window: LearningWindow,
+    window: Interval,
     keys: int,
     on_progress: Callable[[str], None],
 ) -> Populations:
@@ -125,7 +121,7 @@ def _sample(
     packed: DataFrame,
     problem: Learner,
     batch: Batch,
-    window: LearningWindow,
+    window: Interval,
     share: float,
     by: tuple[str, ...],
 ) -> tuple[NDArray[np.uint64], list[str], KeyFit]:
@@ -175,7 +171,7 @@ def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[st
     return [grouping.names[code] for code in grouping.code.tolist()]
 
 
-def _in_window(rows: SortedRows, window: LearningWindow, chosen: NDArray[np.bool_]) -> SortedRows:
+def _in_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]) -> SortedRows:
     """Return the rows of chosen keys in the window, with the keys numbered anew; a key may have none."""
     number = np.cumsum(chosen) - 1
     kept = np.flatnonzero(window.holds(rows.time) & chosen[rows.key])
@@ -183,7 +179,7 @@ def _in_window(rows: SortedRows, window: LearningWindow, chosen: NDArray[np.bool
 
 
 def fit_bucket(
-    problem: Learner, keyed: KeyedRows, batch: Batch, window: LearningWindow, populations: Populations
+    problem: Learner, keyed: KeyedRows, batch: Batch, window: Interval, populations: Populations
 ) -> tuple[KeyFit, list[str | None]]:
     """Return the fits of a bucket's keys, each with its population as prior, and the names of their groups."""
     names = group_names(batch.rows.kind, populations.by, keyed)
@@ -205,7 +201,7 @@ def learned_states(
     definition: dict[str, Any],
     kernel: Filter,
     batch: Batch,
-    window: LearningWindow,
+    window: Interval,
     populations: Populations,
 ) -> DataFrame:
     """Learn each key's parameters and filter its rows with them.
@@ -214,8 +210,7 @@ def learned_states(
     key's fit (`learned_rows.of_keys`).
     """
     kind = batch.rows.kind
-    layout = state_layout(kind, kernel.size, stored_as(kernel))
-    row_filter = RowFilter(kernel, batch.unit)
+    step = bucket_filter(kernel, batch)
     key_column = pa.field("key", pa.int64() if kind.integer else pa.string())
     schema = pa.schema([key_column, *STATE_COLUMNS, pa.field("fit", FIT)])
 
@@ -223,8 +218,7 @@ def learned_states(
         problem = learnable(definition)
         fit, names = fit_bucket(problem, keyed, batch, window, populations)
         start = kernel.with_parameters(kernel.initial(keyed.keys.size), fit.parameters)
-        result = filter_step(row_filter, layout, layout.empty(), keyed, begin=start, idle=batch.idle)
-        for states in state_rows(kernel, result.records):
+        for states in state_rows(kernel, step(keyed, start).records):
             columns = [*states.columns, pa.nulls(states.num_rows, FIT)]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
         key = key_array(keyed.keys)

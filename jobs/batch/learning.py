@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from jobs.batch.batch_filter import Batch
+from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.group_learning import LearnedGroups, grouped_parts, learn_groups
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import some
@@ -32,23 +32,6 @@ if TYPE_CHECKING:
 
 SAMPLE = 4096
 """About how many rows a model may sample to choose its starting point."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearningWindow:
-    """The event times, in microseconds, of the rows to learn from: first <= time < last; None means no bound."""
-
-    first: int | None = None
-    last: int | None = None
-
-    def holds(self, time: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Mark the times (N,) that are in the window."""
-        held = np.ones(len(time), bool)
-        if self.first is not None:
-            held &= time >= self.first
-        if self.last is not None:
-            held &= time < self.last
-        return held
 
 
 class Fitness(NamedTuple):
@@ -135,7 +118,7 @@ def learn_pooled(
     definition: dict[str, Any],
     learn: Learn,
     batch: Batch,
-    window: LearningWindow,
+    window: Interval,
     keys: int | None,
     on_progress: Callable[[str], None],
 ) -> LearningResult:
@@ -277,7 +260,7 @@ def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
 
 
 def window_rows(
-    packed: DataFrame, batch: Batch, window: LearningWindow, share: float, by: tuple[str, ...] = ()
+    packed: DataFrame, batch: Batch, window: Interval, share: float, by: tuple[str, ...] = ()
 ) -> DataFrame:
     """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
     layout = _layout(batch, by)

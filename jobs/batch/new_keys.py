@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import bucket_rows
+from jobs.batch.batch_filter import Interval, bucket_rows
 from jobs.batch.key_learning import Populations
-from jobs.batch.learning import LearningWindow
 from jobs.batch.pretraining import write_filtered
 from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release
 from jobs.core.errors import UserError
@@ -131,7 +130,7 @@ def _offer(
             inputs=None if version is None else {**version._asdict(), "left_out": given - count},
             spec=spec.stored_text(),
         )
-        manifest = write_filtered(warehouse, made, runtime, packed, LearningWindow(), populations)
+        manifest = write_filtered(warehouse, made, runtime, packed, Interval(), populations)
     return Offer(manifest, _append(warehouse, spec.name, manifest, meaning))
 
 

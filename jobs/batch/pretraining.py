@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.batch.batch_filter import batch_of, bucket_rows, final_states, gaps_in, lost_in
+from jobs.batch.batch_filter import Interval, batch_of, bucket_rows, final_states, gaps_in, lost_in
 from jobs.batch.key_learning import Populations, learn_populations, learned_states
-from jobs.batch.learning import LearningWindow, learn_pooled
+from jobs.batch.learning import learn_pooled
 from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release, position_at, snapshot_id
 from jobs.core.progress import Progress
 from jobs.encoding.keys import readable
@@ -63,7 +63,7 @@ def snapshot_at(
     model: DeployedModel[Warehouse],
     table: str,
     cut: Cut,
-    window: LearningWindow,
+    window: Interval,
     progress: Progress,
     beside: Beside | None = None,
 ) -> PretrainedSnapshot:
@@ -157,7 +157,7 @@ def write_filtered(
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
-    window: LearningWindow,
+    window: Interval,
     found: LearningResult | Populations | None,
     held: Held | None = None,
 ) -> Manifest:
@@ -174,7 +174,7 @@ def _learned(
     frame: DataFrame,
     packed: DataFrame,
     batch: Batch,
-    window: LearningWindow,
+    window: Interval,
     note: Callable[[str], None],
 ) -> LearningResult | Populations:
     """Return what all keys, or groups of keys, learn together; or the populations that single keys lean on.
@@ -213,7 +213,7 @@ def _write_with_keys(
     manifest: Manifest,
     runtime: ModelRuntime,
     packed: DataFrame,
-    window: LearningWindow,
+    window: Interval,
     populations: Populations,
     held: Held | None,
 ) -> Manifest:
@@ -248,7 +248,7 @@ def _manifest(
     identity: str,
     position: dict[str, Any],
     cut: Cut,
-    window: LearningWindow,
+    window: Interval,
     inputs: dict[str, Any] | None,
 ) -> Manifest:
     """Return the manifest of a snapshot whose states are not written yet."""
@@ -304,7 +304,7 @@ def _before(place: dict[str, Any], first: str | None) -> Column:
     return F.col("_partition").isNull() | before | former
 
 
-def _window(spec: ModelSpec, frame: DataFrame, window: LearningWindow) -> LearningWindow:
+def _window(spec: ModelSpec, frame: DataFrame, window: Interval) -> Interval:
     """Return the window with a start from the spec: its length before the window's end, or before the last row."""
     if spec.learn is None or spec.learn.window_us is None or window.first is not None:
         return window
@@ -312,4 +312,4 @@ def _window(spec: ModelSpec, frame: DataFrame, window: LearningWindow) -> Learni
     if end is None:
         row = frame.agg(F.max(F.unix_micros(F.col(f"`{spec.time}`")))).first()
         end = None if row is None else row[0]
-    return window if end is None else LearningWindow(end - spec.learn.window_us, window.last)
+    return window if end is None else Interval(end - spec.learn.window_us, window.last)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.batch.history_rows import Interval
+from jobs.batch.batch_filter import Interval
 from jobs.storage.table_log import files_at
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from jobs.batch.learning import LearningWindow
+from jobs.batch.batch_filter import Interval
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.manifests import record
 from jobs.spark.warehouse import Warehouse
@@ -63,7 +63,7 @@ def snapshot_id(
     spec: ModelSpec,
     table: str,
     cut: Cut,
-    window: LearningWindow,
+    window: Interval,
     version: Version | None = None,
     of_table: TableVersion | None = None,
 ) -> str:

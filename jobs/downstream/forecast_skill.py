@@ -89,9 +89,7 @@ class ForecastScorer(LiveQueries):
             self.is_outer, self.with_state = begun.is_outer, begun.with_state
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
-        spark.conf.set(
-            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
-        )
+        spark.conf.set("spark.sql.shuffle.partitions", _partitions(self.model, query.checkpoint))
         # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
@@ -395,10 +393,10 @@ def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
-def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
+def _partitions(model: DeployedModel[Warehouse], checkpoint: str) -> int:
     """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
-    kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
-    return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
+    kept = Checkpoint(model.warehouse, checkpoint).settings().get(PARTITIONS)
+    return int(kept or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism)
 
 
 def _dropped(query: StreamingQuery) -> int:

@@ -157,7 +157,9 @@ def _fits(one: Manifest, spec: ModelSpec) -> bool:
 def _named(found: list[Manifest], spec: ModelSpec, wanted: str, root: str) -> Manifest:
     one = next((each for each in found if each.snapshot_id == wanted), None)
     if one is None or one.status != GOOD:
-        known = [each.snapshot_id for each in sorted(found, key=attrgetter("preference")) if _fits(each, spec)][-3:]
+        known = [
+            each.snapshot_id for each in sorted(found, key=attrgetter("preference")) if _fits(each, spec)
+        ][-3:]
         have = f"it has {', '.join(known)}" if known else "it has none of the spec as it is now"
         raise UserError(f"--snapshot {wanted}: model {spec.name} has no such snapshot in {root} ({have})")
     if not _fits(one, spec):

@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jobs.batch.learning import LearningWindow
+from jobs.batch.batch_filter import Interval
 from jobs.batch.pretraining import snapshot_at
 from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, start_point
@@ -128,7 +128,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest = snapshot_at(
-        DeployedModel(spec, warehouse), table, cut, LearningWindow(None, None), context.progress
+        DeployedModel(spec, warehouse), table, cut, Interval(None, None), context.progress
     ).manifest
     return manifest
 

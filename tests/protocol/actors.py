@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from jobs.batch import new_keys
-from jobs.batch.learning import LearningWindow
+from jobs.batch.batch_filter import Interval
 from jobs.batch.pretraining import snapshot_at
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
@@ -145,9 +145,7 @@ def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
     here, chosen = warehouse(), spec or spec_of()
     table = measurements(MODEL)
     cut = Cut(here.latest_version(table) if version is None else version, None)
-    manifest = snapshot_at(
-        DeployedModel(chosen, here), table, cut, LearningWindow(None, None), quiet()
-    ).manifest
+    manifest = snapshot_at(DeployedModel(chosen, here), table, cut, Interval(None, None), quiet()).manifest
     return manifest.snapshot_id
 
 

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from jobs import estimate
+from jobs.batch.batch_filter import Interval
 from jobs.batch.bucket_estimates import estimator
-from jobs.batch.history_rows import Interval
 from jobs.batch.history_table import ReplacedPart, Slices
 from jobs.core.errors import UserError
 from jobs.spark.warehouse import Warehouse

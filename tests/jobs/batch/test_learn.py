@@ -15,8 +15,8 @@ import pytest
 
 import kalman
 from jobs.batch import learning
-from jobs.batch.batch_filter import Batch
-from jobs.batch.learning import LearningWindow, learn_pooled
+from jobs.batch.batch_filter import Batch, Interval
+from jobs.batch.learning import learn_pooled
 from jobs.encoding.keys import KeyKind
 from jobs.encoding.packets import Records
 from jobs.encoding.routing import route_of
@@ -98,7 +98,7 @@ def test_a_mixture_learns_the_same_from_buckets_as_from_all_rows(
     on_buckets(monkeypatch, frame)
     said: list[str] = []
     asked = Learn(parameters=["weights", "rates"], max_iterations=500)
-    found = learn_pooled(frame, DEFINITION, asked, batch, LearningWindow(), None, said.append)
+    found = learn_pooled(frame, DEFINITION, asked, batch, Interval(), None, said.append)
     assert found.converged and found.rows == 107 and "weights, rates" in said[-1]
     assert found.log_likelihood == pytest.approx(-360.369044, abs=1e-6)
     model = kalman.build(DEFINITION, found.parameters)
@@ -122,9 +122,7 @@ def test_maximum_likelihood_learns_the_same_from_buckets_as_from_all_rows(
         "learn": {"parameters": ["Q", "R"]},
     }
     on_buckets(monkeypatch, frame)
-    found = learn_pooled(
-        frame, definition, Learn(parameters=["Q", "R"]), batch, LearningWindow(), None, print
-    )
+    found = learn_pooled(frame, definition, Learn(parameters=["Q", "R"]), batch, Interval(), None, print)
     problem = maximum_likelihood(definition)
     direct = fit(lambda theta: problem.value_and_gradient(theta, whole, 11, 1.0), problem.start)
     assert found.converged and found.held_out is None
@@ -199,10 +197,10 @@ def test_groups_learn_the_same_from_buckets_as_from_all_rows(
 
     monkeypatch.setattr(learning, "each_bucket", each_bucket)
     packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
-    kept: Any = learning.window_rows(packed, batch, LearningWindow(), 1.0, ("region",))
+    kept: Any = learning.window_rows(packed, batch, Interval(), 1.0, ("region",))
     on_buckets(monkeypatch, kept, 300)
     asked = Learn(parameters=["variance", "R"], scope="group", by=["region"])
-    found = learn_pooled(kept, definition, asked, batch, LearningWindow(), None, print)
+    found = learn_pooled(kept, definition, asked, batch, Interval(), None, print)
     assert found.groups is not None and found.groups.result.converged.all()
     groups = found.parameters["groups"]
     assert groups["by"] == ["region"] and groups["values"] == [["E"], ["N"], ["S"]]

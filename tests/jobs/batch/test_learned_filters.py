@@ -14,9 +14,8 @@ import pytest
 
 import kalman
 from jobs.batch import key_learning
-from jobs.batch.batch_filter import Batch
+from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.key_learning import fit_bucket, learn_populations, learned_states
-from jobs.batch.learning import LearningWindow
 from jobs.specs.model_spec import Learn, ModelSpec
 from kalman.learning.key_fits import Outcome
 from kalman.learning.learners import learnable
@@ -82,16 +81,16 @@ def test_the_pass_that_filters_begins_each_key_with_what_it_learned(
 
     monkeypatch.setattr(key_learning, "each_bucket", each_bucket)
     packed: Any = Frame([pa.RecordBatch.from_arrays([pa.array([i])], ["n"]) for i in range(2)])
-    populations = learn_populations(packed, definition, asked, batch, LearningWindow(), 3, print)
+    populations = learn_populations(packed, definition, asked, batch, Interval(), 3, print)
     kernel, problem = kalman.build(definition), learnable(definition)
     assert populations.parameters(problem).keys() == problem.places.keys()
-    found = learned_states(packed, definition, kernel, batch, LearningWindow(), populations)
+    found = learned_states(packed, definition, kernel, batch, Interval(), populations)
     states: list[Any] = [row for row in found.collect() if row["fit"] is None]
     fits: list[Any] = [row["fit"] for row in found.collect() if row["fit"] is not None]
     assert len(states) == len(fits) == 3
     at = 0
     for one in buckets:
-        fit, _ = fit_bucket(problem, one, batch, LearningWindow(), populations)
+        fit, _ = fit_bucket(problem, one, batch, Interval(), populations)
         keys = one.keys.size
         begun = kalman.initial_states(kernel, keys)
         begun = begun._replace(values=kernel.with_parameters(begun.values, fit.parameters))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from jobs.batch.history_rows import Interval
+from jobs.batch.batch_filter import Interval
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.spark.warehouse import Warehouse
 
