@@ -169,7 +169,7 @@ def _from_rows(
 def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
     from jobs.core.clock import now
-    from jobs.offline.ahead import ahead
+    from jobs.offline.ahead import forecast_ahead
     from jobs.offline.forecasting import write_forecasts
     from jobs.offline.future import read_future
     from jobs.offline.result_files import check_target
@@ -185,7 +185,7 @@ def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest
     if found is None or isinstance(found, str):
         why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
     future = None if request.future is None else read_future(spec, request.future)
-    forecasts = ahead(spec, found.kernel, found.keys, request.horizon, future)
+    forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
     write_forecasts(target, spec, forecasts, found.columns, request.probability)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from jobs.batch.batch_filter import Interval, bucket_count
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
 from jobs.batch.history_rows import HistoryRows, rows_of
-from jobs.batch.history_start import HistoryStart, StartRequest, start_of
+from jobs.batch.history_start import HistoryStart, StartRequest, find_start
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.core.errors import UserError, raised_in_python
@@ -243,7 +243,7 @@ def estimate_reflected(
 def _question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Question:
     rows = rows_of(model, request.input, request.version)
     inputs = None if model.spec.inputs is None else InputsTable(model).newest()
-    start = start_of(model, StartRequest(rows, request.interval, request.snapshot, inputs))
+    start = find_start(model, StartRequest(rows, request.interval, request.snapshot, inputs))
     return Question(model.spec, request, rows, start, inputs)
 
 

@@ -61,7 +61,7 @@ class ForecastOrigin(NamedTuple):
         return f"micro-batch {self.batch} of {self.generation}"
 
 
-def origin(model: DeployedModel[Warehouse], snapshot: str | None) -> ForecastOrigin:
+def find_origin(model: DeployedModel[Warehouse], snapshot: str | None) -> ForecastOrigin:
     """Return the states to forecast from.
 
     Args:

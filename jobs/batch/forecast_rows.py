@@ -16,7 +16,7 @@ from jobs.encoding.estimates import flag_names
 from jobs.encoding.keys import KeyKind, text_of
 from jobs.key_inputs.table import INPUTS, InputsTable
 from jobs.lineage.model import DeployedModel
-from jobs.offline.ahead import ForecastKeys, ahead, rows_of
+from jobs.offline.ahead import ForecastKeys, forecast_ahead, list_forecasts
 from jobs.offline.future import Future, read_future
 from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
@@ -64,7 +64,7 @@ class FutureRows(NamedTuple):
     own_inputs: bool
 
 
-def with_inputs(
+def join_inputs(
     model: DeployedModel[Warehouse], kind: KeyKind, states: DataFrame
 ) -> tuple[DataFrame, int | None]:
     """Return states with their keys' inputs from the newest version of the table, and that version; None: no inputs.
@@ -77,7 +77,7 @@ def with_inputs(
     return states.join(inputs, "key"), version
 
 
-def future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:
+def read_future_rows(model: DeployedModel[Warehouse], kind: KeyKind, file: str) -> FutureRows:
     """Read a file of future rows (`read_future`) and group them by key.
 
     Raises:
@@ -151,8 +151,8 @@ def _forecast(batch: pa.RecordBatch, plan: ForecastPlan) -> pa.RecordBatch:
     names = batch.column("key")
     keys = ForecastKeys([names], KeyStates(values, made, count, np.zeros(size)), inputs)
     future = None if plan.future is None else _future(batch, plan)
-    found = ahead(spec, kernel, keys, plan.horizon, future)
-    rows = rows_of(spec, found, plan.probability)
+    found = forecast_ahead(spec, kernel, keys, plan.horizon, future)
+    rows = list_forecasts(spec, found, plan.probability)
     arrays = [names.take(integers(rows.key)), *map(integers, (made[rows.key], rows.time, rows.step))]
     arrays += [vectors(column.values, rows.flag == 0) for column in rows.columns]
     arrays.append(flag_names(rows.flag).cast(pa.string()))

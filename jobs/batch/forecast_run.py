@@ -18,8 +18,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from jobs.batch.forecast_origin import ForecastOrigin, origin
-from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, future_rows, with_inputs
+from jobs.batch.forecast_origin import ForecastOrigin, find_origin
+from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, join_inputs, read_future_rows
 from jobs.core.clock import now
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
@@ -81,15 +81,15 @@ def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> F
     if wanted.run is not None and not _RUN.fullmatch(wanted.run):
         raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
     began = now()
-    source = origin(model, wanted.snapshot)
+    source = find_origin(model, wanted.snapshot)
     used = source.spec
     runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
     runtime.ship(warehouse.spark)
     states = _chosen(source, wanted.keys)
-    states, inputs = with_inputs(model.with_spec(used), runtime.kind, states)
+    states, inputs = join_inputs(model.with_spec(used), runtime.kind, states)
     future = None
     if wanted.future is not None:
-        future = future_rows(model.with_spec(used), runtime.kind, wanted.future)
+        future = read_future_rows(model.with_spec(used), runtime.kind, wanted.future)
         states = states.join(future.rows, "key", "left")
     run = wanted.run or _run_id(source, wanted, future, inputs)
     plan = ForecastPlan(

@@ -56,7 +56,7 @@ class StartRequest(NamedTuple):
     inputs: Version | None
 
 
-def start_of(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryStart:
+def find_start(model: DeployedModel[Warehouse], asked: StartRequest) -> HistoryStart:
     """Return the start of a run.
 
     Raises:

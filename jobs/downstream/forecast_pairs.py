@@ -258,7 +258,7 @@ def _originals(estimates: DataFrame) -> DataFrame:
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
 
 
-def with_inputs(model: DeployedModel[Warehouse], pairs: DataFrame) -> DataFrame:
+def join_inputs(model: DeployedModel[Warehouse], pairs: DataFrame) -> DataFrame:
     """Return pairs with `ROWS` if the model has control, and with `INPUTS` if it has inputs.
 
     The control of a row is what acted since the row before it, so a forecast goes through every row of the key up to

@@ -20,10 +20,10 @@ from jobs.downstream.forecast_pairs import (
     check_spec,
     forecaster_of,
     has_key_parameters,
+    join_inputs,
     needs_state,
     pair_rows,
     score_pairs,
-    with_inputs,
 )
 from jobs.downstream.queries import SKILL, queries_of, started
 from jobs.downstream.runner import LiveQueries
@@ -100,9 +100,9 @@ class ForecastScorer(LiveQueries):
         plan = self._plan()
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = pair_rows(origins, actuals, self.section, self.is_outer)
-        own = key_parameters(self.warehouse, self.spec.name, plan, self.sources)
+        own = read_key_parameters(self.warehouse, self.spec.name, plan, self.sources)
         if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
-            self.sink.score = lambda found: score_pairs(with_inputs(self.model, found), plan, own)
+            self.sink.score = lambda found: score_pairs(join_inputs(self.model, found), plan, own)
         else:
             pairs = score_pairs(pairs, plan, own)
         running = self.start_query(pairs, query, self.sink)
@@ -188,8 +188,8 @@ class ForecastScorer(LiveQueries):
         rows = 0 if self.sink is None else self.sink.rows
         late = sum(_dropped(query) for query in self.queries)
         scores = self.model, self.section, forecast_skill(self.spec.name)
-        summary = summary_of(*scores)
-        unmatched = unmatched_of(*scores) if self.is_outer else None
+        summary = summarise_scores(*scores)
+        unmatched = count_unmatched(*scores) if self.is_outer else None
         scored = rows - (0 if self.sink is None else self.sink.unmatched)
         lines = [f"scored {scored:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
         if late:
@@ -246,7 +246,7 @@ class Scores:
             self.unmatched += found.filter(F.col("actual").isNull()).count()
             if count:
                 self.warehouse.append(
-                    named(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
+                    name_scores(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
                     forecast_skill(self.spec.name),
                     (self.application, batch_id),
                     more_columns=True,
@@ -256,7 +256,7 @@ class Scores:
             found.unpersist()
 
 
-def key_parameters(
+def read_key_parameters(
     warehouse: Warehouse, model: str, plan: ScoringPlan, sources: Mapping[str, Manifest | None]
 ) -> DataFrame | None:
     """Return generation, key and `parameters` of the keys that have learned their own; None: there are none.
@@ -273,7 +273,7 @@ def key_parameters(
     return reduce(DataFrame.unionByName, parts) if parts else None
 
 
-def named(
+def name_scores(
     spec: ModelSpec, section: ForecastSkill, kind: KeyKind, found: DataFrame, batch_id: int | None
 ) -> DataFrame:
     """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
@@ -301,7 +301,9 @@ def named(
     )
 
 
-def summary_of(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> list[dict[str, Any]]:
+def summarise_scores(
+    model: DeployedModel[Warehouse], section: ForecastSkill, table: str
+) -> list[dict[str, Any]]:
     """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
 
     table: of the scored forecasts.
@@ -334,7 +336,7 @@ class Unmatched(NamedTuple):
     most: list[tuple[str, int]]
 
 
-def unmatched_of(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> Unmatched:
+def count_unmatched(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> Unmatched:
     """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
     if not model.warehouse.exists(table):
         return Unmatched(0, 0, [])
@@ -364,7 +366,7 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
 
 
 def skill_line(one: dict[str, Any], probability: float) -> str:
-    """Return the scores of a measurement and horizon (`summary_of`) in words."""
+    """Return the scores of a measurement and horizon (`summarise_scores`) in words."""
 
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"

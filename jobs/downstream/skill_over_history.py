@@ -13,11 +13,17 @@ from jobs.downstream.forecast_pairs import (
     ScoringPlan,
     UsedModel,
     forecaster_of,
+    join_inputs,
     pair_rows,
     score_pairs,
-    with_inputs,
 )
-from jobs.downstream.forecast_skill import key_parameters, named, skill_line, summary_of, unmatched_of
+from jobs.downstream.forecast_skill import (
+    count_unmatched,
+    name_scores,
+    read_key_parameters,
+    skill_line,
+    summarise_scores,
+)
 from jobs.downstream.over_history import history_of, replace
 from jobs.encoding.keys import key_kind
 from jobs.encoding.packet_kinds import MEASURED
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
 
 
-def skill_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Report:
+def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Report:
     """Score the forecasts that follow from a model's history, and replace those of the same section.
 
     Forecasts of later than the newest row are not due, and left out.
@@ -62,10 +68,10 @@ def skill_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Re
     pairs = pair_rows(chosen, chosen, section, with_unmatched=True)
     pairs = pairs.filter(F.col(MEASURED).isNotNull() | (F.col("event_time") <= last["last"]))
     if plan.controls or plan.inputs:
-        pairs = with_inputs(model, pairs)
-    scored = score_pairs(pairs, plan, key_parameters(warehouse, spec.name, plan, of_runs))
+        pairs = join_inputs(model, pairs)
+    scored = score_pairs(pairs, plan, read_key_parameters(warehouse, spec.name, plan, of_runs))
     table = forecast_skill_history(spec.name)
-    replace(warehouse, named(spec, section, kind, scored, None), table, section.definition())
+    replace(warehouse, name_scores(spec, section, kind, scored, None), table, section.definition())
     return _report(model, section, table, list(of_runs))
 
 
@@ -92,8 +98,8 @@ def _snapshot_of(warehouse: Warehouse, run: HistoryRun) -> Manifest | None:
 
 
 def _report(model: DeployedModel[Warehouse], section: ForecastSkill, table: str, runs: list[str]) -> Report:
-    summary = summary_of(model, section, table)
-    lost = unmatched_of(model, section, table).forecasts
+    summary = summarise_scores(model, section, table)
+    lost = count_unmatched(model, section, table).forecasts
     scored = sum(one["forecasts"] for one in summary)
     lines = [
         f"scored {scored:,} forecasts of {plural(len(runs), 'run')} over the history of {model.name} -> {table}"

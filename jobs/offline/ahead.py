@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.offline.future import Future, steps_through
-from jobs.offline.horizon import Horizon, steps_ahead
+from jobs.offline.future import Future, plan_future_steps
+from jobs.offline.horizon import Horizon, plan_steps
 from jobs.specs.model_spec import ModelSpec
 from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 from kalman.linalg.packing import unpack
@@ -70,7 +70,7 @@ class ForecastColumn(NamedTuple):
     parts: list[str]
 
 
-def ahead(
+def forecast_ahead(
     spec: ModelSpec,
     kernel: Filter,
     keys: ForecastKeys,
@@ -93,9 +93,9 @@ def ahead(
     """
     states, inputs = keys.states, keys.inputs
     if future is not None:
-        steps = steps_through(future, list(keys.names), states.event_time, inputs, horizon)
+        steps = plan_future_steps(future, list(keys.names), states.event_time, inputs, horizon)
     else:
-        steps = steps_ahead(states.event_time, horizon, typical)
+        steps = plan_steps(states.event_time, horizon, typical)
         if len(inputs):
             steps = steps._replace(u=np.tile(inputs, (len(steps.time), 1, 1)))
     kept = np.flatnonzero(steps.wanted.any(axis=0))
@@ -136,7 +136,7 @@ class ForecastRows(NamedTuple):
     columns: list[ForecastColumn]
 
 
-def rows_of(spec: ModelSpec, found: Ahead, probability: float) -> ForecastRows:
+def list_forecasts(spec: ModelSpec, found: Ahead, probability: float) -> ForecastRows:
     """Return the wanted forecasts of a model's keys as rows; probability: that a value lies between its bounds."""
     key, step = np.nonzero(found.wanted.T)
     expected, columns = found.expected, list[ForecastColumn]()

@@ -14,7 +14,7 @@ from jobs.core.errors import UserError
 from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
-from jobs.offline.ahead import Ahead, ForecastKeys, ahead, rows_of
+from jobs.offline.ahead import Ahead, ForecastKeys, forecast_ahead, list_forecasts
 from jobs.offline.filtering import in_order
 from jobs.offline.future import Future
 from jobs.offline.horizon import Horizon
@@ -61,7 +61,7 @@ def forecast_keys(
     columns = {name: source.columns[name].take(arrow.integers(places)) for name in spec.key}
     keys = ForecastKeys(list(map(key_texts, columns.values())), states, rows.u[len(spec.control) :, places])
     typical = _median_gap(sorted_rows, int(spec.unit_us))
-    return ahead(spec, kernel, keys, horizon, future, typical), columns
+    return forecast_ahead(spec, kernel, keys, horizon, future, typical), columns
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
@@ -98,7 +98,7 @@ def write_forecasts(
     Raises:
         UserError: a key column has the name of an output column, or the file cannot be written.
     """
-    rows = rows_of(spec, found, probability)
+    rows = list_forecasts(spec, found, probability)
     columns = {name: values.take(arrow.integers(rows.key)) for name, values in keys.items()}
     clashes = {*keys, spec.time} & {"step", "flag"}
     columns[spec.time] = arrow.times(rows.time, np.ones(len(rows.time), bool))

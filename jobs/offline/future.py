@@ -70,7 +70,7 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
 
 
-def steps_through(
+def plan_future_steps(
     future: Future, keys: list[pa.Array], last: Ints, inputs: Floats, horizon: Horizon
 ) -> ForecastSteps:
     """Return the steps of K keys through the future rows after their newest ones.

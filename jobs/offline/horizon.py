@@ -179,7 +179,7 @@ def _check_future(spec: ModelSpec, future: str | None) -> None:
         raise UserError(f"--future: {spec.name} takes no inputs: leave the option out")
 
 
-def steps_ahead(last: Ints, horizon: Horizon, typical: int | None) -> ForecastSteps:
+def plan_steps(last: Ints, horizon: Horizon, typical: int | None) -> ForecastSteps:
     """Return the steps of K keys at the times of a horizon, without inputs; of no keys there is no step.
 
     Args:
