@@ -30,7 +30,7 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.storage.table_rows import column_types, read_table, written_at
 from jobs.storage.tables import latest, measurements
-from jobs.storage.warehouse import Tables
+from jobs.storage.warehouse import Tables, home_of
 from kalman.filters.own_parameters import FIELD, own_parameters, with_field
 from kalman.filters.state_layout import innermost, places
 from kalman.filters.state_output import OUTPUT, follows_from_moments
@@ -261,8 +261,8 @@ def _table(root: str, spec: ModelSpec) -> Any:
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
     name = spec.inputs_table
-    home, table = (root, name) if not name.startswith("/") else tuple(name.rstrip("/").rsplit("/", 1))
-    rows = read_table(home, table, [*by, *columns])
+    home, table = home_of(Tables(root), name)
+    rows = read_table(home.root, table, [*by, *columns])
     if rows is None:
         raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
     found = {one: rows[one].combine_chunks() for one in rows.column_names}
