@@ -22,6 +22,7 @@ from demo.compare import (
     rows_of,
     states_of,
 )
+from jobs.batch.batch_filter import Batch, bucket_rows, final_states, packed_estimates
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.encoding.estimates import estimate_format, unpack_estimates
 from jobs.encoding.keys import key_kind, match, text_of
@@ -40,7 +41,6 @@ from jobs.state.block_format import state_layout
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.state_reader import states_at
-from jobs.training.batch_filter import Batch, bucket_rows, final_states, packed_estimates
 from kalman.filters.own_parameters import FIELD, own_parameters, with_own
 from kalman.filters.rounded import stored_as
 

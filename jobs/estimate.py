@@ -1,7 +1,7 @@
 """Estimate every row of a table in batch: history's estimates, with the bits that the stream gives the same rows.
 
 The rows of an interval of event time are replaced in the table, never doubled, in a few commits, each of some of the
-keys. A run that was killed is continued after its last commit (`jobs.history.table`).
+keys. A run that was killed is continued after its last commit (`jobs.batch.history_table`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.history.estimating import Result
+    from jobs.batch.estimating import EstimateResult
     from jobs.specs.model_spec import ModelSpec
 
 
@@ -80,8 +80,8 @@ def run(
     Raises:
         UserError: an option, the rows or the snapshot cannot be used.
     """
-    from jobs.history.estimating import Request, estimate
-    from jobs.history.source import Interval
+    from jobs.batch.batch_filter import Interval
+    from jobs.batch.estimating import EstimateRequest, estimate
     from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
@@ -100,12 +100,12 @@ def run(
     warehouse = warehouse_of(settings, f"estimate {spec.name}", short_rows_conf())
     with Progress(f"estimate {spec.name}", None, quiet=settings.quiet) as progress:
         progress.follow(running_tasks(warehouse))
-        request = Request(interval, snapshot, smooth, input, output, to_version)
+        request = EstimateRequest(interval, snapshot, smooth, input, output, to_version)
         result = estimate(DeployedModel(spec, warehouse), request, progress.note)
     return profiler.added_to(_report(spec, result, time.monotonic() - started))
 
 
-def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
+def _report(spec: ModelSpec, result: EstimateResult, seconds: float) -> Report:
     counts, start = result.counts, result.start
     of = "" if result.version is None else f" of version {result.version}"
     lines = [f"run {result.run}: {plural(result.written, 'row')} estimated{of} -> {result.table}"]
@@ -146,7 +146,7 @@ def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
     return Report(lines, data)
 
 
-def _left_out(spec: ModelSpec, result: Result) -> list[str]:
+def _left_out(spec: ModelSpec, result: EstimateResult) -> list[str]:
     """Return which rows have no estimate, and what mends it."""
     from jobs.landing.values.rejected import advice
 
@@ -165,7 +165,7 @@ def _left_out(spec: ModelSpec, result: Result) -> list[str]:
     return lines
 
 
-def _start_line(result: Result) -> str:
+def _start_line(result: EstimateResult) -> str:
     """Return where parameters and states came from."""
     manifest = result.start.manifest
     if manifest is None:

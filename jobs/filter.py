@@ -100,7 +100,7 @@ def run(
 
 def _faults(spec: ModelSpec, source: Source, rows: ParsedRows, estimates: Estimates) -> list[str]:
     """Return what is to be said of lost keys, of steps that are not equal, and of rows that cannot be smoothed."""
-    from jobs.training.row_faults import gaps_note, kinds_by_row, lost_note
+    from jobs.offline.row_faults import gaps_note, kinds_by_row, lost_note
 
     found = [] if estimates.gaps is None else gaps_note(kinds_by_row(spec.definition()), estimates.gaps)
     if unsmoothed := estimates.unsmoothed:

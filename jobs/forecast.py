@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -20,8 +20,8 @@ from jobs.core.report import Report, plural, span
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.offline.forecasting import Forecasts
-    from jobs.offline.future import Horizon
+    from jobs.offline.ahead import Ahead
+    from jobs.offline.horizon import ForecastRequest
     from jobs.specs.model_spec import ModelSpec
 
 _FILES = (".csv", ".parquet")
@@ -111,12 +111,13 @@ def run(
     Raises:
         UserError: the model, the state, the input, the output or the times cannot be used; nothing is written then.
     """
-    from jobs.offline.forecasting import parse_horizon
+    from jobs.offline.horizon import ForecastRequest, parse_horizon
     from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()
     spec = load_checked_spec(model, settings.models)
-    wanted = parse_horizon(spec, steps, until, every, probability, future, input is not None)
+    horizon = parse_horizon(spec, steps, until, every, probability, future, input is not None)
+    request = ForecastRequest(horizon, probability, tuple(key or ()), snapshot, future, inputs, output, run)
     to_file = output is not None and output.lower().endswith(_FILES)
     if run is not None and (to_file or input is not None):
         raise UserError("--run: names the rows of a table: leave it out for a file")
@@ -125,33 +126,18 @@ def run(
             raise UserError("--key: chooses keys of a state; with --input the file's rows do")
         if output is None:
             raise UserError("--output: name a .csv or .parquet file for the forecasts of --input")
-        request = _File(output, wanted, probability, future, inputs, snapshot)
         return _from_rows(settings, spec, input, request, every is None, start)
     if to_file:
-        assert output is not None
-        request = _File(output, wanted, probability, future, inputs, snapshot)
-        return _from_snapshot(settings, spec, tuple(key or ()), request, start)
+        return _from_snapshot(settings, spec, request, start)
     if inputs is not None:
         raise UserError(
             f"--inputs: a table of forecasts takes the inputs from {spec.inputs_table}: leave it out"
         )
-    asked = wanted, probability, tuple(key or ()), snapshot, future, output, run
-    return _into_table(settings, spec, asked, start)
-
-
-class _File(NamedTuple):
-    """Forecasts into a file: the file, how far, the probability, and the options `future`, `inputs`, `snapshot`."""
-
-    output: str
-    horizon: Horizon
-    probability: float
-    future: str | None
-    inputs: str | None
-    snapshot: str | None
+    return _into_table(settings, spec, request, start)
 
 
 def _from_rows(
-    settings: Settings, spec: ModelSpec, input: str, request: _File, is_median: bool, start: float
+    settings: Settings, spec: ModelSpec, input: str, request: ForecastRequest, is_median: bool, start: float
 ) -> Report:
     """Filter the rows of a file, and forecast each key from its newest row."""
     from jobs.landing.file_rows import read_rows
@@ -163,7 +149,8 @@ def _from_rows(
     from jobs.offline.result_files import check_target
     from jobs.snapshots.learned import learned_parameters
 
-    target, future, snapshot = Path(request.output), request.future, request.snapshot
+    assert request.output is not None
+    target, snapshot = Path(request.output), request.snapshot
     check_target(target, Path(input))
     learned = learned_parameters(settings.warehouse, spec, snapshot)
     source = read_rows(spec, input)
@@ -171,34 +158,35 @@ def _from_rows(
         spec, parse(spec, source, input), [source.columns[name] for name in spec.key], request.inputs
     )
     prior = prior_of(spec, rows, source.columns, settings.warehouse, learned, snapshot is not None)
-    ahead = None if future is None else read_future(spec, future)
-    forecasts = forecast_keys(spec, source, rows, request.horizon, prior, ahead)
-    write_forecasts(target, spec, forecasts, request.probability)
-    data = _data(spec, forecasts, request, start, {"input": input, **prior.data})
+    future = None if request.future is None else read_future(spec, request.future)
+    found, keys = forecast_keys(spec, source, rows, request.horizon, prior, future)
+    write_forecasts(target, spec, found, keys, request.probability)
+    data = _data(spec, found, request, start, {"input": input, **prior.data})
     lines = _lines(data, is_median, future is not None)
     return Report(lines=[*lines[:1], *prior.lines, *lines[1:]], data=data)
 
 
-def _from_snapshot(
-    settings: Settings, spec: ModelSpec, keys: tuple[str, ...], request: _File, start: float
-) -> Report:
+def _from_snapshot(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast keys of a snapshot into a file, without Spark."""
     from jobs.core.clock import now
-    from jobs.offline.forecasting import forecast_states, write_forecasts
+    from jobs.offline.ahead import forecast_ahead
+    from jobs.offline.forecasting import write_forecasts
     from jobs.offline.future import read_future
     from jobs.offline.result_files import check_target
     from jobs.offline.stored_keys import live_keys, snapshot_keys
 
-    check_target(Path(request.output), Path(request.future or "."))
+    assert request.output is not None
+    target, keys = Path(request.output), request.keys
+    check_target(target, Path(request.future or "."))
     named = None if request.snapshot == "newest" else request.snapshot
     found = why = None
     if request.snapshot is None:
         found = live_keys(settings.warehouse, spec, keys, request.inputs)
     if found is None or isinstance(found, str):
         why, found = found, snapshot_keys(settings.warehouse, spec, named, keys, request.inputs)
-    ahead = None if request.future is None else read_future(spec, request.future)
-    forecasts = forecast_states(spec, found.kernel, found.keys, found.columns, request.horizon, ahead)
-    write_forecasts(Path(request.output), spec, forecasts, request.probability)
+    future = None if request.future is None else read_future(spec, request.future)
+    forecasts = forecast_ahead(spec, found.kernel, found.keys, request.horizon, future)
+    write_forecasts(target, spec, forecasts, found.columns, request.probability)
     age = None if found.committed_at is None else (now() - found.committed_at).total_seconds()
     state = {
         "snapshot": found.snapshot,
@@ -209,7 +197,7 @@ def _from_snapshot(
         "newest_microseconds": found.newest,
     }
     data = _data(spec, forecasts, request, start, state)
-    lines = _lines(data, False, request.future is not None)
+    lines = _lines(data, False, future is not None)
     old = "" if age is None else f" of {found.committed_at:%Y-%m-%d %H:%M:%S} UTC ({span(age)} ago)"
     source = (
         f"snapshot {found.snapshot}" if found.generation is None else f"latest states of {found.generation}"
@@ -218,16 +206,15 @@ def _from_snapshot(
     return Report(lines=[*lines[:1], *notes, *lines[1:]], data=data)
 
 
-def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], start: float) -> Report:
+def _into_table(settings: Settings, spec: ModelSpec, request: ForecastRequest, start: float) -> Report:
     """Forecast from the live state or a snapshot on Spark."""
-    from jobs.forecasting.run import Wanted, forecast_live, report_lines
+    from jobs.batch.forecast_run import forecast_live, report_lines
     from jobs.lineage.model import DeployedModel
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
 
     spark = spark_session(settings, f"forecast {spec.name}")
-    wanted = Wanted(*asked)
-    done = forecast_live(DeployedModel(spec, Warehouse(spark, settings.warehouse)), wanted)
+    done = forecast_live(DeployedModel(spec, Warehouse(spark, settings.warehouse)), request)
     origin, written = done.origin, done.written
     data: dict[str, Any] = {
         "model": spec.name,
@@ -238,7 +225,7 @@ def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], sta
         "keys_past": done.past,
         "forecasts": written.forecasts,
         "flagged": written.flagged,
-        "probability": wanted.probability,
+        "probability": request.probability,
         "snapshot": origin.manifest.snapshot_id,
         "generation": origin.generation,
         "batch": origin.batch,
@@ -257,18 +244,18 @@ def _into_table(settings: Settings, spec: ModelSpec, asked: tuple[Any, ...], sta
 
 
 def _data(
-    spec: ModelSpec, forecasts: Forecasts, request: _File, start: float, more: dict[str, Any]
+    spec: ModelSpec, found: Ahead, request: ForecastRequest, start: float, more: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         "model": spec.name,
         "version": spec.version,
         "output": request.output,
-        "keys": forecasts.time.shape[1],
-        "keys_past": forecasts.omitted,
-        "forecasts": int(forecasts.wanted.sum()),
-        "step_microseconds": forecasts.length,
+        "keys": len(found.kept),
+        "keys_past": found.omitted,
+        "forecasts": found.count,
+        "step_microseconds": found.length,
         "probability": request.probability,
-        "flagged": int((forecasts.expected.flag != 0)[forecasts.wanted].sum()),
+        "flagged": found.flagged,
         **more,
         "seconds": round(perf_counter() - start, 3),
     }

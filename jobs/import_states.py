@@ -47,6 +47,7 @@ def run(
     Raises:
         UserError: no such table or version, a column is missing or unknown, or too many keys have an invalid state.
     """
+    from jobs.batch.snapshot_ids import TableVersion, position_at
     from jobs.lineage.model import DeployedModel
     from jobs.migration.importing import import_states
     from jobs.observability.verb_profile import VerbProfiler
@@ -56,8 +57,6 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import check_version
     from jobs.storage.tables import need_measurements
-    from jobs.training.pretraining import position_at
-    from jobs.training.table_source import Source
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -65,7 +64,7 @@ def run(
     table = need_measurements(warehouse, spec.name)
     version = check_version(warehouse, table, to_version)
     position = position_at(
-        DeployedModel(spec, warehouse), table, version, Source.of(warehouse, table, version)
+        DeployedModel(spec, warehouse), table, version, TableVersion.of(warehouse, table, version)
     )
     with Progress(f"import {spec.name}", None, quiet=settings.quiet) as progress:
         runtime = ModelRuntime.of(warehouse, spec, {})

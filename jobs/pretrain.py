@@ -23,13 +23,14 @@ from jobs.core.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.history.estimating import Result
+    from jobs.batch.batch_filter import Interval
+    from jobs.batch.estimating import EstimateResult
+    from jobs.batch.learning import LearningResult
+    from jobs.batch.learning_summary import Summary
+    from jobs.batch.new_keys import Offer
+    from jobs.batch.pretraining import PretrainedSnapshot
     from jobs.snapshots.manifests import Manifest
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.learning import Learned, Window
-    from jobs.training.learning_summary import Summary
-    from jobs.training.new_keys import Offer
-    from jobs.training.pretraining import Made
 
 
 @command
@@ -66,7 +67,10 @@ def run(
     Raises:
         UserError: no measurements, no such version, nothing to learn from.
     """
-    from jobs.history.estimating import estimate_reflected
+    from jobs.batch import new_keys
+    from jobs.batch.estimating import estimate_reflected
+    from jobs.batch.learning_summary import summary
+    from jobs.batch.pretraining import snapshot_at
     from jobs.lineage.model import DeployedModel
     from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
@@ -76,9 +80,6 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
     from jobs.storage.tables import need_columns, need_measurements
-    from jobs.training import new_keys
-    from jobs.training.learning_summary import summary
-    from jobs.training.pretraining import snapshot_at
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -100,7 +101,7 @@ def run(
     cut = Cut(latest, None) if before is None else cut_at(warehouse, table, latest, before)
     with Progress(title, None, quiet=settings.quiet) as progress:
         progress.follow(running_tasks(warehouse))
-        results: list[Result] = []
+        results: list[EstimateResult] = []
 
         def beside(manifest: Manifest, packed: DataFrame | None = None) -> None:
             results.append(estimate_reflected(deployed, manifest, cut, progress.note, packed))
@@ -116,19 +117,19 @@ def run(
     return profiler.added_to(_with_estimates(report, results))
 
 
-def _window(learn_from: str | None, learn_to: str | None) -> Window:
+def _window(learn_from: str | None, learn_to: str | None) -> Interval:
     """Return the window of the options. Raises UserError if it is empty."""
+    from jobs.batch.batch_filter import Interval
     from jobs.storage.positions import parse_time
-    from jobs.training.learning import Window
 
     first = None if learn_from is None else parse_time(learn_from, "--learn-from")
     last = None if learn_to is None else parse_time(learn_to, "--learn-to")
     if first is not None and last is not None and first >= last:
         raise UserError("--learn-from must be before --learn-to")
-    return Window(first, last)
+    return Interval(first, last)
 
 
-def _with_estimates(report: Report, results: list[Result]) -> Report:
+def _with_estimates(report: Report, results: list[EstimateResult]) -> Report:
     if not results:
         return report
     (made,) = results
@@ -143,7 +144,7 @@ def _with_estimates(report: Report, results: list[Result]) -> Report:
 
 
 def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
-    from jobs.training import new_keys
+    from jobs.batch import new_keys
 
     return Report(
         [*new_keys.lines(offers), f"{seconds:.1f} s"],
@@ -160,9 +161,9 @@ def _offered(spec: ModelSpec, offers: list[Offer], seconds: float) -> Report:
 
 
 def _report(
-    spec: ModelSpec, found: Made, told: Summary | None, offers: list[Offer], seconds: float
+    spec: ModelSpec, found: PretrainedSnapshot, told: Summary | None, offers: list[Offer], seconds: float
 ) -> Report:
-    from jobs.training import new_keys
+    from jobs.batch import new_keys
 
     manifest, learned, made, notes = found
     waiting = 0 if manifest.waiting is None else int(manifest.waiting["rows"])
@@ -219,8 +220,8 @@ def _snapshot_lines(manifest: Manifest, waiting: int) -> list[str]:
     return lines
 
 
-def _learned_lines(learned: Learned) -> list[str]:
-    from jobs.training.learning_summary import TOLD
+def _learned_lines(learned: LearningResult) -> list[str]:
+    from jobs.batch.learning_summary import TOLD
     from kalman.models.groups import GROUPS
 
     values = ", ".join(
@@ -253,7 +254,7 @@ def _input_lines(manifest: Manifest) -> list[str]:
     return lines
 
 
-def _error(learned: Learned, name: str) -> str:
+def _error(learned: LearningResult, name: str) -> str:
     """Return a parameter's standard error in brackets, or nothing."""
     if learned.errors is None or name not in learned.errors:
         return ""

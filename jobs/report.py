@@ -222,7 +222,7 @@ def _pair_with_history(
     Raises:
         UserError: there is no such run, or nothing is live.
     """
-    from jobs.history.table import runs_of
+    from jobs.batch.history_table import runs_of
     from jobs.lineage import generations
     from jobs.storage.tables import estimates_history
 

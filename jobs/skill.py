@@ -47,7 +47,8 @@ def run(
     from jobs.downstream.forecast_skill import ForecastScorer
     from jobs.downstream.queries import SKILL
     from jobs.downstream.runner import exclusive_run
-    from jobs.downstream.skill_over_history import skill_history
+    from jobs.downstream.skill_over_history import score_history
+    from jobs.lineage.model import DeployedModel
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import spark_session
     from jobs.spark.warehouse import Warehouse
@@ -64,7 +65,7 @@ def run(
         if snapshot is not None:
             raise UserError("--history forecasts with the parameters of each run: leave --snapshot out")
         spark = spark_session(settings, f"skill {spec.name}", short_rows_conf())
-        found = skill_history(Warehouse(spark, settings.warehouse), spec, spec.forecast)
+        found = score_history(DeployedModel(spec, Warehouse(spark, settings.warehouse)), spec.forecast)
         return replace(found, data={**found.data, "seconds": time.monotonic() - began})
     section = spec.forecast.with_snapshot(snapshot)
     spec = spec.model_copy(update={"forecast": section})

@@ -15,8 +15,8 @@ from benchmarks.workloads.work import Work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from jobs.batch.batch_filter import Batch
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.batch_filter import Batch
 
 LEARNED = ["level_variance", "slope_variance", "R"]
 ITERATIONS = 3
@@ -33,11 +33,11 @@ def compare(
     Of learning, rows a second that go through an evaluation of the likelihood with its gradient.
     """
     import kalman
+    from jobs.batch.batch_filter import Batch, Interval, bucket_rows, final_states
+    from jobs.batch.learning import learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.batch_filter import Batch, bucket_rows, final_states
-    from jobs.training.learning import Window, learn_pooled
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))
@@ -60,7 +60,7 @@ def compare(
 
     def learn() -> int:
         said: list[str] = []
-        learn_pooled(packed(), learning.definition(), search, way, Window(), None, said.append)
+        learn_pooled(packed(), learning.definition(), search, way, Interval(), None, said.append)
         return rows * len(said)
 
     contenders: dict[str, Callable[[], int]] = {
@@ -87,11 +87,11 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
     `learn.scope: key` but the writing: the population from a sample of keys, then every key with it as its prior, and
     the filter; keys a second besides.
     """
+    from jobs.batch.batch_filter import Batch, Interval, bucket_rows
+    from jobs.batch.learning import learn_pooled
     from jobs.encoding.keys import key_kind
     from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
-    from jobs.training.batch_filter import Batch, bucket_rows
-    from jobs.training.learning import Window, learn_pooled
 
     rows = fill(work, folder)
     number = 0
@@ -110,7 +110,13 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
         said: list[str] = []
         began = time.perf_counter()
         learn_pooled(
-            bucket_rows(frame, fmt, rows), spec.definition(), spec.learn, way, Window(), None, said.append
+            bucket_rows(frame, fmt, rows),
+            spec.definition(),
+            spec.learn,
+            way,
+            Interval(),
+            None,
+            said.append,
         )
         rates[f"pooled, {method}"] = [rows * len(said) / (time.perf_counter() - began)]
         given = {"parameters": LEARNED, "scope": "key", "method": method}
@@ -127,15 +133,15 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
 def _by_key(packed: DataFrame, spec: ModelSpec, way: Batch, keys: int) -> None:
     """Learn the parameters of each key and filter its rows with them."""
     import kalman
-    from jobs.training.key_learning import learn_populations, learned_states
-    from jobs.training.learning import Window
+    from jobs.batch.batch_filter import Interval
+    from jobs.batch.key_learning import learn_populations, learned_states
     from kalman.learning.learners import learnable
 
     assert spec.learn is not None
     definition = spec.definition()
-    populations = learn_populations(packed, definition, spec.learn, way, Window(), keys, _silent)
+    populations = learn_populations(packed, definition, spec.learn, way, Interval(), keys, _silent)
     kernel = kalman.build(definition, populations.parameters(learnable(definition)))
-    made = learned_states(packed, definition, kernel, way, Window(), populations)
+    made = learned_states(packed, definition, kernel, way, Interval(), populations)
     made.write.format("noop").mode("overwrite").save()
 
 

@@ -53,12 +53,11 @@ def compare(spark: SparkSession, work: Work, rounds: int, folder: Path) -> dict[
 
 def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFrame:
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
+    from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
+    from jobs.batch.estimating import layout_for
     from jobs.encoding.estimates import estimate_schema
     from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS
     from jobs.encoding.rows import row_packer, select_columns
-    from jobs.history.bucket import Plan, estimator
-    from jobs.history.estimating import layout_for
-    from jobs.history.smoothing import smoothed_widths
     from jobs.snapshots.runtime import ModelRuntime
     from jobs.state.block_format import state_layout
 
@@ -66,7 +65,7 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
     kernel, fmt, out = runtime.kernel, runtime.rows, runtime.estimates
     if smooth:
         out = out._replace(extra=(*out.extra, *smoothed_widths(kernel)))
-    plan = Plan(
+    plan = EstimatingPlan(
         kernel,
         work.spec.unit_us,
         fmt,
@@ -82,11 +81,11 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
 
 
 def _into_delta(spark: SparkSession, work: Work, source: Path, folder: Path) -> None:
-    from jobs.history.estimating import Request, estimate
-    from jobs.history.source import Interval
+    from jobs.batch.batch_filter import Interval
+    from jobs.batch.estimating import EstimateRequest, estimate
     from jobs.spark.warehouse import Warehouse
 
-    request = Request(Interval(None, None), input=str(source))
+    request = EstimateRequest(Interval(None, None), input=str(source))
     estimate(DeployedModel(work.spec, Warehouse(spark, str(folder))), request, _silent)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +18,21 @@ from pyspark.sql import functions as F
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.core.times import MIN_US, duration_us
+from jobs.core.times import MIN_US
 from jobs.encoding.arrow import matrix
+from jobs.encoding.keys import KeyKind, key_kind, text_of
 from jobs.encoding.packet_kinds import MEASURED
+from jobs.key_inputs.table import INPUTS, InputsTable
+from jobs.lineage.model import DeployedModel
+from jobs.offline.horizon import count_section_steps
+from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
-from jobs.specs.model_spec import ModelSpec, takes_steps
-from jobs.state.key_groups import GroupBegin
+from jobs.specs.model_spec import ModelSpec
+from jobs.state.key_groups import GroupBegin, group_begin
+from jobs.storage.tables import measurements
 from kalman.evaluation.forecast import check_measuring, forecast, interval, variances
 from kalman.evaluation.scoring_rules import crps, log_score
-from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from kalman.filters.own_parameters import FIELD, own_parameters, with_field
 from kalman.filters.prediction import beside
 from kalman.filters.state_layout import innermost, places
 from kalman.filters.state_output import OUTPUT as STATE
@@ -45,9 +51,10 @@ SCORED_SCHEMA = """
 SHIFT = -MIN_US
 """Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
-ROWS, INPUTS = "rows", "inputs"
-"""Columns of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after the
-estimate, up to the later row; and of one with inputs, array<double>: those of the key."""
+ROWS = "rows"
+"""The column of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after
+the estimate, up to the later row. Pairs of a model with inputs have `INPUTS` of the key."""
+_SPAN = ["key", "made_at", "event_time"]
 _LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
 """Parts of a definition that change how a state is stored, but not its forecasts."""
 
@@ -64,13 +71,45 @@ class ScoringPlan(NamedTuple):
     controls, inputs: how many control columns the model has, and numbers that belong to a key.
     """
 
-    kernels: Mapping[str, Filter]
+    kernels: dict[str, Filter]
     unit: float
     steps: tuple[int, ...] | None
     probability: float
     begins: Mapping[str, GroupBegin] = MappingProxyType({})
     controls: int = 0
     inputs: int = 0
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, section: ForecastSkill, kind: KeyKind, used: Mapping[str, UsedModel]
+    ) -> Self:
+        """Return how to forecast with the filter of each generation or run.
+
+        Raises:
+            UserError: the model's measurements cannot be forecast from its estimates.
+        """
+        begins = {
+            name: group_begin(kind, forecasting_definition(one.spec), one.parameters)
+            for name, one in used.items()
+            if one.spec.key == spec.key
+        }
+        return cls(
+            {name: one.kernel for name, one in used.items()},
+            spec.unit_us,
+            check_spec(spec, section),
+            section.probability,
+            {name: begin for name, begin in begins.items() if begin is not None},
+            len(spec.control),
+            len(spec.input_names),
+        )
+
+
+class UsedModel(NamedTuple):
+    """The spec and parameters with which a generation or a run is forecast, and the filter that follows."""
+
+    spec: ModelSpec
+    parameters: Mapping[str, Any]
+    kernel: Filter
 
 
 def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
@@ -125,16 +164,10 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
                 f"{where}: forecast.step: the model has control, whose rows are the steps: remove it"
             )
         return None
-    if not takes_steps(spec.definition()):
-        if section.step is not None:
-            raise UserError(f"{where}: forecast.step: the model is in continuous time: remove it")
-        return None
-    if section.step is None:
-        raise UserError(
-            f"{where}: forecast.step: is missing: the process takes one step a row, whatever the time; give the time "
-            f"of a step, such as 1h"
-        )
-    return tuple(length // duration_us(section.step) for length in section.lengths)
+    steps = count_section_steps(spec, section)
+    if steps is None and section.step is not None:
+        raise UserError(f"{where}: forecast.step: the model is in continuous time: remove it")
+    return steps
 
 
 def pair_rows(
@@ -223,6 +256,42 @@ def _originals(estimates: DataFrame) -> DataFrame:
     if "correction" not in estimates.columns:
         return estimates
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
+
+
+def join_inputs(model: DeployedModel[Warehouse], pairs: DataFrame) -> DataFrame:
+    """Return pairs with `ROWS` if the model has control, and with `INPUTS` if it has inputs.
+
+    The control of a row is what acted since the row before it, so a forecast goes through every row of the key up to
+    the later one, as `forecast --future` does. The rows are those of the measurements table, and the inputs those of
+    the newest version of their table, at the time of the scoring; NaN for a key without inputs.
+    """
+    kind = key_kind(model.spec.key, model.warehouse.read(measurements(model.name)).schema)
+    if model.spec.control:
+        pairs = _with_rows(model, kind, pairs)
+    if model.spec.inputs is not None:
+        inputs, _ = InputsTable(model).by_key(pairs.select("key").distinct(), kind)
+        pairs = pairs.join(inputs, "key")
+    return pairs
+
+
+def _with_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame) -> DataFrame:
+    spec = model.spec
+    times: Any = pairs.agg(F.min("made_at").alias("first"), F.max("event_time").alias("last")).first()
+    if times["first"] is None:
+        return pairs.withColumn(ROWS, F.lit(None).cast("array<struct<time: bigint, control: array<double>>>"))
+    at = F.col(f"`{spec.time}`")
+    controls = F.array(*(F.col(f"`{name}`").cast("double") for name in spec.control))
+    row = F.struct(F.unix_micros(at).alias("time"), controls.cast("array<double>").alias("control"))
+    table = model.warehouse.read(measurements(spec.name))
+    within = (at > F.timestamp_micros(F.lit(times["first"]))) & (
+        at <= F.timestamp_micros(F.lit(times["last"]))
+    )
+    rows = table.filter(within).select(text_of(kind).alias("_key"), row.alias("_row"))
+    spans = pairs.select(*_SPAN).distinct()
+    between = (F.col("_row.time") > F.col("made_at")) & (F.col("_row.time") <= F.col("event_time"))
+    joined = spans.join(rows, (F.col("key") == F.col("_key")) & between)
+    collected = joined.groupBy(*_SPAN).agg(F.collect_list("_row").alias(ROWS))
+    return pairs.join(collected, _SPAN, "left")
 
 
 def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = None) -> DataFrame:
@@ -342,16 +411,14 @@ def _with_key_parameters(
         return values
     if begin is not None:
         field = begin.of_texts(batch.column("key"))[places(kernel.fields)[FIELD]]
-        values = with_own(kernel, values, {name: field[own.rows[name]] for name in own.learned})
+        values = with_field(kernel, values, field)
     if FIELD not in batch.schema.names:
         return values
     column = batch.column(FIELD)
     known = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
     field = matrix(column.take(pa.array(known)), max(rows.stop for rows in own.rows.values()), FIELD)
     values = values.copy()
-    values[:, known] = with_own(
-        kernel, values[:, known], {name: field[own.rows[name]] for name in own.learned}
-    )
+    values[:, known] = with_field(kernel, values[:, known], field)
     return values
 
 

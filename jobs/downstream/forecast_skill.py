@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,13 +14,13 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.report import Report, plural
-from jobs.downstream.forecast_inputs import with_inputs
 from jobs.downstream.forecast_pairs import (
     ScoringPlan,
+    UsedModel,
     check_spec,
     forecaster_of,
-    forecasting_definition,
     has_key_parameters,
+    join_inputs,
     needs_state,
     pair_rows,
     score_pairs,
@@ -31,6 +31,7 @@ from jobs.encoding.keys import columns_of, key_kind
 from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
+from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.learned import NONE
 from jobs.snapshots.verified_rows import read_rows
@@ -38,7 +39,6 @@ from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
-from jobs.state.key_groups import group_begin
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, forecast_skill
 from kalman.filters.own_parameters import FIELD
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
     from jobs.encoding.keys import KeyKind
     from jobs.snapshots.manifests import Manifest
-    from jobs.state.key_groups import GroupBegin
 
 
 @dataclass
@@ -70,6 +69,11 @@ class ForecastScorer(LiveQueries):
 
     label = "the forecast skill"
 
+    @property
+    def model(self) -> DeployedModel[Warehouse]:
+        """Return the handle of the model."""
+        return DeployedModel(self.spec, self.warehouse)
+
     def start(self) -> list[StreamingQuery]:
         """Start the one query."""
         table = self.warehouse.read(estimates(self.spec.name))
@@ -85,9 +89,7 @@ class ForecastScorer(LiveQueries):
             self.is_outer, self.with_state = begun.is_outer, begun.with_state
             self.sink = Scores(self.warehouse, self.spec, self.section, begun.application, kind)
         spark = self.warehouse.spark
-        spark.conf.set(
-            "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
-        )
+        spark.conf.set("spark.sql.shuffle.partitions", _partitions(self.model, query.checkpoint))
         # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
@@ -98,11 +100,9 @@ class ForecastScorer(LiveQueries):
         plan = self._plan()
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = pair_rows(origins, actuals, self.section, self.is_outer)
-        own = self._key_parameters(plan)
+        own = read_key_parameters(self.warehouse, self.spec.name, plan, self.sources)
         if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
-            self.sink.score = lambda found: score_pairs(
-                with_inputs(self.warehouse, self.spec, found), plan, own
-            )
+            self.sink.score = lambda found: score_pairs(join_inputs(self.model, found), plan, own)
         else:
             pairs = score_pairs(pairs, plan, own)
         running = self.start_query(pairs, query, self.sink)
@@ -135,10 +135,7 @@ class ForecastScorer(LiveQueries):
             UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
         """
         known = {one.generation: one for one in generations.all_of(self.warehouse, self.spec.name)}
-        schema = self.warehouse.read(estimates(self.spec.name)).schema
-        kind = key_kind(self.spec.key, schema)
-        kernels: dict[str, Any] = {}
-        begins: dict[str, GroupBegin] = {}
+        used: dict[str, UsedModel] = {}
         for place, name in enumerate(self.generations):
             manifest = manifests.record(self.warehouse, known[name].snapshot_id)
             if manifest is None:
@@ -148,18 +145,15 @@ class ForecastScorer(LiveQueries):
                 check_spec(spec, self.section)
                 if _same_rows(spec, self.spec):
                     source, parameters = self._learned(manifest)
-                    kernels[name] = forecaster_of(spec, parameters, self.with_state)
-                    begin = group_begin(kind, forecasting_definition(spec), parameters)
-                    if begin is not None and spec.key == self.spec.key:
-                        begins[name] = begin
+                    kernel = forecaster_of(spec, parameters, self.with_state)
+                    used[name] = UsedModel(spec, parameters, kernel)
                     self.sources[name] = source if parameters else None
                     ship(self.warehouse.spark, spec.definition())
             except UserError:
                 if place == 0:
                     raise
-        steps = check_spec(self.spec, self.section)
-        widths = len(self.spec.control), len(self.spec.input_names)
-        return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability, begins, *widths)
+        kind = key_kind(self.spec.key, self.warehouse.read(estimates(self.spec.name)).schema)
+        return ScoringPlan.of(self.spec, self.section, kind, used)
 
     def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
         """Return the snapshot whose parameters a generation's forecasts take, and these parameters.
@@ -185,15 +179,6 @@ class ForecastScorer(LiveQueries):
             )
         return found, found.parameters
 
-    def _key_parameters(self, plan: ScoringPlan) -> DataFrame | None:
-        """Return generation, key and `parameters` of the keys with parameters of their own; None: there are none."""
-        parts = [
-            key_parameters(self.warehouse, self.spec.name, name, source)
-            for name, source in self.sources.items()
-            if source is not None and has_key_parameters(plan.kernels[name])
-        ]
-        return reduce(DataFrame.unionByName, parts) if parts else None
-
     def progress_text(self) -> str:
         """Return how many forecasts were scored."""
         return "" if self.sink is None else f"{self.sink.rows:,} forecasts scored"
@@ -202,9 +187,9 @@ class ForecastScorer(LiveQueries):
         """Return the report of this run, with the skill over all runs."""
         rows = 0 if self.sink is None else self.sink.rows
         late = sum(_dropped(query) for query in self.queries)
-        told = self.warehouse, self.spec, self.section, forecast_skill(self.spec.name)
-        summary = summary_of(*told)
-        unmatched = unmatched_of(*told) if self.is_outer else None
+        scores = self.model, self.section, forecast_skill(self.spec.name)
+        summary = summarise_scores(*scores)
+        unmatched = count_unmatched(*scores) if self.is_outer else None
         scored = rows - (0 if self.sink is None else self.sink.unmatched)
         lines = [f"scored {scored:,} forecasts of {self.spec.name} against measurements, {seconds:.1f} s"]
         if late:
@@ -261,7 +246,7 @@ class Scores:
             self.unmatched += found.filter(F.col("actual").isNull()).count()
             if count:
                 self.warehouse.append(
-                    named(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
+                    name_scores(self.spec, self.section, self.kind, found, batch_id).coalesce(1),
                     forecast_skill(self.spec.name),
                     (self.application, batch_id),
                     more_columns=True,
@@ -271,13 +256,24 @@ class Scores:
             found.unpersist()
 
 
-def key_parameters(warehouse: Warehouse, model: str, generation: str, source: Manifest) -> DataFrame:
-    """Return generation, key and `parameters` of the keys of a snapshot that have learned their own."""
-    rows = read_rows(warehouse, source.snapshot_id, model)
-    return rows.select(F.lit(generation).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD))
+def read_key_parameters(
+    warehouse: Warehouse, model: str, plan: ScoringPlan, sources: Mapping[str, Manifest | None]
+) -> DataFrame | None:
+    """Return generation, key and `parameters` of the keys that have learned their own; None: there are none.
+
+    sources: the snapshot whose parameters each generation or run is forecast with.
+    """
+    parts = [
+        read_rows(warehouse, source.snapshot_id, model).select(
+            F.lit(name).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD)
+        )
+        for name, source in sources.items()
+        if source is not None and has_key_parameters(plan.kernels[name])
+    ]
+    return reduce(DataFrame.unionByName, parts) if parts else None
 
 
-def named(
+def name_scores(
     spec: ModelSpec, section: ForecastSkill, kind: KeyKind, found: DataFrame, batch_id: int | None
 ) -> DataFrame:
     """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
@@ -305,16 +301,16 @@ def named(
     )
 
 
-def summary_of(
-    warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill, table: str
+def summarise_scores(
+    model: DeployedModel[Warehouse], section: ForecastSkill, table: str
 ) -> list[dict[str, Any]]:
     """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
 
     table: of the scored forecasts.
     """
-    if not warehouse.exists(table):
+    if not model.warehouse.exists(table):
         return []
-    rows = warehouse.read(table).filter(F.col("definition") == section.definition())
+    rows = model.warehouse.read(table).filter(F.col("definition") == section.definition())
     made = (
         rows.filter(F.col("actual").isNotNull())
         .groupBy("measurement", "horizon", "horizon_seconds")
@@ -327,7 +323,7 @@ def summary_of(
             F.avg("log_score").alias("log_score"),
         )
     )
-    order = {name: place for place, name in enumerate(spec.measurement)}
+    order = {name: place for place, name in enumerate(model.spec.measurement)}
     found = [row.asDict() for row in made.collect()]
     return sorted(found, key=lambda one: (order.get(one["measurement"], len(order)), one["horizon_seconds"]))
 
@@ -340,12 +336,12 @@ class Unmatched(NamedTuple):
     most: list[tuple[str, int]]
 
 
-def unmatched_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill, table: str) -> Unmatched:
+def count_unmatched(model: DeployedModel[Warehouse], section: ForecastSkill, table: str) -> Unmatched:
     """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
-    if not warehouse.exists(table):
+    if not model.warehouse.exists(table):
         return Unmatched(0, 0, [])
     mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
-    rows = warehouse.read(table).filter(mine & (F.col("measurement") == spec.measurement[0]))
+    rows = model.warehouse.read(table).filter(mine & (F.col("measurement") == model.spec.measurement[0]))
     by_key = rows.groupBy("key").agg(F.count("*").alias("forecasts"))
     total: Any = by_key.agg(F.sum("forecasts").alias("forecasts"), F.count("*").alias("keys")).first()
     most = by_key.orderBy(F.desc("forecasts"), "key").limit(5).collect()
@@ -370,7 +366,7 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
 
 
 def skill_line(one: dict[str, Any], probability: float) -> str:
-    """Return the scores of a measurement and horizon (`summary_of`) in words."""
+    """Return the scores of a measurement and horizon (`summarise_scores`) in words."""
 
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
@@ -399,10 +395,10 @@ def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
 
-def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
+def _partitions(model: DeployedModel[Warehouse], checkpoint: str) -> int:
     """Return the number of partitions of the join, which Spark fixes at the first micro-batch."""
-    kept = Checkpoint(warehouse, checkpoint).settings().get(PARTITIONS)
-    return int(kept or spec.stream.partitions or warehouse.spark.sparkContext.defaultParallelism)
+    kept = Checkpoint(model.warehouse, checkpoint).settings().get(PARTITIONS)
+    return int(kept or model.spec.stream.partitions or model.warehouse.spark.sparkContext.defaultParallelism)
 
 
 def _dropped(query: StreamingQuery) -> int:

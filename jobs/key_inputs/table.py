@@ -13,7 +13,14 @@ from pyspark.sql import functions as F
 from jobs.core.errors import UserError
 from jobs.core.redaction import show_names
 from jobs.core.roots import local_path
-from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, sub_kind, text_of
+from jobs.encoding.keys import (
+    KeyKind,
+    columns_of,
+    identity_arrays,
+    identity_expressions,
+    sub_kind,
+    text_of,
+)
 from jobs.encoding.packets import Records
 from jobs.key_inputs.join import inputs_layout
 from jobs.lineage.model import DeployedModel
@@ -22,6 +29,10 @@ from jobs.storage.warehouse import home_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+INPUTS = "inputs"
+"""The column with the inputs of a key, array<double>."""
 
 
 class Version(NamedTuple):
@@ -102,6 +113,34 @@ class InputsTable:
         for name, number in defaults.items():
             both = both.withColumn(name, F.coalesce(F.col(f"`{name}`"), F.lit(number)))
         return both.select(*frame.columns, *self.inputs.columns)
+
+    def complete_rows(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
+        """Return the measurement rows whose keys have inputs, with these (`joined`).
+
+        Raises:
+            UserError: the version of the table is invalid (`load`).
+        """
+        self.load(kind, version)
+        return self.joined(frame, kind, version).dropna(subset=self.spec.input_names)
+
+    def by_key(self, texts: DataFrame, kind: KeyKind) -> tuple[DataFrame, int]:
+        """Return the inputs of keys from the newest version, as the columns `key` and `inputs`, and that version.
+
+        NaN stands for the inputs of a key that is not in the table, and has no defaults.
+
+        Args:
+            texts: one column, the text of each key.
+            kind: of the model's keys.
+        """
+        version = self.newest().version
+        (name,) = texts.columns
+        text = F.col(name).alias("_text")
+        keys = texts.select(text, *columns_of(kind, F.col(name)))
+        numbers = (F.coalesce(F.col(f"`{one}`"), F.lit(float("nan"))) for one in self.spec.input_names)
+        found = self.joined(keys, kind, version).select(
+            F.col("_text").alias("key"), F.array(*numbers).cast("array<double>").alias(INPUTS)
+        )
+        return found, version
 
     def _columns(self, by: KeyKind, version: int, where: str) -> DataFrame:
         frame = self._home.read(self._table, version)

@@ -19,6 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from jobs.core.errors import UserError
 from jobs.encoding.arrow import lists, matrix
 from jobs.encoding.keys import KeyKind, columns_of, key_kind, text_of
+from jobs.encoding.order import starts_of
 from jobs.migration.state_map import function_named, wrong_states
 from jobs.migration.versions import Step
 from jobs.snapshots.state_rows import map_of
@@ -243,9 +244,8 @@ def _merger(rekey: Rekey) -> Callable[[pa.Table], pa.Table]:
         ordered = needed.sort_by(by).combine_chunks()
         part: Any = ordered.to_batches()[0]
         keys = part.column("key")
-        starts = np.ones(len(keys), bool)
         code = keys.dictionary_encode().indices.to_numpy()
-        starts[1:] = code[1:] != code[:-1]
+        starts = starts_of(code)
         first = np.flatnonzero(starts)
         n = len(rekey.target.states)
         times = part.column("event_time")

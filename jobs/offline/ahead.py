@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.core.times import MAX_US
-from jobs.offline.future import Future, Horizon, steps_through
+from jobs.offline.future import Future, plan_future_steps
+from jobs.offline.horizon import Horizon, plan_steps
 from jobs.specs.model_spec import ModelSpec
 from kalman.evaluation.forecast import Forecast, forecast, interval, variances
 from kalman.linalg.packing import unpack
@@ -23,11 +23,9 @@ from kalman.types import Filter
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-MAX_FORECASTS = 50_000_000
-"""A step that is much too short then ends in an error instead of exhausting the memory."""
 
 
-class Keys(NamedTuple):
+class ForecastKeys(NamedTuple):
     """K keys that are to be forecast.
 
     names: the texts of each key column; states: of the keys; inputs: (i, K) those that belong to the keys
@@ -42,7 +40,8 @@ class Ahead(NamedTuple):
     """Forecasts of those of K keys that have a time within the horizon.
 
     kept (J,) their places among the keys; time (S, J) microseconds; wanted (S, J) whether the time is within the
-    horizon; expected: the forecasts; length: microseconds of a step, None where steps have none
+    horizon; expected: the forecasts; length: microseconds of a step, None where steps have none; omitted: keys without
+    a time within the horizon
     """
 
     kept: Ints
@@ -50,9 +49,20 @@ class Ahead(NamedTuple):
     wanted: NDArray[np.bool_]
     expected: Forecast
     length: int | None
+    omitted: int
+
+    @property
+    def count(self) -> int:
+        """Return the number of forecasts."""
+        return int(self.wanted.sum())
+
+    @property
+    def flagged(self) -> int:
+        """Return how many of the forecasts have a flag."""
+        return int((self.expected.flag != 0)[self.wanted].sum())
 
 
-class Column(NamedTuple):
+class ForecastColumn(NamedTuple):
     """Numbers (d, N) of a column of forecasts, and the names of the d parts, or of the pairs of a covariance."""
 
     name: str
@@ -60,19 +70,10 @@ class Column(NamedTuple):
     parts: list[str]
 
 
-class _Plan(NamedTuple):
-    """The steps to forecast for K keys: time and wanted (S, K), u (S, c, K) or None, a step's length or None."""
-
-    time: Ints
-    wanted: NDArray[np.bool_]
-    u: Floats | None
-    length: int | None
-
-
-def ahead(
+def forecast_ahead(
     spec: ModelSpec,
     kernel: Filter,
-    keys: Keys,
+    keys: ForecastKeys,
     horizon: Horizon,
     future: Future | None = None,
     typical: int | None = None,
@@ -91,21 +92,20 @@ def ahead(
         UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
     """
     states, inputs = keys.states, keys.inputs
-    if future is None:
-        plan = _times(states.event_time, horizon, typical)
-        u = np.tile(inputs, (len(plan.time), 1, 1)) if len(inputs) else None
-        plan = plan._replace(u=u)
+    if future is not None:
+        steps = plan_future_steps(future, list(keys.names), states.event_time, inputs, horizon)
     else:
-        through = steps_through(future, list(keys.names), states.event_time, inputs, horizon)
-        plan = _Plan(*through, horizon.length)
-    kept = np.flatnonzero(plan.wanted.any(axis=0))
-    time, wanted = plan.time[:, kept], plan.wanted[:, kept]
-    u = None if plan.u is None else plan.u[:, :, kept]
+        steps = plan_steps(states.event_time, horizon, typical)
+        if len(inputs):
+            steps = steps._replace(u=np.tile(inputs, (len(steps.time), 1, 1)))
+    kept = np.flatnonzero(steps.wanted.any(axis=0))
+    time, wanted = steps.time[:, kept], steps.wanted[:, kept]
+    u = None if steps.u is None else steps.u[:, :, kept]
     try:
         expected = _forecast(kernel, states.take(kept), time, u, spec.unit_us, bool(horizon.direct))
     except kalman.ModelError as error:
         raise UserError(f"{spec.name} v{spec.version} cannot be forecast: {error}") from error
-    return Ahead(kept, time, wanted, expected, plan.length)
+    return Ahead(kept, time, wanted, expected, steps.length, len(states.count) - len(kept))
 
 
 def _forecast(
@@ -122,52 +122,24 @@ def _forecast(
     return Forecast(*(np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)))
 
 
-def _times(last: Ints, horizon: Horizon, typical: int | None) -> _Plan:
-    """Return the times to forecast for keys whose newest rows are at `last` (K,); without any keys there is none."""
-    steps, end, length = horizon.steps, horizon.end, horizon.length
-    if not len(last):
-        return _Plan(np.empty((0, 0), np.int64), np.empty((0, 0), bool), None, length)
-    if horizon.direct or horizon.multiples:
-        return _at_horizons(last, horizon)
-    if end is not None and length is None:
-        return _Plan(np.maximum(last, end)[None], (last <= end)[None], None, None)
-    length = length or typical
-    assert length is not None
-    if end is not None:
-        steps = max(int((end - last.min()) // length), 1)
-    steps = steps or 1
-    _check_size(steps * len(last), int(last.max()) + length * steps)
-    time = last + length * np.arange(1, steps + 1)[:, None]
-    return _Plan(time, time <= end if end is not None else np.ones(time.shape, bool), None, length)
+class ForecastRows(NamedTuple):
+    """N forecasts, those of a key together.
+
+    key (N,) its place among the K keys that were given; step (N,) the number among its wanted steps, from 1; time (N,)
+    microseconds; flag (N,) codes of `kalman.FLAGS`; columns: mean, covariance and bounds of state and measurement
+    """
+
+    key: Ints
+    step: Ints
+    time: Ints
+    flag: NDArray[np.uint8]
+    columns: list[ForecastColumn]
 
 
-def _at_horizons(last: Ints, horizon: Horizon) -> _Plan:
-    if horizon.direct:
-        away = np.array(horizon.direct, np.int64)
-        wanted = np.ones(len(away), bool)
-    else:
-        assert horizon.length is not None
-        number = np.arange(1, max(horizon.multiples) + 1)
-        away, wanted = number * horizon.length, np.isin(number, horizon.multiples)
-    _check_size(len(away) * len(last), int(last.max()) + int(away.max()))
-    time = last + away[:, None]
-    return _Plan(time, np.repeat(wanted[:, None], len(last), axis=1), None, horizon.length)
-
-
-def _check_size(forecasts: int, newest: int) -> None:
-    if forecasts > MAX_FORECASTS:
-        raise UserError(
-            f"these are {forecasts:,} forecasts, and {MAX_FORECASTS:,} are the most; take fewer or longer steps"
-        )
-    if newest > MAX_US:
-        raise UserError("the last step is after the year 9999; take fewer or shorter steps")
-
-
-def numbers_of(
-    spec: ModelSpec, expected: Forecast, step: Ints, key: Ints, probability: float
-) -> list[Column]:
-    """Return mean, covariance and bounds of state and measurement at N places: steps (N,) and keys (N,)."""
-    columns: list[Column] = []
+def list_forecasts(spec: ModelSpec, found: Ahead, probability: float) -> ForecastRows:
+    """Return the wanted forecasts of a model's keys as rows; probability: that a value lies between its bounds."""
+    key, step = np.nonzero(found.wanted.T)
+    expected, columns = found.expected, list[ForecastColumn]()
     for prefix, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),
         ("measurement_", spec.measurement, expected.measurement_mean, expected.measurement_covariance),
@@ -176,9 +148,10 @@ def numbers_of(
         low, high = interval(mean, variances(packed), probability)
         pairs = [f"{a}_{b}" for a in names for b in names]
         columns += [
-            Column(f"{prefix}mean", mean, names),
-            Column(f"{prefix}covariance", unpack(packed), pairs),
-            Column(f"{prefix}lower", low, names),
-            Column(f"{prefix}upper", high, names),
+            ForecastColumn(f"{prefix}mean", mean, names),
+            ForecastColumn(f"{prefix}covariance", unpack(packed), pairs),
+            ForecastColumn(f"{prefix}lower", low, names),
+            ForecastColumn(f"{prefix}upper", high, names),
         ]
-    return columns
+    number = np.cumsum(found.wanted, axis=0, dtype=np.int64)[step, key]
+    return ForecastRows(found.kept[key], number, found.time[step, key], expected.flag[step, key], columns)

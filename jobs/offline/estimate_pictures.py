@@ -29,7 +29,7 @@ from jobs.offline.plots import (
     joined,
     styled,
 )
-from jobs.offline.quantity import Measuring, seen
+from jobs.offline.quantity import LinearMeasuring, seen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,9 @@ _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
 
 
 @styled
-def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> None:
+def draw(
+    path: Path, spec: ModelSpec, series: list[Series], measuring: LinearMeasuring | None, title: str
+) -> None:
     """Save the picture of keys: measurements and estimates on the left, NIS and its distribution on the right.
 
     An HTML page also has a table of the last estimates.
@@ -65,7 +67,7 @@ def draw(path: Path, spec: ModelSpec, series: list[Series], measuring: Measuring
         plt.close(picture)
 
 
-def figure_of(spec: ModelSpec, series: list[Series], measuring: Measuring | None, title: str) -> Figure:
+def figure_of(spec: ModelSpec, series: list[Series], measuring: LinearMeasuring | None, title: str) -> Figure:
     """Return the picture of keys."""
     panels = (spec.states if measuring is None else spec.measurement)[:PANELS]
     picture = plt.figure(
@@ -93,7 +95,7 @@ def _components(one: Series) -> NDArray[np.int64]:
     return np.where(seen > 0, seen, max(len(one.measured), 1))
 
 
-def _draw_panel(ax: Axes, one: Series, number: int, measuring: Measuring | None) -> None:
+def _draw_panel(ax: Axes, one: Series, number: int, measuring: LinearMeasuring | None) -> None:
     """Draw one measurement, or one state if it is not known how the states give the measurements."""
     measured = one.measured[number] if measuring is not None else np.full(len(one.time), np.nan)
     lines = []

@@ -18,12 +18,12 @@ from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.landing.parsing import ParsedRows
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
+from jobs.offline.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_row
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
 from jobs.state.expiry import lives
 from jobs.state.row_filter import RowFilter
-from jobs.training.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_row
 from kalman.evaluation.diagnostics import consistency, ljung_box
 from kalman.evaluation.row_figures import INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, figures
 from kalman.linalg.packing import unpack

@@ -22,6 +22,7 @@ from jobs.landing.raw_rows import reject
 from jobs.landing.values.keys import find_places
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.spec_columns import take_columns
+from jobs.offline.horizon import ForecastSteps, Horizon
 from jobs.offline.key_inputs import key_texts, refuse_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import TimeRange
@@ -42,17 +43,6 @@ class Future(NamedTuple):
     time: Ints
     control: Floats
     inputs: Floats | None
-
-
-class Steps(NamedTuple):
-    """The steps of K keys from their newest rows on; a key with fewer than S steps stays at its last.
-
-    time (S, K) microseconds, wanted (S, K) whether the step is to be given, u (S, c, K)
-    """
-
-    time: Ints
-    wanted: NDArray[np.bool_]
-    u: Floats
 
 
 def read_future(spec: ModelSpec, file: str) -> Future:
@@ -80,25 +70,9 @@ def read_future(spec: ModelSpec, file: str) -> Future:
     return Future(file, keys, rows.time, rows.u[: len(spec.control)], inputs)
 
 
-class Horizon(NamedTuple):
-    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds.
-
-    Through a file of future rows, a step is a row of it unless a length is given, and without steps and end all rows
-    are forecast.
-    direct: the spec's horizons in microseconds, each reached by one step; multiples: the same of a process of one step
-    a row, as numbers of steps of `length`.
-    """
-
-    steps: int | None
-    end: int | None
-    length: int | None
-    direct: tuple[int, ...] = ()
-    multiples: tuple[int, ...] = ()
-
-
-def steps_through(
+def plan_future_steps(
     future: Future, keys: list[pa.Array], last: Ints, inputs: Floats, horizon: Horizon
-) -> Steps:
+) -> ForecastSteps:
     """Return the steps of K keys through the future rows after their newest ones.
 
     Args:
@@ -129,19 +103,18 @@ def steps_through(
     order, key, time, rank, here = order[used], key[used], time[used], rank[used], here[used]
     steps = int(newest.max(initial=-1)) + 1
     widths = len(future.control), len(inputs)
-    result = Steps(
-        np.tile(last, (steps, 1)), np.zeros((steps, size), bool), np.zeros((steps, sum(widths), size))
-    )
-    result.u[:, widths[0] :] = inputs
+    at, wanted = np.tile(last, (steps, 1)), np.zeros((steps, size), bool)
+    u = np.zeros((steps, sum(widths), size))
+    u[:, widths[0] :] = inputs
     for s in range(steps):
         row = np.flatnonzero(rank == s)
         if s:
-            result.time[s], result.u[s] = result.time[s - 1], result.u[s - 1]
-        result.time[s, key[row]], result.wanted[s, key[row]] = time[row], here[row]
-        result.u[s, : widths[0], key[row]] = future.control[:, order[row]].T
+            at[s], u[s] = at[s - 1], u[s - 1]
+        at[s, key[row]], wanted[s, key[row]] = time[row], here[row]
+        u[s, : widths[0], key[row]] = future.control[:, order[row]].T
         if future.inputs is not None:
-            result.u[s, widths[0] :, key[row]] = future.inputs[:, order[row]].T
-    return result
+            u[s, widths[0] :, key[row]] = future.inputs[:, order[row]].T
+    return ForecastSteps(at, wanted, u, horizon.length)
 
 
 def _wanted(

@@ -20,7 +20,7 @@ from jobs.landing.parsing import ParsedRows
 from jobs.landing.values.keys import find_places
 from jobs.snapshots.learned import Learned, key_parameters
 from jobs.specs.model_spec import ModelSpec
-from kalman.filters.own_parameters import own_parameters, with_own
+from kalman.filters.own_parameters import own_parameters, with_field
 from kalman.models.groups import GROUPS, begin_states
 from kalman.types import Filter
 
@@ -122,9 +122,7 @@ def own_begin(
     stored = key_parameters(root, spec, learned, max(rows.stop for rows in own.rows.values()))
     at = find_places(texts, split_keys(stored.keys, len(spec.key)), size, len(stored.keys))
     found = np.flatnonzero(at >= 0)
-    field = stored.values[:, at[found]]
-    fixed = {name: field[own.rows[name]] for name in own.learned if name not in own.adapted}
-    states[:, found] = with_own(kernel, states[:, found], fixed)
+    states[:, found] = with_field(kernel, states[:, found], stored.values[:, at[found]], adapted=False)
     return states, len(found)
 
 

@@ -28,14 +28,14 @@ def measured_direction(spec: ModelSpec) -> Floats | None:
     return row if row.shape == (len(spec.states),) else None
 
 
-class Measuring(NamedTuple):
+class LinearMeasuring(NamedTuple):
     """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
 
     H: Floats
     offset: Floats
 
 
-def measuring(spec: ModelSpec) -> Measuring | None:
+def measuring(spec: ModelSpec) -> LinearMeasuring | None:
     """Return how the states give the measurements; None where that depends on the row, or is not linear."""
     kernel: Any = kalman.build(spec.definition())
     try:
@@ -43,7 +43,7 @@ def measuring(spec: ModelSpec) -> Measuring | None:
         offset = np.array(kernel.offset or np.zeros(len(H)), float)
     except (AttributeError, TypeError, ValueError, kalman.ModelError):
         return None
-    return Measuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
+    return LinearMeasuring(H, offset) if H.shape == (len(spec.measurement), len(spec.states)) else None
 
 
 def seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:

@@ -7,6 +7,7 @@ where mean and covariance, or the filter's state beside them, are the whole stat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from jobs.encoding import arrow
 from jobs.encoding.key_texts import split_keys
 from jobs.landing.raw_rows import Source
 from jobs.lineage.generations import live
-from jobs.offline.ahead import Keys
+from jobs.offline.ahead import ForecastKeys
 from jobs.offline.key_inputs import checked_inputs, inputs_of, read_inputs
 from jobs.offline.prior import own_begin
 from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
@@ -29,8 +30,8 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
 from jobs.storage.table_rows import column_types, read_table, written_at
 from jobs.storage.tables import latest, measurements
-from jobs.storage.warehouse import Tables
-from kalman.filters.own_parameters import FIELD, own_parameters, with_own
+from jobs.storage.warehouse import Tables, home_of
+from kalman.filters.own_parameters import FIELD, own_parameters, with_field
 from kalman.filters.state_layout import innermost, places
 from kalman.filters.state_output import OUTPUT, follows_from_moments
 from kalman.types import Filter
@@ -53,7 +54,7 @@ class StoredKeys(NamedTuple):
 
     kernel: Filter
     columns: dict[str, pa.Array]
-    keys: Keys
+    keys: ForecastKeys
     snapshot: str
     committed_at: datetime | None
     position: dict[str, Any] | None
@@ -161,11 +162,21 @@ def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
 def _sorted_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
     """Return the rows ordered by key, of which every wanted one is there."""
     there = rows["key"].to_pylist()
-    absent = [key for key in wanted if key not in set(there)]
-    if absent:
-        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
-        raise UserError(f"--key {absent[0]}: {where} has no state of it{several}")
+    refuse_absent_keys(spec, wanted, set(there), where)
     return rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
+
+
+def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSet[str], where: str) -> None:
+    """Refuse keys that a user has named and that have no state; where: the states in words.
+
+    Raises:
+        UserError: there is such a key.
+    """
+    absent = [key for key in wanted if key not in there]
+    if absent:
+        more = f", nor of {len(absent) - 1:,} more" if len(absent) > 1 else ""
+        several = '; a key of several columns is a JSON array: ["a", "b"]' if len(spec.key) > 1 else ""
+        raise UserError(f"--key {absent[0]}: {where} has no state of it{more}{several}")
 
 
 def _refuse_unsure(rows: pa.Table, generation: str) -> None:
@@ -200,12 +211,10 @@ def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, r
             f"a key's state is still diffuse, which its latest estimate does not tell: {_INSTEAD}"
         )
     values = kernel.from_moments(mean, covariance)
-    own = own_parameters(kernel)
-    if not own.rows or not learned.parameters:
+    if not own_parameters(kernel).rows or not learned.parameters:
         return values
     begin, _ = own_begin(root, spec, learned, kernel, _key_columns(spec, rows), rows.num_rows)
-    field = begin[places(kernel.fields)[FIELD]]
-    return with_own(kernel, values, {name: field[own.rows[name]] for name in own.learned})
+    return with_field(kernel, values, begin[places(kernel.fields)[FIELD]])
 
 
 def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
@@ -217,12 +226,12 @@ def _moments(spec: ModelSpec, rows: pa.Table) -> tuple[Floats, Floats]:
 
 def _with_inputs(
     root: str, spec: ModelSpec, rows: pa.Table, values: Floats, count: NDArray[np.int64], inputs: str | None
-) -> tuple[dict[str, pa.Array], Keys]:
+) -> tuple[dict[str, pa.Array], ForecastKeys]:
     """Return the key columns in their types, and the keys with their inputs."""
     time = arrow.to_numpy(rows["event_time"].combine_chunks().cast(pa.timestamp("us")).cast(pa.int64()))
     states = kalman.KeyStates(values, time, count, np.zeros(len(time)))
     names = _key_columns(spec, rows)
-    keys = Keys(names, states, _inputs(root, spec, names, len(time), inputs))
+    keys = ForecastKeys(names, states, _inputs(root, spec, names, len(time), inputs))
     # The types of the measurements table: integers, else texts.
     types = column_types(root, measurements(spec.name))
     columns = {
@@ -252,8 +261,8 @@ def _table(root: str, spec: ModelSpec) -> Any:
     assert spec.inputs is not None
     by, columns = spec.inputs.key or spec.key, list(spec.inputs.columns.values())
     name = spec.inputs_table
-    home, table = (root, name) if not name.startswith("/") else tuple(name.rstrip("/").rsplit("/", 1))
-    rows = read_table(home, table, [*by, *columns])
+    home, table = home_of(Tables(root), name)
+    rows = read_table(home.root, table, [*by, *columns])
     if rows is None:
         raise UserError(f"{spec.name} has inputs, and there is no table {name}: give a file with --inputs")
     found = {one: rows[one].combine_chunks() for one in rows.column_names}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,7 +76,7 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
         return Learned(_named(found, spec, wanted, root))
     fitting = [one for one in found if _fits(one, spec)]
     if fitting:
-        return Learned(max(fitting, key=_order))
+        return Learned(max(fitting, key=attrgetter("preference")))
     others = len([one for one in found if one.status == GOOD])
     reason = f"no snapshot of version {spec.version} as the spec is now is in {root}"
     return Learned(None, f"{reason} ({others} are of others)" if others else reason)
@@ -153,15 +154,12 @@ def _fits(one: Manifest, spec: ModelSpec) -> bool:
     return True
 
 
-def _order(one: Manifest) -> tuple[bool, int, int]:
-    """Return a manifest's rank among those that fit: by position, as a stream chooses; those with a cut come last."""
-    return one.cut is None, one.version, one.snapshots_version
-
-
 def _named(found: list[Manifest], spec: ModelSpec, wanted: str, root: str) -> Manifest:
     one = next((each for each in found if each.snapshot_id == wanted), None)
     if one is None or one.status != GOOD:
-        known = [each.snapshot_id for each in sorted(found, key=_order) if _fits(each, spec)][-3:]
+        known = [
+            each.snapshot_id for each in sorted(found, key=attrgetter("preference")) if _fits(each, spec)
+        ][-3:]
         have = f"it has {', '.join(known)}" if known else "it has none of the spec as it is now"
         raise UserError(f"--snapshot {wanted}: model {spec.name} has no such snapshot in {root} ({have})")
     if not _fits(one, spec):

@@ -69,6 +69,11 @@ class Manifest:
         return rank(self.position)
 
     @property
+    def preference(self) -> tuple[bool, int, int]:
+        """Return the order among snapshots that fit, the best last: by position, after those with a cut."""
+        return self.cut is None, self.version, self.snapshots_version
+
+    @property
     def without_state(self) -> bool:
         """Whether the snapshot has no states because an upgrade left them behind."""
         return self.snapshot_id.endswith(WITHOUT_STATE)

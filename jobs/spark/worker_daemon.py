@@ -23,7 +23,7 @@ MODULES = (
     "pyspark.testing.utils",  # the client of the state uses it at every call
     "kalman",
     "jobs.encoding.estimates",
-    "jobs.training.batch_filter",
+    "jobs.batch.batch_filter",
     "jobs.snapshots.state_rows",
     "jobs.streaming.operators.estimate_files",
     "jobs.streaming.operators.event_time_processor",

@@ -79,7 +79,7 @@ def estimates(model: str) -> str:
 
 
 def estimates_history(model: str) -> str:
-    """Return the name of the table of the estimates of a model's history (`jobs.history`)."""
+    """Return the name of the table of the estimates of a model's history (`jobs.batch.estimating`)."""
     return f"estimates_history/{model}"
 
 

@@ -10,6 +10,8 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jobs.batch.batch_filter import Interval
+from jobs.batch.pretraining import snapshot_at
 from jobs.landing.sources.topics import land_present
 from jobs.lineage import compatibility, start_point
 from jobs.lineage.generations import origin
@@ -23,8 +25,6 @@ from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
 from jobs.storage.positions import Cut, describe, rank
 from jobs.storage.tables import measurements
-from jobs.training.learning import Window
-from jobs.training.pretraining import snapshot_at
 from jobs.upgrades.context import (
     RETRAIN,
     STATELESS,
@@ -128,7 +128,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest = snapshot_at(
-        DeployedModel(spec, warehouse), table, cut, Window(None, None), context.progress
+        DeployedModel(spec, warehouse), table, cut, Interval(None, None), context.progress
     ).manifest
     return manifest
 

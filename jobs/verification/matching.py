@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jobs.encoding.order import starts_of
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -140,14 +142,9 @@ def paired(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by:
 
 def numbered(columns: Sequence[Ints]) -> Ints:
     """Return a number for each element (N,), the same for those that agree in all columns."""
-    size = len(columns[0])
     order = np.lexsort(tuple(columns))
-    starts = np.zeros(size, bool)
-    for column in columns:
-        ordered = column[order]
-        starts[1:] |= ordered[1:] != ordered[:-1]
-    result = np.empty(size, np.int64)
-    result[order] = np.cumsum(starts)
+    result = np.empty(len(order), np.int64)
+    result[order] = np.cumsum(starts_of(*(column[order] for column in columns))) - 1
     return result
 
 
@@ -159,9 +156,7 @@ def bits(values: Floats) -> Ints:
 def _rank(group: Ints, by: Ints) -> Ints:
     """Return the rank (N,) of each element within its group."""
     order = np.lexsort((by, group))
-    ordered = group[order]
-    starts = np.ones(len(order), bool)
-    starts[1:] = ordered[1:] != ordered[:-1]
+    starts = starts_of(group[order])
     first = np.flatnonzero(starts)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order)) - first[np.cumsum(starts) - 1] if len(order) else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
+from jobs.batch.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.core.errors import UserError
 from jobs.encoding.keys import text_of
 from jobs.encoding.packet_kinds import NEVER
@@ -28,7 +29,6 @@ from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.positions import KAFKA, offsets_of, to_datetime
 from jobs.storage.tables import measurements
-from jobs.training.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.verification import gathering
 from jobs.verification.findings import Findings, difference
 from jobs.verification.gathering import CannotVerify, Sample

@@ -55,3 +55,13 @@ def with_own(model: Filter, state: Array, values: Mapping[str, Array]) -> Array:
     field = state[places(model.fields)[FIELD]]
     given = [values.get(name, field[own.rows[name]]) for name in own.learned]
     return model.with_parameters(state, np.concatenate(given))
+
+
+def with_field(model: Filter, state: Array, field: Array, adapted: bool = True) -> Array:
+    """Return states (size, K) with the learned parameters that are in a field `parameters` (p, K) of other states.
+
+    adapted: also with those that follow the innovations; otherwise these stay.
+    """
+    own = own_parameters(model)
+    names = own.learned if adapted else [name for name in own.learned if name not in own.adapted]
+    return with_own(model, state, {name: field[own.rows[name]] for name in names})

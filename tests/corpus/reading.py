@@ -13,8 +13,8 @@ import numpy as np
 from pyspark.sql import functions as F
 
 from jobs import ingest
+from jobs.batch.history_rows import rows_of
 from jobs.core.settings import Settings
-from jobs.history.source import rows_of
 from jobs.landing.file_rows import read_rows
 from jobs.landing.parsing import parse
 from jobs.lineage.model import DeployedModel

@@ -18,13 +18,12 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs import filter as offline
+from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
 from jobs.encoding.estimates import estimate_batch
 from jobs.encoding.packet_kinds import OutputPacket, RowPacket
 from jobs.encoding.packets import concat
 from jobs.encoding.routing import make_routing
 from jobs.encoding.rows import row_packer, tick
-from jobs.history.bucket import Plan, estimator
-from jobs.history.smoothing import smoothed_widths
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.specs import filter_options, row_order, sections
 from jobs.specs.model_spec import ModelSpec
@@ -338,7 +337,7 @@ def micro_batches(case: str, rows: pd.DataFrame) -> list[pd.DataFrame]:
     return [pd.DataFrame(pd.concat([part, again.tail(3)])) for part, again in pairs]
 
 
-def packed(plan: Plan | StreamPlan, frame: pd.DataFrame, buckets: int) -> Iterator[pa.RecordBatch]:
+def packed(plan: EstimatingPlan | StreamPlan, frame: pd.DataFrame, buckets: int) -> Iterator[pa.RecordBatch]:
     """Yield the packets of rows, as Spark would hand them to the packer."""
     columns = {f"n{i}": frame[name].to_numpy() for i, name in enumerate(plan.rows.numbers)}
     time = pa.Array.from_pandas(frame["at"]).cast(pa.timestamp("us", tz="UTC"))
@@ -360,7 +359,7 @@ def of_history(runtime: ModelRuntime, arrived: list[pd.DataFrame], smooth: bool)
     if smooth:
         out = out._replace(extra=(*out.extra, *smoothed_widths(runtime.kernel, out.diagonal)))
     layout = state_layout(runtime.kind, runtime.kernel.size, stored_as(runtime.kernel))
-    plan = Plan(
+    plan = EstimatingPlan(
         runtime.kernel, runtime.spec.unit_us, runtime.rows, layout, out, idle=runtime.spec.idle_us,
         smooth=smooth, only_own=True,
     )  # fmt: skip

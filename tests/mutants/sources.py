@@ -35,7 +35,7 @@ TESTS = (
     "tests/jobs/offline",
     "tests/jobs/specs",
     "tests/jobs/state",
-    "tests/jobs/training",
+    "tests/jobs/batch",
     "tests/jobs/upgrades",
     "tests/jobs/verification",
     "tests/kalman",

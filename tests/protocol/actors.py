@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from jobs.batch import new_keys
+from jobs.batch.batch_filter import Interval
+from jobs.batch.pretraining import snapshot_at
 from jobs.core.progress import Progress
 from jobs.core.settings import Settings
 from jobs.insight.maintenance import Maintenance
@@ -33,9 +36,6 @@ from jobs.storage.positions import Cut
 from jobs.storage.tables import measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.exporting import export
-from jobs.training import new_keys
-from jobs.training.learning import Window
-from jobs.training.pretraining import snapshot_at
 from jobs.upgrades import blue_green, context, modes
 from jobs.upgrades import replace as replacing
 from jobs.upgrades.context import UpgradeContext
@@ -145,7 +145,7 @@ def pretrain(spec: ModelSpec | None = None, version: int | None = None) -> str:
     here, chosen = warehouse(), spec or spec_of()
     table = measurements(MODEL)
     cut = Cut(here.latest_version(table) if version is None else version, None)
-    manifest = snapshot_at(DeployedModel(chosen, here), table, cut, Window(None, None), quiet()).manifest
+    manifest = snapshot_at(DeployedModel(chosen, here), table, cut, Interval(None, None), quiet()).manifest
     return manifest.snapshot_id
 
 

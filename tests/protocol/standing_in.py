@@ -23,6 +23,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import functions
 from pyspark.sql.types import StructType
 
+from jobs.batch import batch_filter
 from jobs.core import clock
 from jobs.encoding.rows import select_columns
 from jobs.key_inputs import pins
@@ -46,7 +47,6 @@ from jobs.streaming.sinks import refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles
 from jobs.supervision import driver_identity
 from jobs.supervision.driver_identity import DriverIdentity
-from jobs.training import batch_filter
 from tests.protocol import data_path, memory_columns, memory_delta, memory_log, world
 from tests.protocol.memory_files import MemoryFiles
 from tests.protocol.memory_frame import parse_schema

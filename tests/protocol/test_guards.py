@@ -188,7 +188,7 @@ def _manifest_first() -> Iterator[None]:
         store.write_states(warehouse, manifest, states)
         return made
 
-    with mock.patch("jobs.training.pretraining.write", write):
+    with mock.patch("jobs.batch.pretraining.write", write):
         yield
 
 

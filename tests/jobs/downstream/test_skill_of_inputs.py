@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from jobs import forecast, inputs, skill, verify
-from tests.jobs.forecasting.test_live_forecast import PUSHED, pushed_rows
+from tests.jobs.batch.test_live_forecast import PUSHED, pushed_rows
 from tests.jobs.support.pipeline import Pipeline, random_walk_spec
 from tests.jobs.test_kinds import KINDS
 

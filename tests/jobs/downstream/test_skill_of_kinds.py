@@ -15,7 +15,7 @@ from jobs.encoding.arrow import lists
 from jobs.specs.model_spec import ModelSpec
 from kalman.evaluation.forecast import forecast, variances
 from kalman.filters.state_output import OUTPUT, StateOutput, follows_from_moments
-from tests.jobs.forecasting.test_kinds_ahead import ALL, HOUR
+from tests.jobs.batch.test_kinds_ahead import ALL, HOUR
 from tests.jobs.support.pipeline import random_walk_spec
 from tests.jobs.test_kinds import MODULE
 

@@ -13,12 +13,12 @@ from jobs import ingest
 from jobs.core.errors import UserError
 from jobs.lineage.live import latest_corrections
 from jobs.storage.positions import landed_position
+from tests.jobs.batch.test_new_keys import after, of_new_keys
 from tests.jobs.landing.test_kafka import topic_spec
 from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
 from tests.jobs.support.avro import encoded_long, encoded_text
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, ordered, random_rows, since
-from tests.jobs.training.test_new_keys import after, of_new_keys
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

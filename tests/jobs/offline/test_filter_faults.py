@@ -12,8 +12,8 @@ import pytest
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.filter import run
+from jobs.offline.row_faults import Gaps, count_gaps, find_lost, kinds_by_row
 from jobs.state.row_filter import RowFilter
-from jobs.training.row_faults import Gaps, count_gaps, find_lost, kinds_by_row
 from kalman import flags
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.pieces import Smoothed

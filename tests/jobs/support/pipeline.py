@@ -15,6 +15,7 @@ import yaml
 import kalman
 from jobs import filter as offline
 from jobs import ingest, pretrain, stream
+from jobs.batch.batch_filter import Batch, bucket_rows, packed_estimates
 from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.encoding.estimates import estimate_format, unpack_estimates
@@ -27,7 +28,6 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import estimates, measurements
 from jobs.storage.warehouse import Tables
-from jobs.training.batch_filter import Batch, bucket_rows, packed_estimates
 
 MASTER = "local[2,4]"
 ORDER = ["key", "event_time", "log_likelihood"]

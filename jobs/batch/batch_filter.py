@@ -1,0 +1,175 @@
+"""Filter a table of measurements in batch: each key's rows in event-time order, from the initial distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import functions as F
+
+from jobs.encoding.estimates import EstimateFormat, pack_estimates
+from jobs.encoding.keys import text_of
+from jobs.encoding.routing import make_routing
+from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
+from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
+from jobs.snapshots.state_rows import StateRows, state_rows
+from jobs.state.block_format import state_layout
+from jobs.state.distinct import each_bucket
+from jobs.state.filter_step import Begin, StepResult, filter_step
+from jobs.state.row_filter import RowFilter
+from kalman.filters.rounded import stored_as
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.snapshots.runtime import ModelRuntime
+
+ROWS_A_BUCKET = 500_000
+MIN_BUCKETS = 4
+"""The number of buckets depends on the data alone, so that sums over buckets are the same on every machine."""
+
+
+class Interval(NamedTuple):
+    """Event times in microseconds, from the first up to and without the last; None: without an end on that side."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def holds(self, time: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Mark the times (N,) that are in the interval."""
+        held = np.ones(len(time), bool)
+        if self.first is not None:
+            held &= time >= self.first
+        if self.last is not None:
+            held &= time < self.last
+        return held
+
+    def before_end(self, time: Column) -> Column:
+        """Return the condition that a time in microseconds is before the end."""
+        return F.lit(True) if self.last is None else time < self.last
+
+    @property
+    def data(self) -> list[int | None]:
+        """Return it for a digest or a program."""
+        return [self.first, self.last]
+
+
+class Batch(NamedTuple):
+    """The settings of a batch pass.
+
+    unit: microseconds of the model's time unit; idle: microseconds of silence after which a key restarts, None: never.
+    """
+
+    rows: RowFormat
+    unit: float
+    idle: int | None = None
+
+
+def batch_of(runtime: ModelRuntime) -> Batch:
+    """Return the settings of a model's batch pass."""
+    return Batch(runtime.rows.joined, runtime.spec.unit_us, runtime.spec.idle_us)
+
+
+def bucket_count(rows: int) -> int:
+    """Return the number of buckets of so many rows."""
+    return max(MIN_BUCKETS, -(-rows // ROWS_A_BUCKET))
+
+
+def bucket_rows(frame: DataFrame, fmt: RowFormat, count: int) -> DataFrame:
+    """Pack rows, and move the packets of each bucket to one partition.
+
+    Args:
+        frame: measurement rows.
+        fmt: their format.
+        count: number of rows, which decides the number of buckets.
+    """
+    buckets = bucket_count(count)
+    routing = make_routing(buckets, 1)
+    return pack_rows(frame, fmt, routing).repartition(buckets, "bucket")
+
+
+def final_states(packed: DataFrame, kernel: Filter, batch: Batch, begin: Begin | None = None) -> StateRows:
+    """Filter bucketed rows to each key's latest state, with the columns of a snapshot's rows.
+
+    `begin` returns the initial states (size, K) of a bucket's keys; by default they have the model's initial state.
+    """
+    step = bucket_filter(kernel, batch)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        yield from state_rows(kernel, step(keyed, begin and begin(keyed)).records)
+
+    return StateRows(packed, each_bucket(batch.rows, work), batch.rows.kind.integer)
+
+
+def bucket_filter(
+    kernel: Filter, batch: Batch, beside: tuple[str, ...] = ()
+) -> Callable[[KeyedRows, NDArray[np.float64] | None], StepResult]:
+    """Return the function that filters a bucket's rows, from given initial states (size, K) or the model's.
+
+    beside: outputs that are asked for (`RowFilter`).
+    """
+    layout = state_layout(batch.rows.kind, kernel.size, stored_as(kernel))
+    row_filter = RowFilter(kernel, batch.unit, beside)
+
+    def step(keyed: KeyedRows, begin: NDArray[np.float64] | None) -> StepResult:
+        return filter_step(row_filter, layout, layout.empty(), keyed, begin=begin, idle=batch.idle)
+
+    return step
+
+
+def packed_estimates(
+    packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
+) -> DataFrame:
+    """Filter bucketed rows to packets of estimates (rows: `jobs.encoding.estimates.unpack_estimates`)."""
+    step = bucket_filter(kernel, batch, fmt.beside)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        for _, packet in pack_estimates(fmt, keyed, step(keyed, begin and begin(keyed)).outputs):
+            yield pa.RecordBatch.from_arrays([pa.array([packet], pa.binary())], ["payload"])
+
+    return packed.mapInArrow(each_bucket(batch.rows, work), "payload binary")
+
+
+def gaps_in(packed: DataFrame, batch: Batch) -> Gaps:
+    """Count the steps of bucketed rows that are not the usual one of their key."""
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        counts = count_gaps(keyed.rows.key, keyed.rows.time)
+        yield pa.RecordBatch.from_arrays([pa.array([n], pa.int64()) for n in counts], list(Gaps._fields))
+
+    schema = ", ".join(f"{name} bigint" for name in Gaps._fields)
+    found = packed.mapInArrow(each_bucket(batch.rows, work), schema)
+    row = found.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in Gaps._fields)).first()
+    assert row is not None
+    return Gaps(**row.asDict())
+
+
+def lost_in(frame: DataFrame, fmt: RowFormat, states: DataFrame) -> Lost | None:
+    """Find the keys of rows whose last rows are not in their states, as `row_faults.find_lost` does by flags.
+
+    Args:
+        frame: measurement rows.
+        fmt: their format.
+        states: the columns key and event_time of the states after them.
+    """
+    rows = frame.select(text_of(fmt.kind).alias("key"), F.col(f"`{fmt.time}`").alias("at"))
+    both = rows.join(states.select("key", "event_time"), on="key", how="left")
+    is_after = F.col("event_time").isNull() | (F.col("at") > F.col("event_time"))
+    by_key = both.groupBy("key").agg(F.count("*").alias("rows"), F.count_if(is_after).alias("tail"))
+    tail = F.col("tail")
+    lost = (tail >= FEWEST) & (2 * tail >= F.col("rows"))
+    row = by_key.agg(
+        F.count_if(lost).alias("keys"),
+        F.count("*").alias("of"),
+        F.sum(F.when(lost, tail)).alias("tail"),
+        F.max(F.when(lost, F.struct("tail", "key", "rows"))).alias("worst"),
+    ).first()
+    if row is None or not row["keys"]:
+        return None
+    worst = row["worst"]
+    its, after = int(worst["tail"]), int(worst["rows"]) - int(worst["tail"])
+    return Lost(int(row["keys"]), int(row["of"]), int(row["tail"]), worst["key"], its, after, {})

@@ -1,0 +1,191 @@
+"""Estimate the rows of one bucket of keys: the step that runs on the executors. No Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.encoding.estimates import (
+    ROWS_A_PACKET,
+    EstimateFormat,
+    diagonal_of_packed,
+    estimate_batch,
+    estimate_records,
+    full_of_packed,
+)
+from jobs.encoding.keys import match
+from jobs.encoding.packet_kinds import NEVER, RowPacket
+from jobs.encoding.packets import Layout, Records, concat
+from jobs.encoding.routing import bucket_of
+from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
+from jobs.state.distinct import distinct
+from jobs.state.expiry import lives_from
+from jobs.state.filter_step import Begin, filter_step, gather
+from jobs.state.plan import without_state
+from jobs.state.row_filter import Indices, RowFilter
+from kalman.filters.own_parameters import FIELD, own_parameters, with_field
+from kalman.run import KeyStates, Outputs, SortedRows, initial_states
+from kalman.smoothers.kinds import smoother, to_smooth
+from kalman.types import Filter
+
+SLICES = 1 << 16
+"""A key belongs to one of so many slices, by its route. Buckets, and what one commit replaces, are whole slices."""
+PREFIX = "smoothed_"
+"""Begins the names of the outputs given all rows, as in the output of `filter --smooth`."""
+
+
+class EstimatingPlan(NamedTuple):
+    """What a bucket's estimates are computed with; sent to the executors.
+
+    layout: of state records; since: estimates of earlier event times are computed, and not put out; idle: microseconds
+    of silence after which a key restarts; smooth: also give each row's state given all rows of its key; only_own: of
+    the given states only the parameters of the keys are taken, and each key begins anew
+    """
+
+    kernel: Filter
+    unit: float
+    rows: RowFormat
+    layout: Layout
+    estimates: EstimateFormat
+    begin: Begin | None = None
+    idle: int | None = None
+    since: int = NEVER
+    smooth: bool = False
+    only_own: bool = False
+
+
+def estimator(plan: EstimatingPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function from a partition's packets (`TYPED_ROW_PACKETS`) to rows of estimates."""
+
+    def over(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        packets: dict[RowPacket, dict[int, list[bytes]]] = {RowPacket.ROWS: {}, RowPacket.STATES: {}}
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in ("bucket", "kind", "payload"))
+            for bucket, kind, payload in zip(*columns, strict=True):
+                packets[RowPacket(kind)].setdefault(bucket, []).append(payload)
+        rows, states = packets[RowPacket.ROWS], packets[RowPacket.STATES]
+        for bucket in sorted(rows):
+            keyed = distinct(unpack_rows(rows.pop(bucket), plan.rows), plan.rows)
+            yield from bucket_estimates(plan, keyed, known_states(plan, states.pop(bucket, [])))
+
+    return over
+
+
+def known_states(plan: EstimatingPlan, payloads: list[bytes]) -> Records:
+    """Return the states of a bucket's keys, ordered by route."""
+    if not payloads:
+        return plan.layout.empty()
+    whole = concat([plan.layout.decode(one) for one in payloads])
+    return whole.take(np.argsort(whole.arrays["route"], kind="stable"))
+
+
+def bucket_estimates(plan: EstimatingPlan, keyed: KeyedRows, known: Records) -> Iterator[pa.RecordBatch]:
+    """Yield the estimates of a bucket's rows, with the slice of each row's key as its `batch_id`."""
+    if len(keyed.rows.key) == 0:
+        return
+    for part, outputs in bucket_outputs(plan, keyed, known):
+        yield from _batches(plan, part, outputs)
+
+
+def _batches(plan: EstimatingPlan, keyed: KeyedRows, outputs: Outputs) -> Iterator[pa.RecordBatch]:
+    left_out = outputs.late | without_state(outputs) | (keyed.rows.time < plan.since)
+    records = estimate_records(plan.estimates, keyed, outputs._replace(late=left_out))
+    slices = bucket_of(np.asarray(keyed.keys.arrays["route"]), SLICES)[keyed.rows.key][~left_out]
+    for start in range(0, records.size, ROWS_A_PACKET):
+        stop = min(start + ROWS_A_PACKET, records.size)
+        yield estimate_batch(plan.estimates, records.slice(start, stop), slices[start:stop])
+
+
+def bucket_outputs(
+    plan: EstimatingPlan, keyed: KeyedRows, known: Records
+) -> Iterator[tuple[KeyedRows, Outputs]]:
+    """Yield a bucket's rows with the filter's outputs, those of smoothing among the extras, in one or more parts."""
+    row_filter = RowFilter(plan.kernel, plan.unit, plan.estimates.beside)
+    begin = None if plan.begin is None else plan.begin(keyed)
+    if plan.only_own:
+        begin, known = with_known_parameters(plan, keyed, known, begin), plan.layout.empty()
+    if not plan.smooth:
+        yield keyed, filter_step(row_filter, plan.layout, known, keyed, begin=begin, idle=plan.idle).outputs
+        return
+    at = match(known, keyed.keys)
+    fresh = initial_states(plan.kernel, len(at))
+    if begin is not None:
+        fresh = fresh._replace(values=begin)
+    before = gather(known, at, at < 0, fresh)
+    diagonal = plan.estimates.diagonal
+    for indices, outputs in smoothed(row_filter, before, fresh, keyed.rows, plan.idle, diagonal):
+        yield keyed._replace(rows=keyed.rows.take(indices)), outputs
+
+
+def with_known_parameters(
+    plan: EstimatingPlan, keyed: KeyedRows, known: Records, begin: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return the states (size, K) in which keys begin: those of known keys with the parameters that these have.
+
+    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
+    """
+    kernel = plan.kernel
+    at = match(known, keyed.keys)
+    states = kernel.initial(len(at)) if begin is None else begin.copy()
+    own, there = own_parameters(kernel), np.flatnonzero(at >= 0)
+    if not set(own.learned) - set(own.adapted) or not len(there):
+        return states
+    values = np.ascontiguousarray(known.arrays["values"][:, at[there]], np.float64)
+    field = kernel.snapshot(values)[2][FIELD]
+    states[:, there] = with_field(kernel, states[:, there], field, adapted=False)
+    return states
+
+
+def smoothed_widths(kernel: Filter, diagonal: bool = False) -> tuple[tuple[str, int], ...]:
+    """Return the names of the outputs given all rows, and how many numbers a row has in each.
+
+    diagonal: only variances instead of the whole covariance, as in `EstimateFormat`.
+
+    Raises:
+        ModelError: the filter cannot be smoothed.
+    """
+    n, backwards = len(kernel.states), smoother(kernel)
+    extra = backwards.extra(backwards.begin(to_smooth(kernel).initial(1)))
+    return (
+        (f"{PREFIX}mean", n),
+        (f"{PREFIX}covariance", n if diagonal else n * n),
+        *((f"{PREFIX}{name}", len(values)) for name, values in extra.items()),
+    )
+
+
+def smoothed(
+    row_filter: RowFilter,
+    before: KeyStates,
+    fresh: KeyStates,
+    rows: SortedRows,
+    idle: int | None,
+    diagonal: bool = False,
+) -> Iterator[tuple[Indices, Outputs]]:
+    """Yield the filter's outputs, with those given all rows of a key among the extras, and the indices of their rows.
+
+    They come in pieces, so that the memory does not grow with the history, apart from the rows themselves. A key that
+    was silent for longer than `idle` begins anew, and what comes before is not smoothed by what comes after.
+
+    Args:
+        row_filter: the filter.
+        before: states of the K keys before the rows.
+        fresh: states in which a new life of each key begins.
+        rows: sorted.
+        idle: microseconds, None: never.
+        diagonal: only variances instead of the whole covariance.
+    """
+    if idle is not None:
+        rows, before = lives_from(row_filter, before, fresh, rows, idle)
+    n = len(row_filter.kernel.states)
+    kept = diagonal_of_packed(n) if diagonal else full_of_packed(n)
+    for indices, outputs, found in row_filter.smoothed_pieces(before, rows):
+        extra = {
+            f"{PREFIX}mean": found.mean,
+            f"{PREFIX}covariance": found.covariance[kept],
+            **{f"{PREFIX}{name}": values for name, values in found.extra.items()},
+        }
+        yield indices, outputs._replace(extra={**outputs.extra, **extra})

@@ -1,0 +1,446 @@
+"""Estimate every row of an interval: read, pack by bucket, filter, and commit slice after slice of the keys."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from jobs.batch.batch_filter import Interval, bucket_count
+from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, smoothed_widths
+from jobs.batch.history_rows import HistoryRows, rows_of
+from jobs.batch.history_start import HistoryStart, StartRequest, find_start
+from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
+from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
+from jobs.core.errors import UserError, raised_in_python
+from jobs.encoding.estimates import EstimateFormat, estimate_schema
+from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.encoding.routing import Routing, make_routing, partition_of
+from jobs.encoding.rows import row_packer, select_columns
+from jobs.key_inputs.table import InputsTable
+from jobs.lineage import replayed_late_rows
+from jobs.lineage.model import DeployedModel
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.snapshots.state_rows import seed_packets
+from jobs.snapshots.store import verify
+from jobs.spark.conf import COMPILED_FROM, codegen_for
+from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse, struct_of
+from jobs.specs.model_spec import ModelSpec
+from jobs.state.block_format import state_layout
+from jobs.storage.quarantine import PAYLOAD, REASON
+from jobs.storage.tables import estimates_history, run_name
+from jobs.storage.warehouse import home_of
+from kalman.filters.own_parameters import own_parameters
+from kalman.filters.rounded import stored_as
+from kalman.types import ModelError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.key_inputs.table import Version
+    from jobs.snapshots.manifests import Manifest
+    from jobs.storage.positions import Cut
+
+ROWS_A_COMMIT = 16_000_000
+"""About how many rows one commit writes: what a run that is killed has to do again at most."""
+_LABELS = 1 << 20
+"""Labels among which those of the buckets of one commit are."""
+
+
+class EstimateRequest(NamedTuple):
+    """What a run is asked for: see the options of `estimate`."""
+
+    interval: Interval
+    snapshot: str | None = None
+    smooth: bool = False
+    input: str | None = None
+    output: str | None = None
+    version: int | None = None
+
+
+class RejectedRows(NamedTuple):
+    """How many rows were rejected for one reason, and one of them as JSON."""
+
+    rows: int
+    example: str
+
+
+class EstimateResult(NamedTuple):
+    """What a run has done.
+
+    written: rows of estimates; commits: made by this call; kept: slices that an earlier call had committed; rejected:
+    rows that `ingest` would quarantine, by reason
+    """
+
+    run: str
+    table: str
+    version: int | None
+    start: HistoryStart
+    counts: HistoryCounts
+    written: int
+    commits: int
+    kept: int
+    continued: bool
+    rejected: Mapping[str, RejectedRows] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that decides a run's estimates."""
+
+    spec: ModelSpec
+    request: EstimateRequest
+    rows: HistoryRows
+    start: HistoryStart
+    inputs: Version | None
+
+    @property
+    def digest(self) -> str:
+        """Return what tells this question from others, whichever version of a Delta table it is asked of."""
+        of_rows = self.rows.identity if self.rows.version is None else [self.rows.name, self.rows.identity[2]]
+        return self._digest(of_rows)
+
+    @property
+    def run(self) -> str:
+        """Return the id of the run: the same rows, parameters and options have the same."""
+        return run_name(self.spec.name, self.spec.version, self._digest(self.rows.identity))
+
+    @property
+    def mark(self) -> HistoryRun:
+        """Return what the run's commits say of it."""
+        made = self.start.manifest
+        return HistoryRun(
+            run=self.run,
+            question=self.digest,
+            version=self.rows.version,
+            snapshot=None if made is None else made.snapshot_id,
+            model_version=self.spec.version,
+            fingerprint=self.spec.fingerprint(),
+        )
+
+    def _digest(self, of_rows: list[Any]) -> str:
+        parts = {
+            "fingerprint": self.spec.fingerprint(),
+            "outputs": self.spec.outputs.model_dump(mode="json"),
+            "rows": of_rows,
+            "interval": self.request.interval.data,
+            "start": self.start.identity,
+            "smooth": self.request.smooth,
+            "inputs": self.spec.inputs and [self.spec.inputs.model_dump(), self.inputs],
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:10]
+
+
+class BucketLayout(NamedTuple):
+    """How rows are shared out: buckets, a power of two, and commits, each of equally many buckets."""
+
+    buckets: int
+    commits: int
+
+    @property
+    def a_commit(self) -> int:
+        """Return the buckets that one commit writes."""
+        return self.buckets // self.commits
+
+    def slices(self, commit: int) -> Slices:
+        """Return the slices of the keys of a commit's buckets."""
+        width = SLICES // self.commits
+        return Slices(commit * width, (commit + 1) * width)
+
+    def routing(self) -> Routing:
+        """Return labels of buckets: each has a partition of its own, and those of a commit are next to each other."""
+        labels: list[int] = []
+        for commit in range(self.commits):
+            first, found = commit * self.a_commit, {}
+            label = commit * _LABELS
+            while len(found) < self.a_commit:
+                partition = partition_of(label, self.buckets)
+                if first <= partition < first + self.a_commit:
+                    found.setdefault(partition, label)
+                label += 1
+            labels += [found[first + i] for i in range(self.a_commit)]
+        return Routing(tuple(labels), 1)
+
+    def of_commit(self, commit: int) -> Any:
+        """Return the condition for the packets of a commit's buckets."""
+        return (F.col("bucket") >= commit * _LABELS) & (F.col("bucket") < (commit + 1) * _LABELS)
+
+
+def layout_for(rows: int) -> BucketLayout:
+    """Return the layout for so many rows; it depends on nothing else."""
+
+    def power_of_two(least: int) -> int:
+        return 1 << max(0, least - 1).bit_length()
+
+    buckets = min(SLICES, power_of_two(bucket_count(rows)))
+    return BucketLayout(buckets, min(buckets, power_of_two(-(-rows // ROWS_A_COMMIT) or 1)))
+
+
+def estimate(
+    model: DeployedModel[Warehouse],
+    request: EstimateRequest,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> EstimateResult:
+    """Estimate every row of the request's interval, and replace the interval's rows in the table.
+
+    packed: the packets of just the rows that the run reads (`jobs.batch.batch_filter.bucket_rows`), if a caller has
+    them; they are written in one commit.
+
+    Idempotent: a run that was killed is continued after its last commit, with the version of the rows that it began
+    with; one that has ended is not made again.
+
+    Raises:
+        UserError: the rows, the snapshot or the options cannot be used.
+    """
+    home, name = model.warehouse, estimates_history(model.name)
+    if request.output is not None:
+        home, name = home_of(model.warehouse, request.output)
+    table = HistoryTable(home, name)
+    question = _question(model, request)
+    done = table.unfinished(question.digest, request.interval)
+    if done is not None and done.run != question.run and request.version is None:
+        # Rows have landed since the run was killed: it is completed as it began.
+        again = _question(model, request._replace(version=done.version))
+        whole = Slices(0, SLICES).within(done.slices)
+        question = again if again.run == done.run and not whole else question
+    kept = done.slices if done is not None and done.run == question.run else []
+    return _Run(model, table, question, note, packed).result(kept)
+
+
+def estimate_reflected(
+    model: DeployedModel[Warehouse],
+    manifest: Manifest,
+    cut: Cut,
+    note: Callable[[str], None],
+    packed: DataFrame | None = None,
+) -> EstimateResult:
+    """Estimate the rows that a snapshot of `pretrain` reflects, with its parameters.
+
+    Args:
+        model: the deployed one.
+        manifest: of the snapshot.
+        cut: at which it was made.
+        note: shows progress.
+        packed: the packets of its rows, if a caller has them.
+    """
+    last = cut.before
+    if last is None and manifest.waiting is not None and model.spec.order.waits:
+        last = manifest.waiting["watermark"]
+    request = EstimateRequest(Interval(None, last), manifest.snapshot_id, version=cut.version)
+    return estimate(model, request, note, packed)
+
+
+def _question(model: DeployedModel[Warehouse], request: EstimateRequest) -> Question:
+    rows = rows_of(model, request.input, request.version)
+    inputs = None if model.spec.inputs is None else InputsTable(model).newest()
+    start = find_start(model, StartRequest(rows, request.interval, request.snapshot, inputs))
+    return Question(model.spec, request, rows, start, inputs)
+
+
+@dataclass(frozen=True)
+class _Run:
+    model: DeployedModel[Warehouse]
+    table: HistoryTable
+    question: Question
+    note: Callable[[str], None]
+    given: DataFrame | None = None
+
+    def result(self, kept: list[Slices]) -> EstimateResult:
+        question, spark = self.question, self.model.warehouse.spark
+        whole = Slices(0, SLICES).within(kept)
+        written = commits = 0
+        counts = HistoryCounts(0, 0, 0, 0)
+        rejected: dict[str, RejectedRows] = {}
+        doing = f"estimate {question.spec.name}"
+        if not whole:
+            runtime = ModelRuntime(question.spec, question.start.parameters, question.rows.frame.schema)
+            plan = self._plan(runtime)
+            frame = self._frame(runtime)
+            with labelled(spark, doing, "count the rows"):
+                frame, counts, rejected = self._counted(frame)
+            runtime.ship(spark)
+            layout = layout_for(counts.rows + counts.before)
+            if self.given is not None:
+                layout = BucketLayout(bucket_count(counts.rows), 1)
+            self.note(f"estimating {counts.rows:,} rows")
+            with labelled(spark, doing, "filter and write the estimates"):
+                written, commits = self._write(runtime, plan, frame, counts, layout, kept)
+        path = self.table.warehouse.path(self.table.name)
+        return EstimateResult(
+            question.run,
+            self.table.name if self.table.warehouse.root == self.model.warehouse.root else path,
+            question.rows.version,
+            question.start,
+            counts,
+            written,
+            commits,
+            len(kept),
+            bool(kept) and not whole,
+            rejected,
+        )
+
+    def _plan(self, runtime: ModelRuntime) -> EstimatingPlan:
+        spec, request, start = runtime.spec, self.question.request, self.question.start
+        kernel, fmt = runtime.kernel, runtime.rows.joined
+        kernel.initial(1)  # raises here if an initial state needs a parameter that was not learned
+        estimates: EstimateFormat = runtime.estimates
+        if request.smooth:
+            try:
+                more = smoothed_widths(kernel, estimates.diagonal)
+                estimates = estimates._replace(extra=(*estimates.extra, *more))
+            except ModelError as error:
+                raise UserError(f"--smooth: {spec.name}: {error}") from error
+        return EstimatingPlan(
+            kernel,
+            spec.unit_us,
+            fmt,
+            state_layout(fmt.kind, kernel.size, stored_as(kernel)),
+            estimates,
+            runtime.begin,
+            spec.idle_us,
+            NEVER if request.interval.first is None else request.interval.first,
+            request.smooth,
+            start.before is None,
+        )
+
+    def _frame(self, runtime: ModelRuntime) -> DataFrame:
+        """Return the rows to read, with the inputs of their keys."""
+        question, spec = self.question, runtime.spec
+        frame = question.rows.frame
+        time = F.unix_micros(F.col(f"`{spec.time}`"))
+        read = F.coalesce(question.request.interval.before_end(time), F.lit(True))
+        if question.start.before is not None:
+            read = read & (time >= question.start.before)
+        frame = frame.filter(read)
+        if question.inputs is not None:
+            inputs = InputsTable(self.model)
+            inputs.load(runtime.kind, question.inputs.version)  # an invalid table raises here
+            frame = inputs.joined(frame, runtime.kind, question.inputs.version)
+        return frame
+
+    def _counted(self, frame: DataFrame) -> tuple[DataFrame, HistoryCounts, dict[str, RejectedRows]]:
+        """Return the rows that can be filtered, the counts, and the rejected rows.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        spec, first = self.question.spec, self.question.request.interval.first
+        fits = F.col(REASON).isNull() if REASON in frame.columns else F.lit(True)
+        has_inputs = F.lit(True)
+        for name in spec.input_names:
+            has_inputs = has_inputs & F.col(f"`{name}`").isNotNull()
+        time = F.unix_micros(F.col(f"`{spec.time}`"))
+        inside = F.lit(True) if first is None else time >= first
+        good = fits & has_inputs
+        known = self._known_counts()
+        if known is not None:
+            return frame.filter(good), known, {}
+        counted = frame.agg(
+            F.count_if(good & inside).alias("rows"),
+            F.count_if(good & ~inside).alias("before"),
+            F.count_if(~fits).alias("unfit"),
+            F.count_if(fits & ~has_inputs).alias("without_inputs"),
+        )
+        try:
+            row = counted.first()
+        except (PySparkException, Py4JJavaError) as error:
+            if UserError.__name__ not in str(error):
+                raise
+            raise UserError(raised_in_python(error)) from error
+        assert row is not None
+        counts = HistoryCounts(**{name: int(row[name]) for name in HistoryCounts._fields})
+        return frame.filter(good), counts, _rejected(frame) if counts.unfit else {}
+
+    def _known_counts(self) -> HistoryCounts | None:
+        """Return the counts if the files tell them without a job."""
+        question, rows = self.question, self.question.rows
+        wanted = CountedRows(question.request.interval, question.start.before)
+        if question.inputs is not None:
+            return None
+        if (
+            not rows.measurements
+            or rows.version is None
+            or self.model.warehouse.exists(replayed_late_rows.TABLE)
+        ):
+            return None  # rows of the user's may not fit, copies of late rows are not read
+        return count_by_log(self.model.warehouse, rows.name, rows.version, question.spec.time, wanted)
+
+    def _write(
+        self,
+        runtime: ModelRuntime,
+        plan: EstimatingPlan,
+        frame: DataFrame,
+        counts: HistoryCounts,
+        layout: BucketLayout,
+        kept: list[Slices],
+    ) -> tuple[int, int]:
+        """Commit the slices that are not kept; return the rows and the commits."""
+        question, total = self.question, counts.rows + counts.before
+        missing = [one for one in range(layout.commits) if not layout.slices(one).within(kept)]
+        packed = self._packed(runtime, plan, frame, layout)
+        if len(missing) > 1:
+            packed = packed.persist()
+        written = 0
+        try:
+            for number, commit in enumerate(missing):
+                mine = packed if layout.commits == 1 else packed.filter(layout.of_commit(commit))
+                if total < COMPILED_FROM:
+                    mine = mine.coalesce(1)
+                part = ReplacedPart(layout.slices(commit), question.request.interval)
+                with codegen_for(self.model.warehouse.spark, total):
+                    written += self._replaced(mine, plan, part)
+                self.note(f"{written:,} rows, commit {number + 1} of {len(missing)}")
+        finally:
+            packed.unpersist()
+        return written, len(missing)
+
+    def _replaced(self, packed: DataFrame, plan: EstimatingPlan, part: ReplacedPart) -> int:
+        """Replace a part of the table by the estimates of packets, in one commit; return how many were written."""
+        columns = f"{estimate_schema(plan.estimates, batch_id=True)}, model_version int, generation string"
+        schema = to_arrow_schema(struct_of(columns), timezone="UTC")
+        table = self.table.ready(columns, schema)
+        written = write_estimates(packed, plan, table, schema, self._constants)
+        return self.table.replace(table, written, self.question.mark, part)
+
+    @property
+    def _constants(self) -> dict[str, Any]:
+        """Return the columns that are the same in all rows of the run."""
+        return {"model_version": self.question.spec.version, "generation": self.question.run}
+
+    def _packed(
+        self, runtime: ModelRuntime, plan: EstimatingPlan, frame: DataFrame, layout: BucketLayout
+    ) -> DataFrame:
+        """Return the packets of the rows, and of the states or parameters that their keys have before, by bucket."""
+        start = self.question.start
+        routing = layout.routing() if self.given is None else make_routing(layout.buckets, 1)
+        if self.given is None:
+            chosen = select_columns(frame, plan.rows)
+            packed = chosen.mapInArrow(row_packer(plan.rows, routing, typed=True), TYPED_ROW_PACKETS)
+        else:
+            kind = F.lit(int(RowPacket.ROWS)).alias("kind")
+            packed = self.given.select("bucket", kind, "payload")
+        manifest = start.manifest
+        if manifest is None or (plan.only_own and not own_parameters(runtime.kernel).learned):
+            return packed if self.given is not None else packed.repartition(layout.buckets, "bucket")
+        states = verify(self.model.warehouse, manifest)
+        seeds = seed_packets(states, runtime.kernel, plan.rows.kind, plan.layout, routing)
+        kind = F.lit(int(RowPacket.STATES)).alias("kind")
+        both = packed.union(seeds.select("bucket", kind, "payload"))
+        return both.repartition(layout.buckets, "bucket")
+
+
+def _rejected(frame: DataFrame) -> dict[str, RejectedRows]:
+    """Return the rejected rows of a frame by reason."""
+    reasons = frame.filter(F.col(REASON).isNotNull()).groupBy(REASON)
+    found = reasons.agg(F.count("*").alias("rows"), F.first(PAYLOAD).alias("example")).collect()
+    return {row[REASON]: RejectedRows(int(row["rows"]), row["example"]) for row in found}

@@ -1,0 +1,214 @@
+"""One run of forecasts from a stream's or a snapshot's states into a table: exactly once by the run's id.
+
+The rows are written in one commit, which replaces the rows of the same run. A reader sees all rows of a run or none,
+whatever is killed: Delta's commit is the one moment in which the files that a run has written become part of the table,
+and those of its former attempt leave it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from jobs.batch.forecast_origin import ForecastOrigin, find_origin
+from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, join_inputs, read_future_rows
+from jobs.core.clock import now
+from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
+from jobs.core.report import plural, span
+from jobs.encoding.keys import columns_of
+from jobs.lineage.model import DeployedModel
+from jobs.offline.horizon import ForecastRequest
+from jobs.offline.stored_keys import refuse_absent_keys
+from jobs.snapshots.runtime import ModelRuntime
+from jobs.spark.job_labels import labelled
+from jobs.spark.warehouse import Warehouse, ddl_of
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.positions import to_datetime
+from jobs.storage.tables import forecasts
+from jobs.storage.warehouse import home_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from jobs.encoding.keys import KeyKind
+
+RUN = "run"
+"""The partition column: the id of the run that made a forecast."""
+_OURS = "jobs.core.errors.UserError: "
+_RUN = re.compile(r"[A-Za-z0-9_.:+~-]{1,250}")
+
+
+class WrittenForecasts(NamedTuple):
+    """The rows of a run: how many, of how many keys, flagged ones; the newest row of any key (microseconds)."""
+
+    forecasts: int
+    keys: int
+    flagged: int
+    newest: int | None
+
+
+class ForecastRun(NamedTuple):
+    """A run that is committed: its id, its table, the states that it began from, and its rows.
+
+    age: of the states when the run began; inputs: version of the table of inputs; past: keys without a forecast in
+    the horizon, None: not counted
+    """
+
+    run: str
+    table: str
+    origin: ForecastOrigin
+    written: WrittenForecasts
+    age: timedelta | None
+    inputs: int | None
+    past: int | None
+
+
+def forecast_live(model: DeployedModel[Warehouse], wanted: ForecastRequest) -> ForecastRun:
+    """Forecast the keys of a model from its live state, or a snapshot, into a table.
+
+    Raises:
+        UserError: there is no state, a key has none, a future input is missing, or the model cannot be forecast.
+    """
+    warehouse = model.warehouse
+    if wanted.run is not None and not _RUN.fullmatch(wanted.run):
+        raise UserError(f"--run: {wanted.run!r} is not an id: use letters, digits and . _ : + ~ -")
+    began = now()
+    source = find_origin(model, wanted.snapshot)
+    used = source.spec
+    runtime = ModelRuntime.of(warehouse, used, source.manifest.parameters)
+    runtime.ship(warehouse.spark)
+    states = _chosen(source, wanted.keys)
+    states, inputs = join_inputs(model.with_spec(used), runtime.kind, states)
+    future = None
+    if wanted.future is not None:
+        future = read_future_rows(model.with_spec(used), runtime.kind, wanted.future)
+        states = states.join(future.rows, "key", "left")
+    run = wanted.run or _run_id(source, wanted, future, inputs)
+    plan = ForecastPlan(
+        used,
+        runtime.kernel,
+        wanted.horizon,
+        wanted.probability,
+        wanted.future,
+        future is not None and future.own_inputs,
+    )
+    rows = _named(forecast_rows(states, plan), runtime.kind, source)
+    home, table = home_of(warehouse, wanted.output or forecasts(model.name))
+    age = None if source.taken_at is None else max(began - source.taken_at, timedelta())
+    facts = {"run": run, "state": source.name, "position": source.position, "inputs": inputs}
+    with labelled(warehouse.spark, f"forecast {model.name}", f"from {source.name}"):
+        written = replace_run(home, table, run, rows, json.dumps(facts))
+        bounded = wanted.horizon.end is not None or future is not None
+        past = states.count() - written.keys if bounded else None
+    return ForecastRun(run, home.path(table), source, written, age, inputs, past)
+
+
+def replace_run(home: Warehouse, table: str, run: str, rows: DataFrame, facts: str) -> WrittenForecasts:
+    """Write the rows of a run in one commit, in place of the rows that the table has of it.
+
+    Args:
+        home: where the table is.
+        table: its name; it is made if need be.
+        run: id of the run.
+        rows: of the run.
+        facts: of the run, as JSON: the metadata of the commit.
+
+    Raises:
+        UserError: a worker has found a mistake in what was given, or the table is another one.
+    """
+    marked = rows.select(F.lit(run).alias(RUN), *rows.columns)
+    home.create(table, ddl_of(marked.schema), (RUN,))
+    if RUN not in home.read(table).columns:
+        raise UserError(f"--output {home.path(table)}: is a table of something else; give another one")
+    try:
+        home.replace(marked, table, [[(RUN, "=", run)]], facts)
+    except (PySparkException, Py4JJavaError) as error:  # some jobs that fail raise the latter
+        said = raised_in_python(error)
+        if _OURS in str(error):
+            raise UserError(said) from error
+        raise UserError(f"the forecasts failed: {said}", RUN_FAILED) from error
+    return _counted(home.read(table).filter(F.col(RUN) == run))
+
+
+def _counted(rows: DataFrame) -> WrittenForecasts:
+    first = F.col("step") == 1
+    row: Any = rows.agg(
+        F.count("*").alias("forecasts"),
+        F.count_if(first).alias("keys"),
+        F.count("flag").alias("flagged"),
+        F.max(F.unix_micros("made_at")).alias("newest"),
+    ).first()
+    return WrittenForecasts(row["forecasts"], row["keys"], row["flagged"], row["newest"])
+
+
+def _chosen(source: ForecastOrigin, keys: Sequence[str]) -> DataFrame:
+    """Return the states of the wanted keys, all of which must be there."""
+    if not keys:
+        return source.states
+    states = source.states.filter(F.col("key").isin(*keys))
+    found = {row["key"] for row in states.select("key").collect()}
+    refuse_absent_keys(source.spec, keys, found, source.text)
+    return states
+
+
+def _named(rows: DataFrame, kind: KeyKind, source: ForecastOrigin) -> DataFrame:
+    """Return forecasts with typed key columns, times, and what they were made from."""
+    manifest = source.manifest
+    times = {"made_at", "event_time"}
+    columns = [
+        F.timestamp_micros(name).alias(name) if name in times else F.col(name)
+        for name in rows.columns
+        if name != "key"
+    ]
+    return rows.select(
+        "key",
+        *([] if kind.is_plain_key else columns_of(kind, F.col("key"))),
+        *columns,
+        F.lit(manifest.model_version).cast("int").alias("model_version"),
+        F.lit(manifest.snapshot_id).alias("snapshot_id"),
+        F.lit(source.generation).cast("string").alias("generation"),
+        F.lit(source.batch).cast("bigint").alias("batch_id"),
+    )
+
+
+def _run_id(
+    source: ForecastOrigin, wanted: ForecastRequest, future: FutureRows | None, inputs: int | None
+) -> str:
+    """Return an id that the same states, asked for the same forecasts, have again."""
+    asked: list[Any] = [
+        source.manifest.snapshot_id,
+        wanted.horizon,
+        wanted.probability,
+        sorted(wanted.keys),
+        None if future is None else future.digest,
+        inputs,
+    ]
+    digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:10]
+    return f"{source.name}-{digest}"
+
+
+def report_lines(done: ForecastRun, spec: ModelSpec) -> list[str]:
+    """Return which state was used, and how old it is."""
+    source, newest = done.origin, to_datetime(done.written.newest)
+    made = "" if source.taken_at is None else f", of {source.taken_at:%Y-%m-%d %H:%M:%S} UTC"
+    old = "" if done.age is None else f" ({span(done.age.total_seconds())} ago)"
+    lines = [f"state: {source.text}{made}{old}, {source.position}"]
+    if newest is not None:
+        lines.append(f"newest row of any key: {newest:%Y-%m-%d %H:%M:%S} UTC")
+    if source.spec.version != spec.version:
+        lines.append(
+            f"the state is of version {source.spec.version} of {spec.name}; the spec is version {spec.version}"
+        )
+    if done.past:
+        lines.append(f"omitted {plural(done.past, 'key')} without a time in the horizon")
+    if done.written.flagged:
+        lines.append(f"flagged {done.written.flagged:,}")
+    return [*lines, f"run {done.run}: a repeated run replaces these rows ({RUN} = '{done.run}')"]

@@ -1,0 +1,230 @@
+"""Learn the parameters of each key on Spark: a population from a sample of keys, then every key with it as its prior.
+
+Both passes fit all keys of a bucket at once (`Learner.fit_keys`). The second is the pass that filters: its rows are the
+state and the fit of each key.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from jobs.batch.batch_filter import Batch, Interval, bucket_filter
+from jobs.batch.learning import learn_pooled
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import plural, some
+from jobs.encoding.keys import KeyKind, key_array
+from jobs.encoding.rows import KeyedRows
+from jobs.snapshots import learned_rows
+from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
+from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
+from jobs.specs.model_spec import Learn
+from jobs.state.distinct import each_bucket
+from jobs.state.key_groups import group_keys
+from kalman.learning.em import Learner
+from kalman.learning.key_fits import KeyFit, Outcome, Population
+from kalman.learning.learners import learnable
+from kalman.mixtures.building import FAMILIES
+from kalman.models.groups import GROUPS
+from kalman.run import SortedRows
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SAMPLE_KEYS = 4096
+"""About how many keys the population is made of; `learn.sample_keys` is another number."""
+GROUP_SAMPLE_KEYS = 16_384
+"""The same where each group has a population of its own."""
+LEAST_KEYS = 10
+"""A group with fewer soundly fitted keys in the sample has the population of all."""
+
+
+@dataclass(frozen=True)
+class Populations:
+    """The populations that keys lean on.
+
+    by: key columns that make the groups; of_all: of all keys; groups: of the keys of a group, by its name, which is a
+    JSON array of its columns' texts. A group without one has that of all.
+    """
+
+    by: tuple[str, ...]
+    of_all: Population
+    groups: Mapping[str, Population]
+
+    def parameters(self, problem: Learner) -> dict[str, Any]:
+        """Return learned parameters for keys that the snapshot does not know: the middle of their population."""
+        found = dict(problem.parameters(self.of_all.mean))
+        if self.groups:
+            found[GROUPS] = {
+                "by": list(self.by),
+                "values": [json.loads(name) for name in self.groups],
+                "parameters": [problem.parameters(one.mean) for one in self.groups.values()],
+            }
+        return found
+
+    def entries(self, problem: Learner) -> list[Entry]:
+        """Return the rows of the populations among what was learned."""
+        named = [(None, self.of_all), *self.groups.items()]
+        return [
+            Entry(learned_rows.POPULATION, name, problem.parameters(one.mean), population=one)
+            for name, one in named
+        ]
+
+
+def learn_populations(
+    packed: DataFrame,
+    definition: dict[str, Any],
+    learn: Learn,
+    batch: Batch,
+    window: Interval,
+    keys: int,
+    on_progress: Callable[[str], None],
+) -> Populations:
+    """Return the populations, from a sample of keys that are fitted by their own rows alone.
+
+    The sample is always the same: the keys with the lowest routes. Args: as of `learn_pooled`.
+
+    Raises:
+        UserError: there is nothing to learn from.
+    """
+    problem, by = learnable(definition), tuple(learn.by)
+    if definition.get("filter") in FAMILIES:  # components of single keys do not correspond
+        found = learn_pooled(packed, definition, learn, batch, window, keys, on_progress)
+        return Populations((), Population(found.theta, np.eye(len(found.theta)), 0), {})
+    wanted = learn.sample_keys or (GROUP_SAMPLE_KEYS if by else SAMPLE_KEYS)
+    on_progress(
+        f"learning {some(problem.names)}: the population, from about {plural(min(wanted, keys), 'key')}"
+    )
+    route, group, fit = _sample(packed, problem, batch, window, wanted / max(keys, 1), by)
+    if not len(route) or not fit.used.any():
+        raise UserError("there are no rows to learn from in the window: choose another window", RUN_FAILED)
+    order = np.argsort(route, kind="stable")
+    fit, group = fit.take(order), [group[i] for i in order.tolist()]
+    groups: dict[str, Population] = {}
+    sound = fit.outcome <= Outcome.AT_BOUND
+    for name in sorted(set(group)) if by else ():
+        which = np.flatnonzero(np.array([one == name for one in group]))
+        if np.count_nonzero(sound[which]) >= LEAST_KEYS:
+            groups[name] = problem.population([fit.take(which)])
+    return Populations(by, problem.population([fit]), groups)
+
+
+def _sample(
+    packed: DataFrame,
+    problem: Learner,
+    batch: Batch,
+    window: Interval,
+    share: float,
+    by: tuple[str, ...],
+) -> tuple[NDArray[np.uint64], list[str], KeyFit]:
+    """Return routes, names of groups and fits of the keys of a sample, in no particular order."""
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        route = np.asarray(keyed.keys.arrays["route"])
+        chosen = np.ones(len(route), bool) if share >= 1.0 else route < np.uint64(int(share * 2**64))
+        if not chosen.any():
+            return
+        rows = _in_window(keyed.rows, window, chosen)
+        fit = problem.fit_keys(rows, int(chosen.sum()), batch.unit, None)
+        names = group_names(batch.rows.kind, by, keyed)
+        payload = pickle.dumps((route[chosen], [names[i] for i in np.flatnonzero(chosen).tolist()], fit))
+        yield pa.RecordBatch.from_arrays([pa.array([payload], pa.binary())], ["payload"])
+
+    found = packed.mapInArrow(each_bucket(batch.rows, work), "payload binary").collect()
+    parts = [pickle.loads(row["payload"]) for row in found]
+    if not parts:
+        return np.zeros(0, np.uint64), [], problem.fit_keys(_no_rows(batch), 0, batch.unit, None)
+    routes, names, fits = zip(*parts, strict=True)
+    return np.concatenate(routes), [name for some in names for name in some], together(fits)
+
+
+def _no_rows(batch: Batch) -> SortedRows:
+    none = np.zeros(0, np.int64)
+    y, u = (np.zeros((len(columns), 0)) for columns in (batch.rows.measurement, batch.rows.control))
+    return SortedRows(none, none, y, u)
+
+
+def together(fits: Sequence[KeyFit]) -> KeyFit:
+    """Return several buckets' fits as one."""
+    joined: dict[str, Any] = {}
+    for name in KeyFit._fields:
+        parts = [getattr(one, name) for one in fits]
+        joined[name] = (
+            [a for part in parts for a in part] if name == "reason" else np.concatenate(parts, axis=-1)
+        )
+    return KeyFit(**joined)
+
+
+def group_names(kind: KeyKind, by: tuple[str, ...], keyed: KeyedRows) -> list[str | None]:
+    """Return the name of each key's group, None where there are no groups."""
+    if not by:
+        return [None] * keyed.keys.size
+    grouping = group_keys(kind, by, keyed.keys)
+    return [grouping.names[code] for code in grouping.code.tolist()]
+
+
+def _in_window(rows: SortedRows, window: Interval, chosen: NDArray[np.bool_]) -> SortedRows:
+    """Return the rows of chosen keys in the window, with the keys numbered anew; a key may have none."""
+    number = np.cumsum(chosen) - 1
+    kept = np.flatnonzero(window.holds(rows.time) & chosen[rows.key])
+    return SortedRows(number[rows.key[kept]], rows.time[kept], rows.y[:, kept], rows.u[:, kept])
+
+
+def fit_bucket(
+    problem: Learner, keyed: KeyedRows, batch: Batch, window: Interval, populations: Populations
+) -> tuple[KeyFit, list[str | None]]:
+    """Return the fits of a bucket's keys, each with its population as prior, and the names of their groups."""
+    names = group_names(batch.rows.kind, populations.by, keyed)
+    own = {name: place + 1 for place, name in enumerate(populations.groups)}
+    place = np.array([0 if name is None else own.get(name, 0) for name in names], np.int64)
+    listed = [populations.of_all, *populations.groups.values()]
+    parts: list[KeyFit] = []
+    order: list[NDArray[np.int64]] = []
+    for number in np.unique(place).tolist():
+        chosen = place == number
+        rows = _in_window(keyed.rows, window, chosen)
+        parts.append(problem.fit_keys(rows, int(chosen.sum()), batch.unit, listed[number]))
+        order.append(np.flatnonzero(chosen))
+    return together(parts).take(np.argsort(np.concatenate(order), kind="stable")), names
+
+
+def learned_states(
+    packed: DataFrame,
+    definition: dict[str, Any],
+    kernel: Filter,
+    batch: Batch,
+    window: Interval,
+    populations: Populations,
+) -> DataFrame:
+    """Learn each key's parameters and filter its rows with them.
+
+    Returns a row for each key's latest state, with the columns of a snapshot's rows (`fit` is null), and one for each
+    key's fit (`learned_rows.of_keys`).
+    """
+    kind = batch.rows.kind
+    step = bucket_filter(kernel, batch)
+    key_column = pa.field("key", pa.int64() if kind.integer else pa.string())
+    schema = pa.schema([key_column, *STATE_COLUMNS, pa.field("fit", FIT)])
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        problem = learnable(definition)
+        fit, names = fit_bucket(problem, keyed, batch, window, populations)
+        start = kernel.with_parameters(kernel.initial(keyed.keys.size), fit.parameters)
+        for states in state_rows(kernel, step(keyed, start).records):
+            columns = [*states.columns, pa.nulls(states.num_rows, FIT)]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        key = key_array(keyed.keys)
+        nothing = [pa.nulls(len(key), field.type) for field in list(schema)[1:-1]]
+        fits = learned_rows.fit_array(fit, problem.places, names)
+        yield pa.RecordBatch.from_arrays([key, *nothing, fits], schema=schema)
+
+    key_type = "bigint" if kind.integer else "string"
+    return packed.mapInArrow(each_bucket(batch.rows, work), f"key {key_type}, {STATE_ROWS}, fit {FIT_ROWS}")

@@ -1,0 +1,331 @@
+"""Learn a model's parameters from history on Spark: the rows stay on the workers, which return sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from jobs.batch.batch_filter import Batch, Interval
+from jobs.batch.group_learning import LearnedGroups, grouped_parts, learn_groups
+from jobs.core.errors import RUN_FAILED, UserError
+from jobs.core.report import some
+from jobs.encoding.packets import Column, Layout, Records
+from jobs.encoding.rows import KeyedRows
+from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
+from jobs.specs.model_spec import Learn
+from jobs.state.distinct import each_bucket
+from jobs.state.key_groups import group_keys, name_of
+from kalman.learning.em import Evaluation, Fit, Learner
+from kalman.learning.key_fits import Outcome
+from kalman.learning.learners import learnable
+from kalman.models.groups import GROUPS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SAMPLE = 4096
+"""About how many rows a model may sample to choose its starting point."""
+
+
+class Fitness(NamedTuple):
+    """Mean NIS per measured component, 1 expected, and the p-value of the test of the innovations' autocorrelation."""
+
+    nis: float
+    ljung_box: float
+
+
+UNKNOWN = Fitness(math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningResult:
+    """Learned parameters, as `kalman.build` takes them, and how the search ended."""
+
+    parameters: dict[str, Any]
+    log_likelihood: float
+    iterations: int
+    outcome: Outcome
+    reason: str | None
+    """Why the search did not converge inside the bounds, None where it did."""
+    rows: int
+    theta: NDArray[np.float64]
+    """The parameters as the optimiser's unconstrained variables (p,)."""
+    held_out: float | None = None
+    """Log-likelihood per row of the held-out rows, if the start was chosen among several."""
+    errors: Mapping[str, Any] | None = None
+    """Standard errors in the shape of the parameters, if known."""
+    groups: LearnedGroups | None = None
+    """Learned parameters of each group of keys; they are in `parameters` too."""
+    fitness: Mapping[str | None, Fitness] = field(default_factory=dict)
+    """How well the model fits the rows of all keys (None), and of each group by its name."""
+
+    @property
+    def converged(self) -> bool:
+        """Whether the search ended at a maximum inside the bounds."""
+        return self.outcome == Outcome.CONVERGED
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Return what was learned as rows of the snapshot."""
+        shown = {name: value for name, value in self.parameters.items() if name != GROUPS}
+        of_all = self.fitness.get(None, UNKNOWN)
+        result = [
+            Entry(
+                POOLED,
+                None,
+                shown,
+                self.errors,
+                self.outcome,
+                self.reason,
+                self.rows,
+                self.log_likelihood,
+                None,
+            )._replace(nis=of_all.nis, ljung_box=of_all.ljung_box)
+        ]
+        if self.groups is None:
+            return result
+        found = self.groups.result
+        for g, values in enumerate(self.groups.values):
+            name = name_of(values)
+            fits = self.fitness.get(name, UNKNOWN)
+            result.append(
+                Entry(
+                    GROUP,
+                    name,
+                    found.parameters[g],
+                    found.errors[g],
+                    found.outcome[g],
+                    found.reason[g],
+                    int(found.used[g]),
+                    float(found.log_likelihood[g]),
+                    float(found.own[g]),
+                    fits.nis,
+                    fits.ljung_box,
+                )
+            )
+        return result
+
+
+def learn_pooled(
+    packed: DataFrame,
+    definition: dict[str, Any],
+    learn: Learn,
+    batch: Batch,
+    window: Interval,
+    keys: int | None,
+    on_progress: Callable[[str], None],
+) -> LearningResult:
+    """Learn from the window's rows of all keys together, and then for each group of keys if `learn.by` asks for it.
+
+    Args:
+        packed: bucketed rows (`jobs.batch.batch_filter.bucket_rows`).
+        definition: of the model (`ModelSpec.definition`).
+        learn: what to learn, and limits of the search.
+        batch: settings of the batch pass.
+        window: of the rows that count; each key starts it at the initial distribution.
+        keys: about how many keys there are, if `learn.sample_keys` asks for a sample.
+        on_progress: called with a line after each evaluation.
+
+    Raises:
+        UserError: there is nothing to learn from.
+    """
+    problem = learnable(definition)
+    by = tuple(learn.by) if learn.scope == "group" else ()
+    share = 1.0 if learn.sample_keys is None or not keys else learn.sample_keys / keys
+    rows = window_rows(packed, batch, window, share, by).persist()
+    try:
+        count = rows.groupBy().sum("rows").collect()[0][0] or 0
+        if count == 0:
+            raise UserError(
+                "there are no rows to learn from in the window: choose another window", RUN_FAILED
+            )
+        evaluations = 0
+
+        def objective(theta: NDArray[np.float64]) -> Evaluation:
+            nonlocal evaluations
+            value, vector, used = _evaluate(rows, problem, theta, batch, by)
+            evaluations += 1
+            on_progress(
+                f"learning {some(problem.names)}: evaluation {evaluations}, log-likelihood {value:,.3f}"
+            )
+            return value, vector, used
+
+        result = problem.fit(
+            objective, lambda: _sample(rows, batch, max(1, int(count) // SAMPLE), by), learn.max_iterations
+        ).of_rows(int(count))
+        groups = None
+        if by:
+            layout = _layout(batch, by)
+            groups = learn_groups(rows, layout, problem, by, batch, result, learn.max_iterations, on_progress)
+        fitness = _fitness(rows, problem, batch, result, groups)
+        return _learned(problem, result, groups, int(count), fitness)
+    finally:
+        rows.unpersist()
+
+
+def _learned(
+    problem: Learner,
+    result: Fit,
+    groups: LearnedGroups | None,
+    rows: int,
+    fitness: Mapping[str | None, Fitness],
+) -> LearningResult:
+    return LearningResult(
+        {**problem.parameters(result.theta), **({} if groups is None else groups.parameters)},
+        result.log_likelihood,
+        result.iterations,
+        result.outcome,
+        result.reason,
+        rows,
+        result.theta,
+        result.held_out,
+        result.errors,
+        groups,
+        fitness,
+    )
+
+
+def _fitness(
+    rows: DataFrame, problem: Learner, batch: Batch, result: Fit, groups: LearnedGroups | None
+) -> dict[str | None, Fitness]:
+    """Return how well the rows of all keys, and of each group, fit what was learned, in one pass.
+
+    A key's NIS counts by its rows; the p-values of keys are combined as Fisher (1932) does.
+    """
+    by = () if groups is None else groups.by
+    layout, unit = _layout(batch, by), batch.unit
+    names = [] if groups is None else [name_of(values) for values in groups.values]
+    theta = result.theta if groups is None else groups.result.theta
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        place_of = {name: g for g, name in enumerate(names)}
+        for place, part, group, here in grouped_parts(layout, batches):
+            keys = int(part.key[-1]) + 1
+            if here:
+                group = np.array([place_of[name] for name in here], np.int64)[group]
+            own = np.repeat(theta[:, None], keys, axis=1) if theta.ndim == 1 else theta[:, group]
+            nis, p_value = problem.check(own, part, keys, unit)
+            count = np.bincount(part.key, minlength=keys).astype(float)
+            told, tested = np.isfinite(nis), np.isfinite(p_value)
+            logs = np.log(np.maximum(np.where(tested, p_value, 1.0), 1e-300))
+            kinds = (np.where(told, nis * count, 0.0), np.where(told, count, 0.0), logs, tested.astype(float))
+            sums = [[math.fsum(a[group == g].tolist()) for g in np.unique(group).tolist()] for a in kinds]
+            columns = [
+                pa.array([place]),
+                pa.array([np.unique(group).tolist()]),
+                *(pa.array([a]) for a in sums),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["place", "which", "nis", "rows", "logs", "tested"])
+
+    schema = (
+        "place bigint, which array<bigint>, nis array<double>, rows array<double>, logs array<double>, "
+        "tested array<double>"
+    )
+    totals: dict[int, NDArray[np.float64]] = {}
+    for part in sorted(rows.mapInArrow(work, schema).collect()):
+        for g, *sums in zip(
+            part["which"], *(part[name] for name in ("nis", "rows", "logs", "tested")), strict=True
+        ):
+            totals[g] = totals.get(g, np.zeros(4)) + np.array(sums)
+    found: dict[str | None, Fitness] = {
+        name: fitness_of(totals[g]) for g, name in enumerate(names) if g in totals
+    }
+    if totals:
+        found[None] = fitness_of(sum(totals[g] for g in sorted(totals)))
+    return found
+
+
+def fitness_of(sums: Any) -> Fitness:
+    """Return the fitness for sums of keys: NIS times rows, rows, logarithms of p-values, number of p-values."""
+    nis, rows, logs, tested = (float(a) for a in sums)
+    p_value = float(chi2.sf(-2.0 * logs, 2.0 * tested)) if tested else math.nan
+    return Fitness(nis / rows if rows else math.nan, p_value)
+
+
+def _layout(batch: Batch, by: tuple[str, ...] = ()) -> Layout:
+    """Return the layout of sorted rows with numbered keys."""
+    columns = [Column("key", "<i8"), Column("time", "<i8"), Column("y", "<f8", len(batch.rows.measurement))]
+    if batch.rows.control:
+        columns.append(Column("u", "<f8", len(batch.rows.control)))
+    if by:
+        columns.append(Column("group", "<i8"))
+    return Layout(tuple(columns), text=False)
+
+
+def window_rows(
+    packed: DataFrame, batch: Batch, window: Interval, share: float, by: tuple[str, ...] = ()
+) -> DataFrame:
+    """Return the rows to learn from: one packet of sorted rows per bucket, with the names of its groups if any."""
+    layout = _layout(batch, by)
+
+    def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:
+        rows = keyed.rows
+        keep = window.holds(rows.time)
+        if share < 1.0:  # always the same keys: those with the lowest routes
+            keep &= (keyed.keys.arrays["route"] < np.uint64(int(share * 2**64)))[rows.key]
+        kept = np.flatnonzero(keep)
+        if len(kept) == 0:
+            return
+        _, code = np.unique(rows.key[kept], return_inverse=True)
+        arrays = {"key": code, "time": rows.time[kept], "y": rows.y[:, kept], "u": rows.u[:, kept]}
+        names: list[str] = []
+        if by:
+            grouping = group_keys(batch.rows.kind, by, keyed.keys)
+            present, arrays["group"] = np.unique(grouping.code[rows.key[kept]], return_inverse=True)
+            names = [grouping.names[g] for g in present.tolist()]
+        packet = layout.encode(Records(arrays, None))
+        order = int(keyed.keys.arrays["route"][0] >> np.uint64(1))
+        columns = [pa.array([order]), pa.array([len(kept)]), pa.array([packet], pa.binary())]
+        if by:
+            columns.append(pa.array([names], pa.list_(pa.string())))
+        yield pa.RecordBatch.from_arrays(columns, ["place", "rows", "payload", "groups"][: len(columns)])
+
+    schema = "place bigint, rows bigint, payload binary" + (", groups array<string>" if by else "")
+    return packed.mapInArrow(each_bucket(batch.rows, work), schema)
+
+
+def _evaluate(
+    rows: DataFrame, problem: Learner, theta: NDArray[np.float64], batch: Batch, by: tuple[str, ...] = ()
+) -> Evaluation:
+    """Return the evaluation at `theta`, summed over buckets in a fixed order."""
+    layout, unit = _layout(batch, by), batch.unit
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for place, part, _, _ in grouped_parts(layout, batches):
+            value, vector, used = problem.evaluate(theta, part, int(part.key[-1]) + 1, unit)
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([place]), pa.array([value]), _list(vector), pa.array([used])],
+                ["place", "value", "vector", "used"],
+            )
+
+    parts = sorted(
+        rows.mapInArrow(work, "place bigint, value double, vector array<double>, used bigint").collect()
+    )
+    value = sum(part["value"] for part in parts)
+    vector = np.sum([part["vector"] for part in parts], axis=0)
+    return value, vector, sum(part["used"] for part in parts)
+
+
+def _sample(rows: DataFrame, batch: Batch, every: int, by: tuple[str, ...] = ()) -> NDArray[np.float64]:
+    """Return the measurements (m, N) of every n-th row of each bucket."""
+    layout = _layout(batch, by)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for place, part, _, _ in grouped_parts(layout, batches):
+            some = _list(part.y[:, ::every].ravel())
+            yield pa.RecordBatch.from_arrays([pa.array([place]), some], ["place", "some"])
+
+    parts = sorted(rows.mapInArrow(work, "place bigint, some array<double>").collect())
+    m = len(batch.rows.measurement)
+    return np.concatenate([np.array(part["some"]).reshape(m, -1) for part in parts], axis=1)
+
+
+def _list(values: NDArray[np.float64]) -> pa.Array:
+    return pa.array([values.tolist()], pa.list_(pa.float64()))

@@ -1,0 +1,102 @@
+"""The id of a snapshot that `pretrain` makes, and the position of its last row.
+
+The id contains the id of the measurements table, as a table's successor has the same name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from jobs.batch.batch_filter import Interval
+from jobs.lineage.model import DeployedModel
+from jobs.snapshots.manifests import record
+from jobs.spark.warehouse import Warehouse
+from jobs.specs.model_spec import ModelSpec
+from jobs.storage.positions import (
+    CommitMark,
+    Cut,
+    commit_mark,
+    delta_position,
+    landed_position,
+    topic_position,
+)
+
+if TYPE_CHECKING:
+    from jobs.key_inputs.table import Version
+    from jobs.specs.key_inputs import Inputs
+
+
+class TableVersion(NamedTuple):
+    """A version of a measurements table: the table's id, and the mark of the version's commit if known."""
+
+    table: str
+    mark: CommitMark | None
+
+    @classmethod
+    def of(cls, warehouse: Warehouse, table: str, version: int) -> Self:
+        """Return what a version of a table is."""
+        return cls(warehouse.table_id(table), commit_mark(warehouse, table, version))
+
+    @property
+    def ids(self) -> tuple[str, str | None]:
+        """Return the id of the table and that of the commit."""
+        return self.table, self.mark and self.mark.id
+
+
+def id_of_earlier_release(warehouse: Warehouse, snapshot_id: str, now: TableVersion) -> str | None:
+    """Return the id that an earlier release gave a snapshot, if that is of the table as it is now, as far as it tells.
+
+    It does not name its commit; but if it is older than the commit, it is of another one.
+    """
+    found = record(warehouse, snapshot_id)
+    if found is None or found.position.get("id", now.table) != now.table:
+        return None
+    if found.position.get("commit") not in (None, now.ids[1]):
+        return None
+    made, landed = found.committed_at, now.mark and now.mark.at
+    return None if made is not None and landed is not None and made < landed else snapshot_id
+
+
+def snapshot_id(
+    spec: ModelSpec,
+    table: str,
+    cut: Cut,
+    window: Interval,
+    version: Version | None = None,
+    of_table: TableVersion | None = None,
+) -> str:
+    """Return the id of a snapshot: a digest of everything that decides its content.
+
+    of_table: None for the id that earlier releases gave, which did not tell a table from its successor.
+    """
+    inputs = {
+        "fingerprint": spec.fingerprint(),
+        "learn": spec.learn and spec.learn.model_dump(exclude=spec.learn.left_out),
+        "table": table,
+        "version": cut.version,
+        "before": cut.before,
+        **({} if of_table is None else {"of": of_table.ids}),
+        **({} if cut.place is None else {"place": cut.place}),
+        "window": [window.first, window.last] if spec.learn else None,
+        **({} if spec.inputs is None or version is None else _inputs_of(spec.inputs, version)),
+    }
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}-{cut.version}-{digest[:10]}"
+
+
+def _inputs_of(inputs: Inputs, version: Version) -> dict[str, Any]:
+    """Return the part of a snapshot's id that stands for the inputs of its keys."""
+    return {"inputs": inputs.model_dump(), "inputs_version": version._asdict()}
+
+
+def position_at(
+    model: DeployedModel[Warehouse], table: str, version: int, of_table: TableVersion
+) -> dict[str, Any]:
+    """Return the position in the model's source that corresponds to a version of the measurements."""
+    if model.spec.streamed_source is None:
+        return delta_position(table, version, *of_table.ids)
+    topic = model.spec.streamed_source.topic
+    landed = landed_position(model.warehouse, table, topic, version) or topic_position(topic, {})
+    return {**landed, "measurements": version}

@@ -1,0 +1,160 @@
+"""Say what a model makes of its rows that an estimate does not show: steps that are not equal, keys that are lost.
+
+NumPy alone, over all keys at once, for the offline commands too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.core.report import plural, some
+from jobs.encoding.order import starts_of
+from kalman.flags import FLAGS
+
+Ints = NDArray[np.int64]
+
+BY_ROW = {
+    "seasonal_dummy": "seasonal_trigonometric",
+    "explicit": "continuous, random_walk, local_linear_trend or ornstein_uhlenbeck",
+}
+"""Processes that take one step a row, and those that take the time between rows instead."""
+FEWEST = 5
+"""Flagged rows at the end of a key from which on it is lost: fewer may be a few bad rows that came last."""
+REMEDIES = {
+    "gated": "give robust.gate a limit, or a wider threshold",
+    "non_finite": "look at their measurements, controls and times",
+    "out_of_support": "look at their measurements, or choose another filter",
+}
+OTHERWISE = (
+    "leave states of a wide initial.covariance diffuse, choose form: square_root, or mend columns that give "
+    "variances"
+)
+
+
+class Gaps(NamedTuple):
+    """Steps between the rows of a key that are not the key's usual step, all steps, and the keys with such steps."""
+
+    gaps: int
+    steps: int
+    keys: int
+
+    def __add__(self, other: Gaps) -> Gaps:  # type: ignore[override]
+        """Return the sums of two parts of the keys."""
+        return Gaps(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+def count_gaps(key: Ints, time: Ints) -> Gaps:
+    """Count the steps that are nearer to none, two or more of their key's median step than to one.
+
+    Months and leap years are no gaps. Args: key (N,) and time (N,) of rows sorted by both.
+    """
+    inside = key[1:] == key[:-1]
+    step, of = np.diff(time)[inside], key[1:][inside]
+    order = np.lexsort((step, of))
+    starts = np.flatnonzero(starts_of(of))
+    counts = np.diff(starts, append=len(of))
+    usual = np.repeat(step[order][starts + counts // 2], counts)
+    odd = np.abs(step - usual) > 0.5 * usual
+    return Gaps(int(odd.sum()), len(step), len(np.unique(of[odd])))
+
+
+def kinds_by_row(definition: Any) -> list[str]:
+    """Return the kinds of process in a definition that take one step a row, without those that stand still."""
+    if isinstance(definition, Mapping):
+        values = cast(Mapping[str, Any], definition)
+        kind = values.get("kind")
+        if kind in BY_ROW:
+            return [] if _stands_still(values) else [kind]
+        definition = list(values.values())
+    found = (kinds_by_row(item) for item in definition) if isinstance(definition, list) else ()
+    return sorted({kind for kinds in found for kind in kinds})
+
+
+def _stands_still(process: Mapping[str, Any]) -> bool:
+    """Tell whether an explicit process leaves its states as they are: coefficients, for which no time passes."""
+    try:
+        F, Q = np.array(process.get("F"), float), np.array(process.get("Q"), float)
+    except (TypeError, ValueError):  # columns
+        return False
+    return F.ndim == 2 and np.array_equal(F, np.eye(len(F))) and not Q.any() and not process.get("B")
+
+
+def gaps_note(kinds: list[str], found: Gaps) -> list[str]:
+    """Return a line about steps that are not the usual one, for processes that take one step a row."""
+    if not kinds or not found.gaps:
+        return []
+    one = len(kinds) == 1
+    instead = "; ".join(BY_ROW[kind] if one else f"{BY_ROW[kind]} for {kind}" for kind in kinds)
+    return [
+        f"note: {' and '.join(kinds)} take{'s' * one} one step a row, whatever the time between: {found.gaps:,} of "
+        f"{plural(found.steps, 'step')} ({plural(found.keys, 'key')}) are not their key's usual step, and a season or "
+        f"trend is shifted from there on; choose {instead}, or give a row without a measurement for each that is absent"
+    ]
+
+
+class Lost(NamedTuple):
+    """Keys all of whose rows after some row are flagged, their number among `of` keys, and the flagged rows.
+
+    worst: number, or name, of the key with the most such rows; its_rows: how many; after: its rows before them
+    flags: how many of the flagged rows have which flag; empty where that is not known
+    """
+
+    keys: int
+    of: int
+    rows: int
+    worst: int | str
+    its_rows: int
+    after: int
+    flags: dict[str, int]
+
+
+def find_lost(key: Ints, flag: NDArray[np.uint8]) -> Lost | None:
+    """Find keys of which at least FEWEST rows at the end, half of all, are flagged; None: there is none.
+
+    Args: key (N,) and codes of flags (N,) of rows sorted by key and time.
+    """
+    if not flag.any():
+        return None
+    starts = np.flatnonzero(starts_of(key))
+    counts = np.diff(starts, append=len(key))
+    well = np.where(flag == 0, np.arange(len(key)), -1)
+    last = np.maximum(np.maximum.reduceat(well, starts), starts - 1)
+    after = last + 1 - starts
+    tail = counts - after
+    lost = (tail >= FEWEST) & (2 * tail >= counts)
+    if not lost.any():
+        return None
+    worst = int(np.argmax(np.where(lost, tail, 0)))
+    inside = np.repeat(lost, counts) & (np.arange(len(key)) > np.repeat(last, counts))
+    codes = np.bincount(flag[inside], minlength=len(FLAGS))
+    flags = {str(FLAGS[code]): int(codes[code]) for code in np.argsort(-codes, kind="stable") if codes[code]}
+    return Lost(
+        int(lost.sum()),
+        len(starts),
+        int(tail[lost].sum()),
+        int(key[starts[worst]]),
+        int(tail[worst]),
+        int(after[worst]),
+        flags,
+    )
+
+
+def lost_note(lost: Lost, name: str, model: str) -> str:
+    """Return a line about a model's lost keys; name: of the worst one."""
+    reasons = some([flag if len(lost.flags) == 1 else f"{flag} {n:,}" for flag, n in lost.flags.items()])
+    where = f"after row {lost.after:,}" if lost.after else "from the first on"
+    if lost.keys == 1:
+        what = f"{name}: all of its {lost.its_rows:,} rows {where} are flagged"
+    else:
+        what = (
+            f"{lost.keys:,} of {plural(lost.of, 'key')} have flagged rows alone from some row on, {lost.rows:,} rows, "
+            f"such as {name} with {lost.its_rows:,} {where}"
+        )
+    why = f" ({reasons})" if reasons else ""
+    look = f"the column flag of what `kalman-pipeline estimate --model {model}` writes says why"
+    remedy = REMEDIES.get(next(iter(lost.flags)), OTHERWISE) if lost.flags else look
+    return f"warning: {what}{why}, and the estimate stands still there; {remedy}"

@@ -1,1 +1,0 @@
-"""Batch: filter history, learn parameters, commit a snapshot."""
