@@ -27,7 +27,7 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 UNKNOWN = ""
-"""Placeholder for a content whose path is not known any more."""
+"""Placeholder for a content that the table's history no longer has."""
 _NO_PATH = 1
 """Number of the transactions of releases that did not record paths."""
 
