@@ -122,7 +122,7 @@ def read_edited(name: str) -> dict[str, str]:
                 f"{path}: has more than {MOST_BYTES:,} bytes, and its rows are replayed at once: split it between "
                 "lines, and replay one part after another"
             )
-        lines = content.decode("utf-8-sig").split("\n")  # not splitlines: texts may contain other line separators
+        lines = content.decode("utf-8-sig").split("\n")  # texts may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     found: dict[str, str] = {}
