@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 SHARE = 0.7
 """Share of a key's rows for fitting a model."""
 FEWEST = 16
-"""Least number of rows of a key that can be used."""
+"""Minimum number of rows of a key that can be used."""
 MOST_ITERATIONS = 100
 
 

@@ -15,18 +15,18 @@ from jobs.landing.values.keys import codes_of, join_codes
 
 Ints = NDArray[np.int64]
 FEW = 0.01
-"""Most rows, as a share, that may repeat key and time of another row."""
+"""Maximum share of rows that repeat key and time of another row."""
 APART = 0.5
 """Share of a measurement's variance between a column's values from which these values are different series."""
 MOST_COLUMNS = 3
 OFTEN = 5
-"""Least rows that half of a column's texts have if the texts name series."""
+"""Minimum rows that half of a column's texts have if the texts name series."""
 TURNS = 0.8
-"""Least frequency of a change of text between rows, relative to chance, if devices take turns."""
+"""Minimum frequency of a change of text between rows, relative to chance, if devices take turns."""
 CALMER = 0.7
-"""Most spread of each device's steps, or size of its changes, relative to all rows together."""
+"""Maximum spread of each device's steps, or size of its changes, relative to all rows together."""
 JOIN = 2.0
-"""Most usual steps between the end of a file and the beginning of a file that continues it."""
+"""Maximum number of usual steps between the end of a file and the beginning of the next."""
 
 
 class Keys(NamedTuple):
@@ -227,7 +227,7 @@ def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
 
 
 def _is_regular(steps: Ints) -> bool:
-    """Tell if most steps equal the usual step."""
+    """Tell if most steps are about as long as the usual step."""
     if not len(steps):
         return True
     usual = np.median(steps)

@@ -16,13 +16,13 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST = 8
-"""Least number of other values for a judgement."""
+"""Minimum number of other values for a judgement."""
 FEW_TIMES = 3
-"""Least count of a number that programs do not commonly use for missing values."""
+"""Minimum count of a number that programs do not commonly use for missing values."""
 MOST = 0.3
 """Largest share of the values that such a number may have."""
 USUAL_GAP, OTHER_GAP = 0.5, 3.0
-"""Least distance from the other values, as a share of their range: for a commonly used mark, for another number."""
+"""Minimum distance from the other values, as a share of their range: for a commonly used mark, for another number."""
 _NINES = re.compile(r"-?(?:9{2,}(?:[.]9+)?|9[.]9+|[78]{3,}(?:[.][78]+)?|6999|-?1e\+?(?:20|30|35|36|37|38))")
 _LIMITS = (32767.0, -32768.0, 65535.0, 2147483647.0, -2147483648.0, 4294967295.0, 9.96921e36, 3.4028235e38)
 

@@ -29,7 +29,7 @@ APART = 2.0
 TIE = 0.01
 """Negligible log-likelihood per row: a key that loses less is not worse."""
 MOST = 3.0
-"""Most log-likelihood that a row counts in the second comparison: a likelihood 20 times as high."""
+"""Maximum log-likelihood that a row counts in the second comparison: a likelihood 20 times as high."""
 EVERY = 0.95
 """Share of keys that must lose nothing if a structure is chosen instead of the simplest."""
 FEW = 5

@@ -26,9 +26,9 @@ _MARKED = re.compile(r"[:h]|[.].*[.]")
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 LONGEST_DAY = 1500
-"""Most rows of one key and time that a column may number: a day by the minute, and some more."""
+"""Maximum rows of one key and time that a column may number: a day by the minute, and some more."""
 FEW = 0.01
-"""Most rows, as a share, that may repeat key, time and number of another row."""
+"""Maximum share of rows that repeat key, time and number of another row."""
 
 
 class DateForm(NamedTuple):

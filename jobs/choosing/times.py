@@ -56,9 +56,9 @@ _DATE_PART = re.compile(
     r"(^|[^a-z])(day|hour|hours|month|week|year|minute|quarter|doy|dow)([^a-z]|$)", re.IGNORECASE
 )
 ENOUGH = 0.95
-"""Least share of values that must be times."""
+"""Minimum share of values that must be times."""
 NEAR_START = 0.1
-"""Most values, as a share, that may be as small as the first values of series."""
+"""Quantile of a column's values up to which a series may restart."""
 FAR_AHEAD_US = 5 * 366 * UNIT_US["day"]
 """Horizon that no forecast stored with measurements exceeds."""
 TRIED = 500
@@ -67,7 +67,7 @@ LOOKED_AT = 10
 SURE_DIGITS = 10_000_101
 """Smallest eight-digit number that is a date under any column name."""
 FIRST, LONGEST = 1, 1e8
-"""Most seconds (three years) of a count from the beginning of a series; such a count begins with 0 or 1."""
+"""Maximum seconds (about three years) of a count from the beginning of a series; such a count begins with 0 or 1."""
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 
 
@@ -159,7 +159,7 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
 
 
 def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]) -> str | None:
-    """Return a sentence on a column that mixes two forms of times, with examples; None if it has one form."""
+    """Return a sentence on a column that mixes two forms of times, with examples; None for any other column."""
     rest, named = tried, []
     for _ in range(2):
         form = max((None, *usual), key=lambda one: _count_read(rest, TimeParser(one, zone)))

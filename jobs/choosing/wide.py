@@ -19,12 +19,12 @@ from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Wide
 
 FEWEST = 3
-"""Least number of columns that are series of one kind."""
+"""Minimum number of columns that are series of one kind."""
 FEWEST_CODES = 5
-"""Least number of columns whose names are codes of capital letters, such as tickers of shares."""
+"""Minimum number of columns whose names are codes of capital letters, such as tickers of shares."""
 FEWEST_TIMES = 4
 NEAR = 4.0
-"""Most ratio of the usual sizes of series of one kind, if only a part of their names is equal."""
+"""Largest ratio of the usual sizes of series of one kind, if only a part of their names is equal."""
 _TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,2}([-./][0-9]{1,4})?")
 _PARTS = (
     ("time", re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"), FEWEST_TIMES),

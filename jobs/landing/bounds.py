@@ -26,7 +26,7 @@ from jobs.landing.raw_rows import Source, cut_rows
 from jobs.specs.files import Files
 
 RATIO = 100
-"""Most memory of a file's content as a multiple of its size; files of measurements take 5 to 30 times."""
+"""Maximum memory of a file's content as a multiple of its size; files of measurements take 5 to 30 times."""
 MOST = Files().memory_mb << 20
 """Bytes of memory that a piece may take, unless the spec sets another number."""
 MOST_ROWS = 250_000

@@ -28,13 +28,13 @@ HEADER_BYTES = 1 << 16
 
 BOM = b"\xef\xbb\xbf"
 _LONG = 4
-"""Most bytes of a character."""
+"""Maximum bytes of a character."""
 LONGEST = 16 << 20
-"""Most characters of a field; a longer field follows an unclosed quote."""
+"""Maximum characters of a field; a longer field follows an unclosed quote."""
 UNCLOSED = 1 << 17
 """Characters of a last field with an unclosed quote from which it has swallowed rows: the file is refused."""
 LONGEST_RECORD = 64 << 20
-"""Most bytes of a record. A longer record is an error, as each further block is searched with all blocks before it."""
+"""Maximum bytes of a record. A longer record is an error: each further block is searched with all blocks before."""
 csv.field_size_limit(LONGEST)
 
 

@@ -34,9 +34,9 @@ from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
 
 MOST_FILES = 1_000
-"""Most files of one commit: its metadata list them."""
+"""Maximum files of one commit: its metadata list them."""
 GROUP_BYTES = 64 << 20
-"""Most bytes of the files of one commit, unless it has only one file."""
+"""Maximum bytes of the files of one commit, unless it has only one file."""
 INLINE_BYTES = 16 << 20
 """Bytes up to which one process writes the rows, into one file."""
 TASK_BYTES = 96 << 20

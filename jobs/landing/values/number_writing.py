@@ -275,7 +275,7 @@ class _Column(NamedTuple):
 
 
 _MOST_UNITS = 8
-"""Most units of a column of numbers; a column with more units is text."""
+"""Maximum units of a column of numbers; a column with more units is text."""
 
 
 def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separator: str = ",") -> Writing:
