@@ -1,10 +1,10 @@
 """Fit a structure to each series by a grid over its noise ratios: all points of all series in one pass over the rows.
 
 Trying structures does not need the exact maximum. It needs a known cost, and must not end at a wrong local maximum.
-Every variance is written as a ratio to the measurement noise, so that the common scale has its maximum in closed form,
-sigma^2 = mean NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2). One to
-three ratios remain, with zero among their values, on a grid that is refined around each series' best point. `pretrain`
-finds the exact maximum later.
+Every variance is a ratio to the measurement noise. So the common scale has its maximum in closed form, sigma^2 = mean
+NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2). One to three ratios
+remain, with zero among their values, on a grid that is refined around each series' best point. `pretrain` finds the
+exact maximum later.
 
 The likelihood of robust updates has no closed form for the scale: outliers widen Gaussian noise, but not theirs. Their
 grid starts at the Gaussian point, with smaller noises, and varies all numbers.

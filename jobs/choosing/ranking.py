@@ -2,11 +2,11 @@
 
 A model's score is the mean over keys of each key's mean per row, so that a key with many rows counts like any other.
 Two models are compared by the differences on the same rows. With several keys, the standard error of their mean is over
-keys. With few keys, it is over the rows of each key, with autocorrelation (Newey and West 1987, Bartlett's weights),
-because the errors of neighbouring rows are correlated.
+keys. With few keys, it is over the rows of each key. It then allows for autocorrelation (Newey and West 1987, with
+Bartlett's weights), because the errors of neighbouring rows are correlated.
 
-If one model expects an outlier and the other does not, the difference on this row is far larger than all others, and so
-is the standard error: the better the one model, the less it would count. So the differences are compared a second time
+If only one of the models expects an outlier, this row's difference is far larger than all others. It enlarges the
+standard error, too: the better the one model, the less it would count. So the differences are compared a second time
 by a Winsorised mean (Tukey and McLaughlin 1963), with each row limited to MOST. Two models differ if either comparison
 shows a difference.
 """
@@ -186,8 +186,8 @@ def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> S
     This is the one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that do
     not differ on these rows, the model with the fewest parameters predicts other rows best.
 
-    The reference may always be chosen. Another model may be chosen only if at least `share` of the keys, or all but one
-    of FEW or more, lose nothing with it against the reference.
+    The reference may always be chosen. Another model may be chosen only if at least `share` of the keys lose
+    nothing against the reference. With FEW keys or more, one key may always lose.
 
     Args:
         ranking: ranking of the models.

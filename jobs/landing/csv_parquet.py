@@ -57,11 +57,11 @@ def check_format(path: Path) -> str:
 def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
-    For a CSV file with such rows, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the
-    bytes of rows that are not UTF-8.
+    For a CSV file, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows
+    that are not UTF-8. Each column exists only if there are such rows.
 
     Raises:
-        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     names = read_schema(path, columns or (), named).names
     if _is_one_csv(path):
@@ -86,7 +86,7 @@ def parts(
         named: the spec's settings for files.
 
     Raises:
-        UserError: the file cannot be read, or has another format than its ending says.
+        UserError: the file cannot be read, or has another format than its ending indicates.
     """
     most = named.memory_mb << 20
     with _readable(path):
@@ -176,7 +176,7 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
     named: the spec's settings for files: dialect and wide files.
 
     Raises:
-        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     is_csv = _is_one_csv(path)
     wide = wide_columns(named, columns)

@@ -244,8 +244,8 @@ def parse_records(
 ) -> Source:
     """Parse the records of a piece into the wanted columns, or all columns; an empty field is null.
 
-    If there are such rows, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes
-    of rows that are not UTF-8. Comments and repeated headers between the rows are left out.
+    The column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows that are not
+    UTF-8. Each column exists only if there are such rows. Comments and repeated headers between the rows are left out.
 
     Raises:
         csv.Error: a field is longer than `LONGEST`, a long field has an unclosed quote, or another table begins.

@@ -1,8 +1,8 @@
 """Find the start of the landing of topics: the landed position, the topics' start, or after an accepted loss.
 
 Each commit of a landing records each topic's id, its landed offsets, and the checkpoint of the landing query. So one
-commit can begin the landing, adopt a topic id that an earlier release or the brokers did not record, or switch to a
-recreated topic of the same name. A single topic, which a stream also reads, is recorded as a stream's position
+commit can begin the landing, switch to a recreated topic of the same name, or adopt a topic id: earlier releases and
+some brokers did not provide it. A single topic, which a stream also reads, is recorded as a stream's position
 (`jobs.storage.positions`); several topics are recorded together.
 """
 

@@ -184,8 +184,8 @@ def looks_like_units(fields: Sequence[str]) -> bool:
 def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
     """Tell if the first record is a row, not a header.
 
-    It is a row if it has a number or a time wherever the second record has one (at least once), and each of its texts
-    occurs again in its column: a column name does not.
+    It is a row if it has a number or a time wherever the second record has one (at least once). Each of its texts must
+    also occur again in its column: a column name does not.
     """
     if len(rows) < 2 or len(rows[0]) != len(rows[1]):
         return False
