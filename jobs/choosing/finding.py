@@ -117,7 +117,7 @@ def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
 
 
 def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -> None:
-    """Refuse files in which a column outside the found time has a part of the time.
+    """Refuse files if a column that the found time does not use has a part of the time.
 
     Raises:
         UserError: there are such columns; the message names them.

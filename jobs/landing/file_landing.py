@@ -1,7 +1,7 @@
 """Plan the landing of one model's files: check which files may land, and which of their rows.
 
 A file is identified by its content (SHA-256) and its path. If its name is a key (`key_from_name`), the name counts as
-content. Its rejected rows and its accepted rows are one commit each, in a transaction per file
+content. Its rejected rows and its accepted rows are one commit each; the transaction is the file's
 (`jobs.landing.landed_files`). So landing is idempotent, and a retry after a crash completes the missing commit. A
 content that has landed under any path does not land again. A path that has landed with another content is refused,
 unless the caller declares what the file is.

@@ -1,8 +1,8 @@
 """`ingest --input FOLDER --trigger SECONDS`: land the files that arrive in folders, each once, until stopped.
 
 A file lands when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
-neither the next scan nor the next run reads it again. The record is written after the file's commits, which are in a
-transaction per file (`jobs.landing.file_landing`). After a crash between the two, the next run lands the file again,
+neither the next scan nor the next run reads it again. The record is written after the file's commits; each file has
+a separate transaction (`jobs.landing.file_landing`). After a crash between the two, the next run lands the file again,
 which is idempotent. The transaction names path and content, so it also shows if the file has changed meanwhile. The
 records only save reading files again.
 """

@@ -1,8 +1,8 @@
 """Read JSON objects, one per row, into unchecked columns, and read the rows of JSON files.
 
 Arrow's reader reads all ordinary documents at once. It allows one type per column, and does not identify an invalid
-document. So a pattern first finds the documents that Arrow would misread. Types are inferred from the first documents. A
-block that Arrow refuses is halved until a few documents remain; Python's reader reads these one by one.
+document. So a pattern first finds the documents that Arrow would misread. Types are inferred from the first documents.
+A block that Arrow refuses is halved until a few documents remain; Python's reader reads these one by one.
 """
 
 from __future__ import annotations

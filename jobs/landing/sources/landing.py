@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _TRIES = 3
-"""Number of starts of a query that ends before it lands anything, if its error allows a new query."""
+"""Maximum starts of a query that fails before it lands any row, if its error allows a restart."""
 
 
 class Reader(ABC):
