@@ -1,1 +1,1 @@
-"""Choose a model for data: what its columns are, which structure predicts it best, and the spec that says so."""
+"""Choose a model for data: find the columns' roles, rank structures by their predictions, write the spec."""

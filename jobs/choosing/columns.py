@@ -1,4 +1,4 @@
-"""Find what each column is: the time, a key, a measurement, or why it is none of them."""
+"""Find each column's role: the time, a key, a measurement, or the reason why it has no role."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ SERIES = re.compile(
     r"bssid|vin|(dev_?)?eui(64|48)?|icao(24)?)(s|_?(id|name|no|nr|key|code|addr|address))?([^a-z]|$)",
     re.IGNORECASE,
 )
-"""Names of columns whose texts name devices, places or what is measured."""
+"""Names of columns whose texts name devices, places or measured quantities."""
 DESCRIBES = re.compile(
     r"(^|[^a-z])(state|status|type|unit|units|quality|flag|class|kind|mode|level|severity)([^a-z]|$)|"
     r"unit_of_measurement",
     re.IGNORECASE,
 )
-"""Names of columns that describe a row and not what it is of."""
+"""Names of columns that describe a row, not the system that it belongs to."""
 USUAL = {text.casefold() for text in DEFAULT_MISSING}
 BY_NAME = "looks like an id, by its name"
 VALUE = re.compile(r"(^|[^a-z])(state|value|metric|unit|reading|count|level)([^a-z]|$)", re.IGNORECASE)
-"""Names that a measurement has more often than a key, of columns that could be either."""
+"""Column names that suggest a measurement where the values could also be a key."""
 
 
 class Wishes(NamedTuple):
-    """What the user says: the columns' roles, the time zone and format, the structure; and how much to try.
+    """The user's choices: column roles, time zone and format, structure, and the size of the sample.
 
-    keys, rows: sampled keys, and the last rows of each that structures are fitted on
+    keys, rows: number of sampled keys, and of each key's last rows for fitting structures
     """
 
     time: str | None = None
@@ -77,18 +77,18 @@ class Wishes(NamedTuple):
 
     @property
     def zone(self) -> tzinfo:
-        """The time zone of times without an offset."""
+        """Return the time zone of times without an offset."""
         return zone_of(self.time_zone)
 
 
 class Roles(NamedTuple):
-    """What the columns are.
+    """Roles of the columns.
 
-    time         of the event
-    measurements candidates, in the files' order
+    time         event time
+    measurements candidates for measurements, in the files' order
     keys         names of columns that may be keys, in the files' order
-    texts        those among them that hold texts
-    refused      column name: why it is no measurement
+    texts        columns of `keys` that hold texts
+    refused      column name: why it is not a measurement
     """
 
     time: TimeColumn
@@ -99,10 +99,10 @@ class Roles(NamedTuple):
 
 
 def find_roles(table: Table, wishes: Wishes) -> Roles:
-    """Find the roles of a table's columns; those that the user names are checked.
+    """Find the roles of a table's columns, and check the roles that the user gives.
 
     Raises:
-        UserError: no column is a time, or a number; or a given one is not.
+        UserError: no column is a time, no column is a number, or a given column does not fit its role.
     """
     measurement, key = wishes.measurement, wishes.key
     for name in (*measurement, *key):
@@ -146,7 +146,7 @@ def find_roles(table: Table, wishes: Wishes) -> Roles:
 
 
 def _last_resort(table: Table, time: TimeColumn, refused: Mapping[str, str]) -> str | None:
-    """Return the likeliest measurement of a table in which every number looks like a key, or None."""
+    """Return the likeliest measurement of a table whose numbers all look like keys, or None."""
 
     def merit(name: str) -> tuple[bool, bool, int]:
         is_value = VALUE.search(name) is not None
@@ -190,7 +190,7 @@ def _find_time(table: Table, wishes: Wishes) -> TimeColumn:
             times.append(one)
     parts = find_parts(table, zone, form)
     if parts is not None and not taken & {*parts.columns}:
-        # A column with the whole time is preferred to several, of which none is the time by itself.
+        # A column with the whole time is preferred to several columns with parts of it.
         whole = [one for one in times if one.name not in parts.columns and one.note is None]
         if max(map(_distinct, whole), default=0) < _distinct(parts):
             return parts
@@ -212,7 +212,7 @@ def _distinct(one: TimeColumn) -> int:
 
 
 def numbers_in(table: Table, name: str) -> Numbers | str:
-    """Return a column as numbers, or why it holds none."""
+    """Return a column as numbers, or the reason why it does not hold numbers."""
     column = table.source.columns[name]
     kind = column.type
     if pa.types.is_nested(kind) or pa.types.is_temporal(kind):
@@ -280,7 +280,7 @@ def _why_no_measurement(one: Numbers, table: Table, time: TimeColumn) -> str | N
 
 
 def _may_be_key(table: Table, name: str, is_text: bool) -> bool:
-    """Tell if a column's values could name systems: text or whole numbers, each many times, few rows without."""
+    """Tell if values could name systems: texts or whole numbers, each repeated many times, few rows without."""
     column = table.source.columns[name]
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind)):

@@ -1,4 +1,4 @@
-"""Compare models of the same measurements: fit each on the first rows of every key, score it on the others."""
+"""Compare models of the same measurements: fit each on the first rows of every key, score it on the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jobs.specs.model_spec import ModelSpec
 
 
 class Compared(NamedTuple):
-    """The ranking of models, the first being the reference; keys: how many there were to sample from."""
+    """Ranking of models (the first given is the reference); keys: number of keys that were available."""
 
     ranking: Ranking
     keys: int
@@ -30,7 +30,7 @@ def check_comparable(specs: Sequence[ModelSpec]) -> None:
     """Check that models have the same rows and predict the same numbers.
 
     Raises:
-        UserError: they do not.
+        UserError: the models differ in this.
     """
     first = specs[0]
     names = [spec.name for spec in specs]
@@ -52,7 +52,7 @@ def check_comparable(specs: Sequence[ModelSpec]) -> None:
 
 
 def columns_of(specs: Sequence[ModelSpec]) -> list[str]:
-    """Return the columns that any of the models reads."""
+    """Return all columns that the models read."""
     return list(dict.fromkeys(name for spec in specs for name in spec.columns))
 
 
@@ -62,14 +62,14 @@ def compare(
     """Rank models by the log-likelihood of held-out rows.
 
     Args:
-        specs: of the models; a row that one of them rejects is left out for all.
+        specs: specs of the models; a row that one of them rejects is left out for all.
         source: the rows.
-        what: names the rows in errors.
-        most_keys: to sample.
-        most_rows: of each key, its last ones.
+        what: name of the rows' source, for errors.
+        most_keys: number of keys to sample.
+        most_rows: number of last rows to take of each key.
 
     Raises:
-        UserError: too few rows, or a model that cannot be fitted.
+        UserError: there are too few rows, or a model cannot be fitted.
     """
     parsed = [parse(spec, source, what) for spec in specs]
     common = parsed[0]

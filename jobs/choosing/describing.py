@@ -1,4 +1,4 @@
-"""Describe how files are read: the first rows as written and as understood, and what each column is taken for."""
+"""Describe how files are read: the first rows as written and as understood, and the role of each column."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
 
 SHOWN = 5
-"""Rows that are shown."""
+"""Number of rows that are shown."""
 MOST_ROWS = 100_000
-"""Rows of a file that are read with a spec."""
+"""Number of rows of a file that are read with a spec."""
 _LONGEST = 40
 _EPOCH = datetime(1970, 1, 1)
 
 
 class ColumnReading(NamedTuple):
-    """How a column is read.
+    """Reading of a column.
 
-    example: its first value as written; role: what it is taken for; otherwise: what it could be as well; setting: of
-    the spec that says so, and the options of `init` that change it.
+    example: first value as written; role: role of the column; otherwise: another possible role; setting: spec setting
+    for the role, and the options of `init` that change it.
     """
 
     name: str
@@ -50,11 +50,11 @@ class ColumnReading(NamedTuple):
 
 
 class Description(NamedTuple):
-    """How files are read.
+    """Reading of files.
 
-    files: how many there are; dialect: how CSV files are written; written, understood: the first rows; rows: how many
-    were looked at; rejected: how many of them by reason; notes: what mends these, and doubts; refusal: why the files
-    cannot be read by themselves, None if they can
+    files: number of files; dialect: notation of CSV files; written, understood: the first rows; rows: number of rows
+    read; rejected: number of rejected rows by reason; notes: remedies and doubts; refusal: why the files cannot be read
+    without a spec, or None
     """
 
     first: Path
@@ -107,10 +107,10 @@ def describe(input: str) -> Description:
 
 
 def describe_by_spec(input: str, spec: ModelSpec) -> Description:
-    """Describe files as a spec reads them; of a long file its beginning.
+    """Describe files as a spec reads them; only the beginning of a long file is read.
 
     Raises:
-        UserError: a file cannot be read, or lacks a column that the spec names.
+        UserError: a file cannot be read, or lacks a column of the spec.
     """
     files = files_of(input, endings_of(spec))
     source = first_rows(spec, files[0], MOST_ROWS)
@@ -130,7 +130,7 @@ def describe_by_spec(input: str, spec: ModelSpec) -> Description:
 
 
 def _found_readings(found: Columns) -> list[ColumnReading]:
-    """Return the readings of the columns that were found, in the files' order; the file's name as a key comes last."""
+    """Return the readings of the found columns, in the files' order; a key from the file's name comes last."""
     table, roles, keys = found.table, found.roles, found.keys
     numbers = {one.name: one for one in roles.measurements}
     others = [name for name in roles.keys if name not in keys.columns]
@@ -170,7 +170,7 @@ def _keys_words(others: Sequence[str]) -> str:
 
 
 def _spec_readings(spec: ModelSpec, source: Source) -> list[ColumnReading]:
-    """Return the readings of the columns that a spec names."""
+    """Return the readings of a spec's columns."""
     example = _example(source, spec.time)
     readings = [
         ColumnReading(spec.time, example, "time", _time_words(spec), "", "time, time_format, time_zone")
@@ -209,7 +209,7 @@ def _range_words(one: Numbers) -> str:
 
 
 def _example(source: Source, name: str) -> str:
-    """Return the first value of a column as a text."""
+    """Return a column's first value as text."""
     column = source.columns.get(name)
     values = [] if column is None else column.slice(0, MOST_ROWS).drop_null().slice(0, 1).to_pylist()
     return _short(values[0]) if values else ""
@@ -227,7 +227,7 @@ def _written(source: Source, names: list[str]) -> list[dict[str, str]]:
 
 
 def _understood(spec: ModelSpec, source: Source, parsed: ParsedRows) -> list[dict[str, Any]]:
-    """Return the first rows as understood: key, time in UTC and numbers, or the reason why a row is rejected."""
+    """Return the first rows as understood: key, time in UTC and numbers, or the reason for rejection."""
     rows: list[dict[str, Any]] = []
     keys = {name: source.columns[name].slice(0, SHOWN).to_pylist() for name in spec.key}
     for i in range(min(source.rows, SHOWN)):

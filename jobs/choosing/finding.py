@@ -1,4 +1,4 @@
-"""Find what the columns of files are: the time, the key, the measurements; and the rhythm of the rows. No Spark."""
+"""Find the roles of the files' columns (time, key, measurements) and the rhythm of the rows. No Spark."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ MOST_MEASUREMENTS = 4
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of files are, and the rows as a spec of them reads these.
+    """Roles of the files' columns, and the rows as read by a spec of these columns.
 
-    spec: a model of the columns, whose structure nobody has chosen yet; source (N,): the rows as written, with the key
-    from the file's name; parsed (N,): the rows as understood
+    spec: spec of the columns, before a structure is chosen; source (N,): the rows as written, with the key from the
+    file's name; parsed (N,): the rows as understood
     """
 
     table: Table
@@ -55,15 +55,15 @@ class Columns:
 
     @property
     def measurements(self) -> list[Numbers]:
-        """The measured columns."""
+        """Return the measured columns."""
         return self.roles.measurements
 
 
 def find_columns(input: str, table: Table, wishes: Wishes, watch: Stopwatch) -> Columns:
-    """Find what the columns of files are, and read the rows by it.
+    """Find the roles of the files' columns, and read the rows with these roles.
 
     Raises:
-        UserError: there is no time or measurement, or a wish that cannot be met.
+        UserError: there is no time or measurement, or a wish cannot be met.
     """
     with watch.step("columns"):
         table = as_long(table, wishes)
@@ -97,7 +97,7 @@ def _measurements(roles: Roles, wishes: Wishes) -> tuple[list[Numbers], list[str
 
 
 def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
-    """Return roles without the measurements that are one number for each of several keys, unless all are."""
+    """Return roles without measurements that are constant within each of several keys, unless all are constant."""
     if wishes.measurement or keys.count < 2:
         return roles
     told = [one for one in roles.measurements if _varies_within(one.values, keys.code)]
@@ -109,7 +109,7 @@ def _without_attributes(roles: Roles, keys: Keys, wishes: Wishes) -> Roles:
 
 
 def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
-    """Tell if numbers (N,) differ within a key (N,)."""
+    """Tell if numbers (N,) vary within a key; code (N,): each row's key."""
     good = np.isfinite(values)
     order = np.lexsort((values[good], code[good]))
     same_key = np.diff(code[good][order]) == 0
@@ -117,10 +117,10 @@ def _varies_within(values: Floats, code: NDArray[np.int64]) -> bool:
 
 
 def _refuse_time_apart(table: Table, roles: Roles, keys: Keys, wishes: Wishes) -> None:
-    """Refuse files in which a part of the time stands in a column that is no part of the time that was found.
+    """Refuse files if a column that the found time does not use has a part of the time.
 
     Raises:
-        UserError: it names the columns.
+        UserError: there are such columns; the message names them.
     """
     time = roles.time
     apart = next((name for name in keys.columns if name not in wishes.key and _has_clock(table, name)), None)
@@ -144,7 +144,7 @@ def _has_clock(table: Table, name: str) -> bool:
 
 
 def skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> ModelSpec:
-    """Return a spec with the columns that were found, to read the rows as every other command does."""
+    """Return a spec with the found columns, to read the rows as every other command does."""
     one = {"kind": "random_walk", "variance": 1.0}
     names = [numbers.name for numbers in roles.measurements]
     size = range(len(names))
@@ -170,7 +170,7 @@ def skeleton(roles: Roles, keys: Keys, wishes: Wishes, files: Files = ANY) -> Mo
 
 
 def missing_values(roles: Roles) -> list[str]:
-    """Return the texts that mean a missing measurement: the usual ones, and those in the files."""
+    """Return the texts that mean a missing measurement: the usual texts, and texts in the files."""
     absent = {text for one in roles.measurements for text in one.absent}
     marks = {f"{mark:.15g}" for one in roles.measurements for mark in one.marks}
     return [*DEFAULT_MISSING, *sorted(absent | marks)]
@@ -185,7 +185,7 @@ def _with_name(table: Table, keys: Keys) -> Source:
 
 
 def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
-    """Return notes on columns of few texts that are no key, where no column is one."""
+    """Return notes on unused columns with few distinct texts, if no column is a key."""
     if any(name in table.source.columns for name in keys.columns):
         return []
     notes: list[str] = []
@@ -201,7 +201,7 @@ def left_out_texts(table: Table, roles: Roles, keys: Keys) -> list[str]:
 
 
 def file_name(input: str) -> str:
-    """Return a model's name made of an input's: of the file, the folder or the glob."""
+    """Return a model's name from the name of the input: a file, a folder or a glob."""
     path = Path(input)
     text = path.name if path.is_dir() else name_of(path) if path.is_file() else path.parent.name or "series"
     name = re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")

@@ -1,13 +1,13 @@
 """Fit a structure to each series by a grid over its noise ratios: all points of all series in one pass over the rows.
 
-Trying structures needs no exact maximum, but a cost that is known beforehand, and no search that ends at a wrong one.
-Every variance is written as a ratio to the measurements' noise, so that the common scale has its maximum in closed
-form, sigma^2 = mean NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2).
-What is left are one to three ratios, zero among their values, on a grid that is made finer around each series' best
-point. `pretrain` finds the exact maximum later.
+Trying structures does not need the exact maximum. It needs a known cost, and must not end at a wrong local maximum.
+Every variance is a ratio to the measurement noise. So the common scale has its maximum in closed form, sigma^2 = mean
+NIS ("concentrated out": Harvey 1989, section 3.4.2; Durbin and Koopman 2012, section 2.10.2). One to three ratios
+remain, with zero among their values, on a grid that is refined around each series' best point. `pretrain` finds the
+exact maximum later.
 
-Robust updates have another likelihood, whose scale has no closed form: outliers widen Gaussian noise and not theirs.
-Their grid goes on from the Gaussian point, with smaller noises at first, in all numbers.
+The likelihood of robust updates has no closed form for the scale: outliers widen Gaussian noise, but not theirs. Their
+grid starts at the Gaussian point, with smaller noises, and varies all numbers.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ GRIDS: dict[str, tuple[float, ...]] = {
     "damping": (0.02, 0.1, 0.5),
     "season.variance": (0.0, 1e-6, 1e-4, 1e-2),
 }
-"""First points of each number: a variance a step against that of the measurements' noise, a rate a step."""
+"""First grid points of each number: a variance per step relative to the measurement noise's, a rate per step."""
 STEPS = {"slope_variance": 3}
-"""Powers of the step in which a number is counted, other than 1."""
+"""Power of the step that scales a number, where it is not 1."""
 FIRST, FACTOR = 0.5, 0.5
-"""Powers of ten from a series' best point to the next finer grid's others; a factor on that for each further grid."""
+"""Distance (power of ten) from a best point to the first finer grid's other points; factor for each next grid."""
 LOWEST, HIGHEST = 1e-10, 1e8
 SMALLER = tuple(product((1.0, 0.3, 0.1, 0.03, 0.01), (3.0, 0.3, 0.03)))
-"""Factors on the noise and on the other variances from which the search under a robust likelihood begins."""
+"""Start points of the search under a robust likelihood: factors on the noise and on the other variances."""
 MOVING = 1e-2
-"""What stands in for a variance of zero there, against the noise: wide noise can hide all movement."""
+"""Start value there for a variance of zero, relative to the noise: wide noise can hide all movement."""
 WIDTH = 20_000
-"""Series times points that are filtered at once."""
+"""Number of series times points that are filtered at once."""
 
 
 class GridFit(NamedTuple):
-    """The best point of each of K series.
+    """Best point of each of K series.
 
-    parameters (d, K) what `with_parameters` takes; at_zero (K,): a variance is zero
+    parameters (d, K) argument of `with_parameters`; at_zero (K,): a variance is zero
     """
 
     parameters: Floats
@@ -57,7 +57,7 @@ class GridFit(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """Rows of K series in rounds: of each the series' numbers, dt and y; the K series by descending length."""
+    """Rows of K series, ordered by descending length, in rounds: round i has dt and y of each series' row i."""
 
     keys: NDArray[np.int64]
     rounds: list[tuple[Floats, Floats]]
@@ -74,12 +74,12 @@ def fit_grid(
     """Fit a structure to each series of one measurement.
 
     Args:
-        structure: with p ratios.
+        structure: structure with p ratios.
         rows: N rows, each series with measurements of standard size.
-        keys: how many series there are.
-        unit: microseconds in the unit of time.
-        step: the usual one, in the unit of time.
-        finer: how often to look again on a finer grid; each time halves the error of a ratio's logarithm.
+        keys: number of series.
+        unit: microseconds per unit of time.
+        step: usual step, in the unit of time.
+        finer: number of grid refinements; each halves the error of a ratio's logarithm.
     """
     composed = compose(["y"], [structure])
     model = kalman.build(definition(composed, ["y"]))
@@ -111,19 +111,19 @@ def fit_robust(
     robust: dict[str, Any],
     finer: int,
 ) -> GridFit:
-    """Fit a structure with robust updates to each series, from its Gaussian fit, by the likelihood of these updates.
+    """Fit a structure with robust updates to each series by their likelihood, starting from its Gaussian fit.
 
     Args:
-        structure, rows, keys, unit, finer: as of `fit_grid`.
-        plain: its result.
-        robust: the options of the updates.
+        structure, rows, keys, unit, finer: as in `fit_grid`.
+        plain: result of `fit_grid`.
+        robust: options of the robust updates.
     """
     composed = compose(["y"], [structure])
     model = kalman.build(definition(composed, ["y"], robust))
     plan = _rounds(rows, unit)
     noise, others = np.array(SMALLER).T
     factors = np.array([np.where(power == 2, others, 1.0) for _, power in composed.powers] + [noise])
-    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few steps lead from one key to the next
+    step = np.median(np.maximum(np.diff(rows.time), 1)) / unit  # few of these differences are between keys
     moving = np.where(plain.parameters > 0, plain.parameters, MOVING * plain.parameters[-1] / step)
     points = np.concatenate([plain.parameters[..., None], moving[..., None] * factors[:, None]], axis=2)
     best, _ = _climb(points, lambda some: _evaluate(model, plan, some)[:2], finer)
@@ -133,7 +133,7 @@ def fit_robust(
 def _climb(
     points: Floats, evaluate: Callable[[Floats], tuple[Floats, Floats]], finer: int
 ) -> tuple[Floats, Floats]:
-    """Return each series' best point (p, K) of some points (p, K, C) and of finer grids around the best, and its scale.
+    """Return each series' best point (p, K) among points (p, K, C) and on finer grids around the best, and its scale.
 
     evaluate: returns the log-likelihood and the scale (K, C) at points.
     """
@@ -148,7 +148,7 @@ def _climb(
 
 
 def _around(best: Floats, reach: float) -> Floats:
-    """Return the points (p, K, 3^p) around the best ones (p, K): a factor up and down, or a little above zero."""
+    """Return the points (p, K, 3^p) around the best points (p, K): a factor up and down, or a little above zero."""
     factor = 10.0**reach
     p = len(best)
     up = np.where(best > 0, np.minimum(best * factor, HIGHEST), 1e-7)
@@ -179,7 +179,7 @@ def _rounds(rows: kalman.SortedRows, unit: float) -> _Rounds:
 
 
 def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return log-likelihood, sum of NIS and number of rows with one (K, C) at parameters (d, K, C)."""
+    """Return log-likelihood, sum of NIS and number of rows with a NIS (K, C) at parameters (d, K, C)."""
     _, keys, points = parameters.shape
     slices = _slices(points, max(1, WIDTH // keys))
     parts = [_filtered(model, plan, parameters[:, :, some]) for some in slices]
@@ -188,7 +188,7 @@ def _evaluate(model: Filter, plan: _Rounds, parameters: Floats) -> tuple[Floats,
 
 
 def _concentrated(likelihood: Floats, nis: Floats, count: Floats) -> tuple[Floats, Floats]:
-    """Return the log-likelihood with the best common scale, and that scale (K, C)."""
+    """Return the log-likelihood at the best common scale, and this scale (K, C)."""
     count = np.maximum(count, 1.0)
     scale = np.maximum(nis / count, 1e-300)
     return likelihood + 0.5 * (nis - count * np.log(scale) - count), scale

@@ -1,4 +1,4 @@
-"""Fit models on the first part of each key's rows, and score the others by one-step prediction."""
+"""Fit models on the first part of each key's rows, and score the rest by one-step prediction."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SHARE = 0.7
-"""Share of a key's rows that a model is fitted on."""
+"""Share of a key's rows for fitting a model."""
 FEWEST = 16
-"""Rows that a key needs to be judged by."""
+"""Minimum number of rows of a key that can be used."""
 MOST_ITERATIONS = 100
 
 
 class Sample(NamedTuple):
-    """The rows of K keys, sorted, and which of them (N,) are held out: the last ones of each key.
+    """Sorted rows of K keys, and which rows (N,) are held out: the last rows of each key.
 
-    unit: microseconds in the unit of the model's time.
+    unit: microseconds per unit of the model's time.
     """
 
     rows: kalman.SortedRows
@@ -34,12 +34,12 @@ class Sample(NamedTuple):
 
     @property
     def first(self) -> kalman.SortedRows:
-        """The rows to fit on."""
+        """Return the rows for fitting."""
         return self.rows.take(~self.held)
 
 
 def held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which sorted rows (N,) are held out: of each key those after SHARE of its rows with a measurement."""
+    """Return which sorted rows (N,) are held out: each key's rows after SHARE of its rows with a measurement."""
     seen = np.cumsum(has_value)
     counts = np.bincount(key, has_value, minlength=keys)
     before = np.concatenate([[0], np.cumsum(counts)[:-1]])
@@ -47,22 +47,22 @@ def held_out(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.b
 
 
 def enough(key: Ints, keys: int, has_value: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which keys (K,) have enough measurements to be judged by."""
+    """Return which keys (K,) have enough measurements to be used."""
     return np.bincount(key, has_value, minlength=keys) >= FEWEST
 
 
 class Fitted(NamedTuple):
-    """What a model learned from the first rows: of each key (d, K), or None and the values for all keys by name."""
+    """Parameters learned from the first rows: per key (d, K), or None and one value for all keys by name."""
 
     of_keys: Floats | None
     pooled: Mapping[str, Any]
 
 
 def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
-    """Learn what a definition's `learn` names on the rows that are not held out; without it nothing.
+    """Learn the parameters in a definition's `learn` from the rows that are not held out; nothing without `learn`.
 
     Raises:
-        kalman.ModelError: it cannot be learned.
+        kalman.ModelError: the parameters cannot be learned.
     """
     if definition.get("learn") is None:
         return Fitted(None, {})
@@ -80,9 +80,9 @@ def fit(definition: Mapping[str, Any], sample: Sample) -> Fitted:
 
 
 def predict(definition: Mapping[str, Any], fitted: Fitted, sample: Sample) -> Floats:
-    """Return the predictive log-likelihood (N,) of each row given those before it.
+    """Return the predictive log-likelihood (N,) of each row given the earlier rows.
 
-    NaN where a row has no measurement, is late, or is flagged (gated, say).
+    NaN where a row has no measurement, is late, or is flagged (gated, for example).
     """
     model = kalman.build(definition, dict(fitted.pooled) or None)
     states = kalman.initial_states(model, sample.keys)

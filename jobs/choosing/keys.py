@@ -1,4 +1,4 @@
-"""Find the key: the columns, or the name of the file, that tell one series from another."""
+"""Find the key: the columns, or the file's name, that distinguish the series."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from jobs.landing.values.keys import codes_of, join_codes
 
 Ints = NDArray[np.int64]
 FEW = 0.01
-"""Share of rows that may repeat key and time of another."""
+"""Maximum share of rows that repeat key and time of another row."""
 APART = 0.5
-"""Share of a measurement's variance between the values of a column, from which on these are different series."""
+"""Share of a measurement's variance between a column's values from which these values are different series."""
 MOST_COLUMNS = 3
 OFTEN = 5
-"""Rows that half of a column's texts have at least, if they name series."""
+"""Minimum rows that half of a column's texts have if the texts name series."""
 TURNS = 0.8
-"""How often the next row has another text, as a share of how often it would have by chance, if devices take turns."""
+"""Minimum frequency of a change of text between rows, relative to chance, if devices take turns."""
 CALMER = 0.7
-"""Spread of each device's steps, or size of its changes, as a share of that of all rows together."""
+"""Maximum spread of each device's steps, or size of its changes, relative to all rows together."""
 JOIN = 2.0
-"""Usual steps between the end of a file and the begin of the next, up to which the next one continues it."""
+"""Maximum number of usual steps between the end of a file and the beginning of the next."""
 
 
 class Keys(NamedTuple):
-    """The key: its columns, the one among them whose value is the file's name (None: none), and why.
+    """Key: its columns, the column whose value is the file's name (or None), and the reason.
 
-    code (N,) number of each row's key, from 0; count: how many there are
+    code (N,) number of each row's key, from 0; count: number of keys
     """
 
     columns: list[str]
@@ -43,10 +43,10 @@ class Keys(NamedTuple):
 
 
 def find_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
-    """Find the key columns, or check those that the user names.
+    """Find the key columns, or check the columns that the user names.
 
     Raises:
-        UserError: a wish that cannot be met, such as a key that is the time or a measurement.
+        UserError: a wish cannot be met, such as a key that is the time or a measurement.
     """
     if wishes.no_key:
         if wishes.key or wishes.key_from_name is not None:
@@ -83,7 +83,7 @@ def _no_key(table: Table, why: str) -> Keys:
 
 
 def _given_keys(table: Table, roles: Roles, wishes: Wishes) -> Keys:
-    """Return the keys that the user names; the file's name is one of them where rows repeat key and time without it."""
+    """Return the user's keys; the file's name is added if rows repeat key and time without it."""
     name, why = wishes.key_from_name, "as given"
     if name is not None:
         _check_free(table, name)
@@ -111,7 +111,7 @@ def _check_free(table: Table, name: str) -> None:
 
 
 def _free_name(table: Table) -> str:
-    """Return what the key column is called where a file's name is the key."""
+    """Return a free column name for a key that is the file's name."""
     taken = _taken_names(table)
     return next(one for one in ("series", "file", "file_name", "series_name") if one not in taken)
 
@@ -121,7 +121,7 @@ def _taken_names(table: Table) -> set[str]:
 
 
 def _continue_each_other(table: Table, roles: Roles) -> bool:
-    """Tell if no two files overlap in time, and most begin about a step after another ends: a file a month, say."""
+    """Tell if files do not overlap in time, and most begin about a step after another ends: a file per month, say."""
     known = roles.time.known
     file, time = table.file[known], roles.time.micros[known]
     order = np.lexsort((time, file))
@@ -143,7 +143,7 @@ def _keys(columns: list[str], from_name: str | None, why: str, code: Ints) -> Ke
 
 
 def _candidates(table: Table, roles: Roles) -> list[str]:
-    """Return columns that may be keys, those with a telling name first."""
+    """Return columns that may be keys, columns with a typical key name first."""
     return sorted(roles.keys, key=lambda name: (KEY.search(name) is None, roles.keys.index(name)))
 
 
@@ -152,7 +152,7 @@ def _codes(table: Table, name: str) -> Ints:
 
 
 def _repeats(code: Ints, roles: Roles) -> float:
-    """Return the share of rows that have key and time of another row before them."""
+    """Return the share of rows that repeat key and time of an earlier row."""
     known = roles.time.known
     pairs = np.stack([code[known], roles.time.micros[known]])
     order = np.lexsort(pairs[::-1])
@@ -161,7 +161,7 @@ def _repeats(code: Ints, roles: Roles) -> float:
 
 
 def _constant_in_files(table: Table, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column that has one value in each file, and tells files of one time apart: a file a place and month."""
+    """Return a column with one value per file that separates files of the same time: a file per place and month."""
     for name in candidates:
         codes = _codes(table, name)
         values, files = int(codes.max()) + 1, len(table.files)
@@ -177,12 +177,12 @@ def _constant_in_files(table: Table, roles: Roles, candidates: list[str]) -> str
 
 
 def _names_series(name: str) -> bool:
-    """Tell if a column is called as those are that name a device or a place, whatever it holds."""
+    """Tell if a column has a typical name for a device or a place."""
     return SERIES.search(name) is not None and DESCRIBES.search(name) is None
 
 
 def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column that is called like devices, or like a key and tells a measurement's values apart."""
+    """Return a column with a typical device name, or with a key's name if it separates a measurement's values."""
     for name in candidates:
         codes = _codes(table, name)
         if codes.max() == 0 or KEY.search(name) is None and not _names_series(name):
@@ -195,10 +195,10 @@ def _named_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
 
 
 def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | None:
-    """Return a column of texts that take turns, each with times or a path of its own.
+    """Return a column of texts that take turns, each with separate times or a separate path.
 
-    Such as devices that each report at times of their own: times of all are far less regular than those of each, or
-    the values of each go on more smoothly.
+    An example is devices that report independently: each device's times are far more regular than all times together,
+    or each device's values are smoother.
     """
     known = roles.time.known
     order = np.argsort(roles.time.micros[known], kind="stable")
@@ -227,7 +227,7 @@ def _timed_apart(table: Table, roles: Roles, candidates: list[str]) -> str | Non
 
 
 def _is_regular(steps: Ints) -> bool:
-    """Tell if most steps are as long as the usual one."""
+    """Tell if most steps are about as long as the usual step."""
     if not len(steps):
         return True
     usual = np.median(steps)
@@ -235,7 +235,7 @@ def _is_regular(steps: Ints) -> bool:
 
 
 def _spread(steps: Ints) -> float:
-    """Return how much the logarithms of steps differ."""
+    """Return the spread of the logarithms of steps."""
     low, high = np.quantile(np.log(np.maximum(steps, 1)), [0.1, 0.9])
     return float(high - low)
 
@@ -251,7 +251,7 @@ def _share_between(codes: Ints, values: NDArray[np.float64]) -> float:
 
 
 def _fewest(table: Table, roles: Roles, candidates: list[str]) -> tuple[list[str], float, bool] | None:
-    """Return the fewest columns that make key and time unique, or nearly so; with the file's name where that helps."""
+    """Return the fewest columns that make key and time (nearly) unique; with the file's name if that helps."""
     names = candidates[:8]
     codes = {name: _codes(table, name) for name in names}
     best: tuple[float, int, list[str], bool] | None = None

@@ -14,14 +14,14 @@ from jobs.storage.tables import measurements
 
 
 def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, rows: int) -> Source:
-    """Return the last landed rows of the keys whose hashes are the lowest.
+    """Return the last landed rows of the keys with the lowest hashes.
 
     Args:
-        root: of the warehouse with the model's measurements.
-        spec: of the model whose table it is.
-        columns: to read.
-        keys: how many keys.
-        rows: of each key.
+        root: root of the warehouse with the model's measurements.
+        spec: spec of the table's model.
+        columns: columns to read.
+        keys: number of keys.
+        rows: number of rows of each key.
 
     Raises:
         UserError: nothing has landed, or a column is missing.
@@ -53,6 +53,6 @@ def landed_rows(root: str, spec: ModelSpec, columns: Sequence[str], keys: int, r
 
 
 def _is_key(row: dict[str, Any]) -> str:
-    """Return the condition of the rows of a key."""
+    """Return the SQL condition for the rows of a key."""
     values = {name: literal(value) if isinstance(value, str) else str(value) for name, value in row.items()}
     return f"({' AND '.join(f'{quoted(name)} = {value}' for name, value in values.items())})"

@@ -1,4 +1,4 @@
-"""Find numbers that stand for a missing measurement, such as -999: far outside of all others, and frequent."""
+"""Find numbers that stand for a missing measurement, such as -999: frequent, and far outside all other values."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST = 8
-"""Other values that are needed to judge by."""
+"""Minimum number of other values for a judgement."""
 FEW_TIMES = 3
-"""How often a number that nobody uses for missing values must be there."""
+"""Minimum count of a number that programs do not commonly use for missing values."""
 MOST = 0.3
-"""Largest share of the values that such a number has."""
+"""Largest share of the values that such a number may have."""
 USUAL_GAP, OTHER_GAP = 0.5, 3.0
-"""Distance from the others, as a share of their range, of a number that many use for missing values, and of another."""
+"""Minimum distance from the other values, as a share of their range: for a commonly used mark, for another number."""
 _NINES = re.compile(r"-?(?:9{2,}(?:[.]9+)?|9[.]9+|[78]{3,}(?:[.][78]+)?|6999|-?1e\+?(?:20|30|35|36|37|38))")
 _LIMITS = (32767.0, -32768.0, 65535.0, 2147483647.0, -2147483648.0, 4294967295.0, 9.96921e36, 3.4028235e38)
 
 
 class Numbers(NamedTuple):
-    """A column as numbers.
+    """Column as numbers.
 
-    values (N,) with NaN where missing
-    absent texts in it that mean missing
-    marks  numbers that stand for missing ones, with their counts
+    values (N,) numbers, NaN where missing
+    absent texts in the column that mean missing
+    marks  numbers that stand for missing values, with their counts
     """
 
     name: str
@@ -44,7 +44,7 @@ class Numbers(NamedTuple):
 def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbers], list[str]]:
     """Return measurements with all their marks, and notes on these.
 
-    A spec names a mark for all measurements, so one that another measurement has rightly is not among them.
+    A spec's mark holds for all measurements, so a number that is a real value of another measurement is not a mark.
 
     Args:
         measurements: M columns of N values.
@@ -78,12 +78,12 @@ def name_marks(measurements: Sequence[Numbers], group: Ints) -> tuple[list[Numbe
 
 
 def without_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, dict[float, int]]:
-    """Return values with NaN in place of numbers that stand for missing ones, and these numbers with their counts.
+    """Return values with NaN in place of marks for missing values, and these marks with their counts.
 
     Args:
         values: (N,), NaN where missing.
-        group: (N,) number of each row's series. With it any frequent number may be such a mark, if every series that
-            has it has others more often; without it those alone that many programs use.
+        group: (N,) number of each row's series. With it, any frequent number may be a mark if every series that has it
+            has other numbers more often; without it, only commonly used marks.
     """
     marks: dict[float, int] = {}
     while (mark := _outermost(values, group)) is not None:
@@ -93,7 +93,7 @@ def without_marks(values: Floats, group: Ints | None = None) -> tuple[Floats, di
 
 
 def _outermost(values: Floats, group: Ints | None) -> float | None:
-    """Return the smallest or largest of some values if it stands for a missing one."""
+    """Return the smallest or largest value if it stands for a missing value, else None."""
     known = values[np.isfinite(values)]
     if len(known) <= LEAST:
         return None
@@ -111,7 +111,7 @@ def _outermost(values: Floats, group: Ints | None) -> float | None:
         elif (
             group is not None
             and FEW_TIMES <= times <= MOST * len(known)
-            and len(np.unique(others)) >= LEAST  # else they are states, such as on and off
+            and len(np.unique(others)) >= LEAST  # fewer distinct values are states, such as on and off
         ):
             far = gap > OTHER_GAP * max(others.max() - others.min(), 1e-9 * abs(mark))
             if far and _is_scattered(values == mark, np.isfinite(values), group):
@@ -120,13 +120,13 @@ def _outermost(values: Floats, group: Ints | None) -> float | None:
 
 
 def is_usual(number: float) -> bool:
-    """Tell if many programs write a number for a missing value: -999, 9999, 999.9, 1e20, the largest of a type."""
+    """Tell if programs commonly write a number for a missing value: -999, 9999, 999.9, 1e20, a type's maximum."""
     nearest = any(abs(number - limit) <= 1e-6 * abs(limit) for limit in _LIMITS)
     return nearest or _NINES.fullmatch(f"{number:.15g}") is not None
 
 
 def _is_scattered(marked: NDArray[np.bool_], known: NDArray[np.bool_], group: Ints) -> bool:
-    """Tell if no series consists mostly of a mark."""
+    """Tell if no series consists mostly of marked values."""
     count = int(group.max()) + 1
     own, all_of = np.bincount(group[marked], minlength=count), np.bincount(group[known], minlength=count)
     return bool((own <= 0.5 * all_of).all())

@@ -41,19 +41,19 @@ from kalman.linalg.packing import unpack
 Floats = NDArray[np.float64]
 
 LONG = 20_000
-"""Rows of a series times states from which on a search of its parameters takes minutes."""
+"""Rows times states of a series from which a search of its parameters takes minutes."""
 LEARNT = 1_000
-"""Newest rows of a series that are told to be enough to learn from."""
+"""Number of newest rows of a series that the note on long series recommends for learning."""
 SEASON_KEYS = 12
-"""Sampled keys whose periodograms are looked at."""
+"""Number of sampled keys whose periodograms are inspected."""
 
 
 class Filtered(NamedTuple):
-    """The rows filtered with the model, each sampled key with its own parameters.
+    """Rows filtered with the model, each sampled key with its learned parameters.
 
     rows (N,) sorted; mean, deviation (m, N) of the measured quantities after each row; innovations (m, N) normalised
-    nis (N,); fit: the test of the sampled keys' innovations; ratio: mean NIS a measured component of them;
-    of_spec: the same of all keys with the spec's numbers, which `filter` reports before anything is learned
+    nis (N,); fit: test of the sampled keys' innovations; ratio: their mean NIS per measured component;
+    of_spec: the same ratio for all keys with the spec's numbers, as `filter` reports it before any learning
     """
 
     rows: kalman.SortedRows
@@ -68,7 +68,7 @@ class Filtered(NamedTuple):
 
 @dataclass(frozen=True)
 class Found(Columns):
-    """All that was found. names: of each key, as text; seconds: of each phase, in order."""
+    """Result of the search. names: each key as text; seconds: duration of each phase, in order."""
 
     names: list[str]
     season: Season | None
@@ -80,15 +80,15 @@ class Found(Columns):
 
     @property
     def rejected(self) -> int:
-        """How many rows the spec rejects."""
+        """Return the number of rows that the spec rejects."""
         return int((~self.parsed.accepted).sum())
 
 
 def find(input: str, wishes: Wishes) -> Found:
-    """Find a model for the files that an input names.
+    """Find a model for the files of an input.
 
     Raises:
-        UserError: there is no file, time or measurement, too few rows, or a wish that cannot be met.
+        UserError: there is no file, time or measurement; there are too few rows; or a wish cannot be met.
     """
     watch = Stopwatch()
     with watch.step("read"):
@@ -140,7 +140,7 @@ def find(input: str, wishes: Wishes) -> Found:
 
 
 def _first_cause(columns: Columns) -> str:
-    """Return why the first row of files is rejected, with what mends it."""
+    """Return why the first row of the files is rejected, with the remedy."""
     reader = reader_of(columns.spec, str(columns.table.files[0]))
     source = next(one for piece in reader.pieces() for one in reader.sources(piece) if one.rows)
     parsed = parse(columns.spec, take_columns(columns.spec, source), str(columns.table.files[0]))
@@ -150,7 +150,7 @@ def _first_cause(columns: Columns) -> str:
 
 
 def _names(found: Columns) -> list[str]:
-    """Return each key as text, its columns' values joined by a slash."""
+    """Return each key as text: its columns' values joined by a slash."""
     parsed, keys = found.parsed, found.keys
     if not keys.columns:
         return [ALL_ROWS]
@@ -161,7 +161,7 @@ def _names(found: Columns) -> list[str]:
 
 
 def _season(rows: kalman.SortedRows, series: Series, rhythm: Rhythm) -> Season | None:
-    """Return the season of the first measurement that has one."""
+    """Return the season of the first measurement with a season, or None."""
     starts = np.searchsorted(rows.key, series.keys)
     ends = np.searchsorted(rows.key, series.keys, "right")
     some = np.unique(
@@ -178,7 +178,7 @@ def _season(rows: kalman.SortedRows, series: Series, rhythm: Rhythm) -> Season |
 
 
 def _rows_for(season: Season, rhythm: Rhythm, rows: int) -> int:
-    """Return how many rows of a key to fit on, so that they hold four periods, as far as that is cheap."""
+    """Return the number of rows per key for fitting: enough for four periods, within a limit on the cost."""
     return int(min(max(rows, 4.0 * season.period / rhythm.step), 2.5 * rows))
 
 
@@ -206,7 +206,7 @@ def _filter(rows: kalman.SortedRows, keys: int, series: Series, final: Final, un
 
 
 def _doubts(found: Columns, final: Final) -> list[str]:
-    """Return what a person should look at."""
+    """Return the doubts that a person should check."""
     table, roles, keys = found.table, found.roles, found.keys
     notes: list[str] = []
     if roles.time.note is not None:
@@ -236,7 +236,7 @@ def _doubts(found: Columns, final: Final) -> list[str]:
 
 
 def long_series(rows: kalman.SortedRows, states: int) -> list[str]:
-    """Return a note on how to learn faster, where learning from all rows of the longest series takes minutes."""
+    """Return a note on faster learning if all rows of the longest series would take minutes."""
     longest = int(np.argmax(np.bincount(rows.key)))
     time = rows.time[rows.key == longest]
     if len(time) * states < LONG:

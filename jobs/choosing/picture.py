@@ -1,4 +1,4 @@
-"""Draw what was found: some keys' series with the filter's estimate, and the ranking of the structures."""
+"""Draw the result of `init`: some keys' series with the filter's estimate, and the ranking of the structures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHOWN = 3
-"""Series that are drawn."""
+"""Number of series that are drawn."""
 ROWS = 1_500
-"""Last rows of a series that are drawn."""
+"""Number of last rows of a series that are drawn."""
 
 
 @styled
@@ -61,7 +61,7 @@ def draw(path: Path, name: str, found: Found) -> None:
 
 
 def _shown(found: Found) -> list[tuple[int, int]]:
-    """Return the keys and measurements to draw: of one key several measurements, else the first keys."""
+    """Return the (key, measurement) pairs to draw: several measurements of a single key, else the first keys."""
     keys = found.series.keys
     pairs = [(int(key), m) for key in keys[:SHOWN] for m in range(len(found.measurements))]
     return pairs[:SHOWN]

@@ -1,14 +1,14 @@
 """Rank models by the predictive log-likelihood of the same held-out rows, with the noise of the comparison.
 
-A model's score is the mean over keys of each key's mean a row, so that a key with many rows counts like any other.
-Two models are compared by the differences on the same rows. The standard error of their mean is over keys where
-there are several; with few keys, over the rows of each, and it allows for autocorrelation (Newey and West 1987, with
-Bartlett's weights), because the errors of neighbouring rows go together.
+A model's score is the mean over keys of each key's mean per row, so that a key with many rows counts like any other.
+Two models are compared by the differences on the same rows. With several keys, the standard error of their mean is over
+keys. With few keys, it is over the rows of each key. It then allows for autocorrelation (Newey and West 1987, with
+Bartlett's weights), because the errors of neighbouring rows are correlated.
 
-An outlier that one model expects and the other does not makes a difference far larger than all others, and with it the
-standard error: the better the one model, the less it would count. So the differences are compared a second time, each
-row's counted up to MOST, by a Winsorised mean (Tukey and McLaughlin 1963). Two models are told apart where either
-comparison does.
+If only one of the models expects an outlier, this row's difference is far larger than all others. It enlarges the
+standard error, too: the better the one model, the less it would count. So the differences are compared a second time
+by a Winsorised mean (Tukey and McLaughlin 1963), with each row limited to MOST. Two models differ if either comparison
+shows a difference.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 SEVERAL = 8
-"""Keys from which on the standard error is over keys."""
+"""Number of keys from which the standard error is over keys."""
 APART = 2.0
-"""Standard errors from which on two models differ."""
+"""Number of standard errors from which two models differ."""
 TIE = 0.01
-"""Log-likelihood a row that does not count: a key that loses less is not worse."""
+"""Negligible log-likelihood per row: a key that loses less is not worse."""
 MOST = 3.0
-"""Log-likelihood by which a row counts at most in the second comparison: a likelihood 20 times as high."""
+"""Maximum log-likelihood that a row counts in the second comparison: a likelihood 20 times as high."""
 EVERY = 0.95
-"""Share of the keys that must lose nothing with a structure that is chosen instead of the simplest."""
+"""Share of keys that must lose nothing if a structure is chosen instead of the simplest."""
 FEW = 5
-"""Keys from which on one of them may lose: one of a handful is no rule, and would veto what all others gain by."""
+"""Number of keys from which one key may lose: otherwise a single key could veto a gain of all others."""
 
 
 class Score(NamedTuple):
-    """One model's score.
+    """Score of one model.
 
-    name, place     of the model, in the order given
-    mean            log-likelihood a held-out row, the mean over keys
-    wins            share of the keys for which it is the best
-    behind, error   by how much it is behind the best, and the paired standard error of that; 0 for the best
-    at_least        share of the keys for which the reference is not better by more than TIE and noise
-    missing         held-out rows for which it gave no likelihood, and which no model is judged by
-    capped, capped_error  as behind and error, each row counted up to MOST
+    name, place     name of the model, and its index in the order given
+    mean            log-likelihood per held-out row, mean over keys
+    wins            share of keys for which the model is the best
+    behind, error   distance to the best model, and its paired standard error; 0 for the best
+    at_least        share of keys for which the reference is not better by more than TIE and noise
+    missing         held-out rows without a likelihood under this model; they are left out for all models
+    capped, capped_error  as behind and error, with each row limited to MOST
     """
 
     name: str
@@ -61,18 +61,18 @@ class Score(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """Tell if the best is better than this one by more than noise."""
+        """Tell if the best model is better than this model by more than noise."""
         return self.behind > APART * self.error or self.capped > APART * self.capped_error
 
     def is_near(self, best: Score) -> bool:
-        """Tell if it is no worse than the best of some by more than a standard error, or than TIE."""
+        """Tell if this model is within one standard error, or TIE, of the best of a group of models."""
         return self.behind - best.behind <= max(self.error, TIE) and (
             self.capped - best.capped <= max(self.capped_error, TIE)
         )
 
 
 class Ranking(NamedTuple):
-    """Scores, the best first; keys and rows that they rest on; means (M, K) of each model, in the order given."""
+    """Scores, the best first; numbers of keys and rows behind them; means (M, K) of models, in the order given."""
 
     scores: list[Score]
     keys: int
@@ -81,16 +81,16 @@ class Ranking(NamedTuple):
 
     @property
     def best(self) -> Score:
-        """The model with the highest score."""
+        """Return the score of the best model."""
         return self.scores[0]
 
     @property
     def equals(self) -> list[Score]:
-        """The models that cannot be told apart from the best, which is the first."""
+        """Return the best model, followed by the models that do not differ from it."""
         return [self.best, *(one for one in self.scores[1:] if not one.is_apart)]
 
     def may_replace_the_simplest(self, one: Score, share: float = EVERY) -> bool:
-        """Tell if at most 1 - `share` of the keys, or one key of FEW or more, lose with a model."""
+        """Tell if at most a share 1 - `share` of the keys, or one key of FEW or more, lose with a model."""
         losers = round((1.0 - one.at_least) * self.keys)
         return losers <= max((1.0 - share) * self.keys, float(self.keys >= FEW))
 
@@ -103,12 +103,12 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats]) -> Ranking:
     """Rank models by scores (H,) of held-out rows whose keys (H,) are non-decreasing.
 
     Args:
-        names: of the models; the first one is that which `at_least` compares with.
-        key: of each held-out row.
+        names: names of the models; the first is the reference of `at_least`.
+        key: key of each held-out row.
         scores: log-likelihood of each held-out row, for each model; NaN where a model has none.
 
     Raises:
-        ValueError: there is no row that every model gives a likelihood for.
+        ValueError: no row has a likelihood under every model.
     """
     table = np.array(scores)
     good = np.isfinite(table).all(axis=0)
@@ -145,7 +145,7 @@ def rank(names: Sequence[str], key: Ints, scores: Sequence[Floats]) -> Ranking:
 
 
 def standard_error(code: Ints, differences: Floats) -> float:
-    """Return the standard error of the mean over keys of the mean difference (H,) of each; infinite if unknown."""
+    """Return the standard error of the mean over keys of each key's mean difference (H,); infinite if unknown."""
     counts = np.bincount(code)
     means = np.bincount(code, differences) / counts
     if len(counts) >= SEVERAL:
@@ -156,7 +156,7 @@ def standard_error(code: Ints, differences: Floats) -> float:
 
 
 def losing(code: Ints, differences: Floats) -> NDArray[np.bool_]:
-    """Return for which keys (K,) the mean difference (H,) is above TIE, and by more than its own noise."""
+    """Return which keys (K,) have a mean difference (H,) above TIE and above its noise."""
     counts = np.bincount(code)
     means = np.bincount(code, differences) / counts
     found = means > TIE
@@ -168,7 +168,7 @@ def losing(code: Ints, differences: Floats) -> NDArray[np.bool_]:
 
 
 def _variance_of_mean(values: Floats) -> float:
-    """Return the variance of the mean of a series (n,), with autocovariances up to a lag of about n^(1/3)."""
+    """Return the variance of a series' (n,) mean, with autocovariances up to a lag of about n^(1/3)."""
     n = len(values)
     if n < 4:
         return float("inf")
@@ -183,16 +183,16 @@ def _variance_of_mean(values: Floats) -> float:
 def choose(ranking: Ranking, simplest: Sequence[str], share: float = EVERY) -> Score:
     """Return the simplest model that is near the best.
 
-    That is the rule of one standard error (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that
-    the rows cannot tell apart, the one with fewest parameters predicts other rows best.
+    This is the one-standard-error rule (Breiman, Friedman, Olshen and Stone 1984, section 3.4.3): among models that do
+    not differ on these rows, the model with the fewest parameters predicts other rows best.
 
-    The reference itself may always be chosen; another one only if at least `share` of the keys, or all but one of FEW
-    or more, lose nothing with it against the reference.
+    The reference may always be chosen. Another model may be chosen only if at least `share` of the keys lose
+    nothing against the reference. With FEW keys or more, one key may always lose.
 
     Args:
-        ranking: of the models.
-        simplest: their names, the simplest first; the first one is the reference.
-        share: of keys.
+        ranking: ranking of the models.
+        simplest: names of the models, the simplest first; the first is the reference.
+        share: share of keys that must lose nothing.
     """
     allowed = [
         one

@@ -1,4 +1,4 @@
-"""Find how a table's rows lie in time: the usual step, gaps, repeats, and the unit to write rates in."""
+"""Find the rhythm of a table's rows: the usual step, gaps, repeats, and the unit for rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from jobs.core.times import UNIT_US
 
 GAP = 1.5
-"""Steps from which on a pause is a gap."""
+"""Number of usual steps from which a pause is a gap."""
 _NAMES = (
     ("week", "w"),
     ("day", "d"),
@@ -22,13 +22,13 @@ _NAMES = (
 
 
 class Rhythm(NamedTuple):
-    """How rows lie in time.
+    """Rhythm of rows in time.
 
-    step      microseconds between two rows of a key, the median; regular: share of the steps that are just that
-    gaps      pauses of more than GAP steps; longest: microseconds of the longest
-    repeats   rows with key and time of another
-    late      rows that stand after a later one of their key
-    unit      of the spec
+    step      median microseconds between two rows of a key; regular: share of steps that equal it
+    gaps      number of pauses of more than GAP steps; longest: microseconds of the longest
+    repeats   number of rows that repeat key and time of another row
+    late      number of rows that stand after a later row of their key
+    unit      unit of time for the spec
     """
 
     step: int
@@ -41,7 +41,7 @@ class Rhythm(NamedTuple):
 
     @property
     def step_in_units(self) -> float:
-        """The step in the spec's unit of time."""
+        """Return the step in the spec's unit of time."""
         return self.step / UNIT_US[self.unit]
 
 
@@ -62,7 +62,7 @@ def find_rhythm(key: NDArray[np.int64], time: NDArray[np.int64]) -> Rhythm:
 
 
 def _unit(step: int) -> str:
-    """Return the longest unit that is no longer than the step; a week only for whole weeks."""
+    """Return the longest unit up to the step; a week only for whole weeks."""
     units = sorted(UNIT_US, key=UNIT_US.__getitem__, reverse=True)
     fitting = [
         unit for unit in units if UNIT_US[unit] <= step and (unit != "week" or step % UNIT_US[unit] == 0)
@@ -71,7 +71,7 @@ def _unit(step: int) -> str:
 
 
 def span(micros: float) -> str:
-    """Return a time span for a person: `5 min`, `1.5 d`."""
+    """Format a time span for a person: `5 min`, `1.5 d`."""
     for name, short in _NAMES:
         if micros >= UNIT_US[name] and (name != "week" or micros % UNIT_US[name] == 0):
             return f"{micros / UNIT_US[name]:.4g} {short}"

@@ -28,20 +28,20 @@ from kalman.linalg.packing import symmetric
 Floats = NDArray[np.float64]
 
 FINER, FINAL = 2, 5
-"""How often the grid is made finer: to rank structures, and for the one that is chosen."""
+"""Number of grid refinements: to rank structures, and to fit the chosen structure."""
 
 
 LEAST = 1e-7
-"""The least number that is written of what is learned, against the noise: a search cannot begin at zero."""
+"""Smallest start value in the spec for a learned number, relative to the noise: a search cannot begin at zero."""
 
 
 class Choice(NamedTuple):
-    """What is chosen for the measurements together.
+    """Choice of structures for all measurements.
 
-    ranking  over all measurements; of_measurement: of each
-    chosen   the structure of each measurement
-    robust   the options of robust updates, None without
-    failed   structures that could not be fitted: name, why
+    ranking  ranking over all measurements; of_measurement: ranking for each measurement
+    chosen   structure of each measurement
+    robust   options of robust updates, or None
+    failed   name of each structure that could not be fitted, and why
     is_wanted  the user has named the structure
     """
 
@@ -54,21 +54,21 @@ class Choice(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The name of each measurement's choice in its ranking."""
+        """Return the name of each measurement's choice in its ranking."""
         return [one.name + (ROBUST if self.robust else "") for one in self.chosen]
 
 
 def search(
     series: Series, tried: list[Structure], unit: float, step: float, wanted: str | None = None
 ) -> Choice:
-    """Fit each structure on the first rows of each series, and rank all by the rows that are held out.
+    """Fit each structure on the first rows of each series, and rank all by the held-out rows.
 
     Args:
         series: the sample.
-        tried: the simplest first.
-        unit: microseconds in the unit of time.
-        step: the usual one, in the unit of time.
-        wanted: the name of the structure to choose whatever the ranking; None: choose.
+        tried: structures to try, the simplest first.
+        unit: microseconds per unit of time.
+        step: usual step, in the unit of time.
+        wanted: name of the structure to choose regardless of the ranking; None: choose by the ranking.
 
     Raises:
         UserError: no structure can be fitted, or none has the wanted name.
@@ -79,7 +79,7 @@ def search(
     scores, failed = _scores(sample, tried, weights, unit, step)
     if tried[0].name not in scores:
         raise UserError(f"no structure can be fitted: {failed.get(tried[0].name)}")
-    # The simple ones first, each before its robust twin, and these before a structure with more states.
+    # Simple structures first: each before its robust variant, and both before a structure with more states.
     names = list(scores)
     if wanted is not None and wanted not in names:
         raise UserError(f"--structure {wanted}: is not among those that were tried: {', '.join(names)}")
@@ -105,7 +105,7 @@ def search(
 def _scores(
     sample: Sample, tried: list[Structure], weights: dict[str, Any], unit: float, step: float
 ) -> tuple[dict[str, Floats], dict[str, str]]:
-    """Return the scores of the held-out rows under each structure, plain and robust; and why others have none."""
+    """Return the scores of the held-out rows under each structure, plain and robust, and why others failed."""
     measured = int(np.isfinite(sample.rows.y[0, sample.held]).sum())
     scores: dict[str, Floats] = {}
     failed: dict[str, str] = {}
@@ -140,19 +140,19 @@ def _by_measurement(series: Series, names: list[str], key: Any, scores: dict[str
 
 
 def _among(ranking: Ranking, names: list[str]) -> str:
-    """Return the choice among some of a ranking's models."""
+    """Return the choice among the named models of a ranking."""
     kept = [one for one in ranking.scores if one.name in names]
     return choose(ranking._replace(scores=kept), names).name
 
 
 class Final(NamedTuple):
-    """The chosen model, fitted on all sampled rows.
+    """Chosen model, fitted on all sampled rows.
 
-    composed   its fields in the files' units, with the medians of the keys' parameters
-    definition of the model
-    parameters (d, K) of the sampled keys; usual (d,) their medians
+    composed   the model's fields in the files' units, with the medians of the keys' parameters
+    definition definition of the model
+    parameters (d, K) parameters of the sampled keys; usual (d,) their medians
     still      keys for which a variance is zero
-    ratio      by how much a variance differs between keys, the largest over the smallest
+    ratio      ratio of the largest to the smallest variance over the keys
     """
 
     composed: Composed
@@ -164,7 +164,7 @@ class Final(NamedTuple):
 
 
 def finish(series: Series, measurements: list[str], choice: Choice, unit: float, step: float) -> Final:
-    """Fit the choice on all sampled rows of each key, and bring its parameters to the files' units."""
+    """Fit the choice on all sampled rows of each key, and convert its parameters to the files' units."""
     composed = compose(measurements, choice.chosen)
     sample = series.single(unit)
     count, m = len(series.keys), len(measurements)
@@ -193,10 +193,10 @@ def finish(series: Series, measurements: list[str], choice: Choice, unit: float,
 
 
 def _with_values(composed: Composed, values: Floats) -> Composed:
-    """Return the model with these numbers (d,) in the place of those that the search began with."""
+    """Return the model with `values` (d,) in place of the search's start values."""
     written = [float(f"{value:.4g}") for value in values]
     process = copy.deepcopy(composed.process)
-    for name, value in zip(composed.learned, written, strict=False):  # R has several numbers, and comes last
+    for name, value in zip(composed.learned, written, strict=False):  # R comes last and has several numbers
         if name == "R":
             break
         part, _, field = name.rpartition(".")

@@ -19,17 +19,17 @@ CALENDAR = (
     ("year", 365.2425 * UNIT_US["day"]),
 )
 LONGEST = 8_192
-"""Grid points of a series that are looked at, its last ones."""
+"""Number of last grid points of a series that are used."""
 CYCLES = 3
-"""Of a period that is found; a calendar's needs two and a half."""
+"""Periods that the data must contain for a found period; a calendar period needs two and a half."""
 LEAST_STEPS = 3.0
 CALENDAR_PEAK, PEAK, HARMONIC = 6.0, 15.0, 4.0
-"""Times the background from which on a peak counts: at a calendar's period, at any other, as a harmonic."""
+"""Ratios to the background from which a peak counts: at a calendar period, at another period, as a harmonic."""
 MOST_HARMONICS = 3
 
 
 class Season(NamedTuple):
-    """A period in microseconds, its name for a person, the number of harmonics, the peak against its background."""
+    """Season: period in microseconds, name for a person, number of harmonics, ratio of the peak to the background."""
 
     period: float
     name: str
@@ -38,13 +38,13 @@ class Season(NamedTuple):
 
 
 class _Spectrum(NamedTuple):
-    """Frequencies (f,) in cycles a microsecond, and the periodogram against its background (f,)."""
+    """Frequencies (f,) in cycles per microsecond, and ratios (f,) of the periodogram to its background."""
 
     frequency: Floats
     ratio: Floats
 
     def at(self, frequency: float) -> float:
-        """Return the largest ratio within a bin of a frequency, 0 outside of the spectrum."""
+        """Return the largest ratio within one bin of a frequency, 0 outside the spectrum."""
         width = self.frequency[1] - self.frequency[0]
         near = np.abs(self.frequency - frequency) <= 1.01 * width
         return float(self.ratio[near].max(initial=0.0))
@@ -55,7 +55,7 @@ def find_season(series: Iterable[tuple[NDArray[np.int64], Floats]], step: int) -
 
     Args:
         series: times in microseconds (n,), sorted, and values (n,), NaN where missing.
-        step: the usual one, in microseconds.
+        step: usual step, in microseconds.
     """
     spectra = [one for time, y in series if (one := _spectrum(time, y, step)) is not None]
     if not spectra:
@@ -87,7 +87,7 @@ def _harmonics(spectra: list[_Spectrum], period: float, step: int) -> int:
 
 
 def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None:
-    """Return the periodogram of a series on the grid of its usual step; gaps are bridged by lines."""
+    """Return the periodogram of a series on the grid of its usual step; gaps are filled by linear interpolation."""
     good = np.isfinite(y)
     time, y = time[good], y[good]
     if len(time) < 8:
@@ -98,7 +98,7 @@ def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None
         return None
     x = np.interp(first + step * np.arange(n), time, y)
     low, high = np.quantile(x, [0.01, 0.99])
-    x = np.clip(x, low, high)  # an outlier has all frequencies
+    x = np.clip(x, low, high)  # an outlier has power at all frequencies
     at = np.arange(n) - (n - 1) / 2
     x = x - x.mean() - at * (at @ x) / (at @ at)
     power = np.abs(np.fft.rfft(x * np.hanning(n))) ** 2
@@ -106,7 +106,7 @@ def _spectrum(time: NDArray[np.int64], y: Floats, step: int) -> _Spectrum | None
     kept = np.flatnonzero((k >= 2.5) & (k <= n / LEAST_STEPS))
     if len(kept) < 4 or not power[kept].any():
         return None
-    # The background of a wandering level falls like 1 / f^2: compare neighbours after that is taken out.
+    # The background of a wandering level falls like 1 / f^2: remove this trend, then compare neighbours.
     flat = power * np.maximum(k, 1.0) ** 2
     ratio = np.array([flat[j] / max(_background(flat, j), 1e-300) for j in kept.tolist()])
     ratio[kept < CYCLES] *= 0.5

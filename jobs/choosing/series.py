@@ -1,4 +1,4 @@
-"""The rows that structures are tried on: a sample of keys, each measurement of each key brought to standard size."""
+"""Sample the rows on which structures are tried, and scale each measurement of each key to standard size."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Ints = NDArray[np.int64]
 
 
 class Series(NamedTuple):
-    """The sampled rows of K keys and their sizes.
+    """Sampled rows of K keys, and the sizes of their series.
 
-    rows   (N rows) sorted, keys numbered 0 to K - 1, measurements (m, N) in the files' units
-    keys   (K,) number of each key among all
+    rows   N sorted rows, keys numbered 0 to K - 1, measurements (m, N) in the files' units
+    keys   (K,) number of each sampled key among all keys
     middle, size (m, K): a standard measurement is (y - middle) / size
     """
 
@@ -33,7 +33,7 @@ class Series(NamedTuple):
         return self.rows._replace(y=(self.rows.y - self.middle[:, of]) / self.size[:, of])
 
     def single(self, unit: float) -> Sample:
-        """Return each measurement of each key as a series of its own: measurement m of key k is key m K + k."""
+        """Return each measurement of each key as a separate series: measurement m of key k is key m K + k."""
         rows, count = self.standard(), len(self.keys)
         m = len(rows.y)
         key = np.concatenate([rows.key + i * count for i in range(m)])
@@ -44,7 +44,7 @@ class Series(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    """A sample: keys (K,) among all, places (N,) of their rows among all, and the number (N,) of each row's key."""
+    """Sample: keys (K,) among all keys, indices (N,) of their rows among all rows, and each row's key number (N,)."""
 
     keys: Ints
     places: Ints
@@ -52,13 +52,13 @@ class Sampled(NamedTuple):
 
 
 def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Sampled | None:
-    """Return the last rows of an even sample of the keys whose measurements all have enough values; None: no key has.
+    """Return the last rows of an even sample of the keys with enough values of each measurement; None without one.
 
     Args:
-        rows: sorted.
-        keys: how many there are.
-        most_keys: to sample.
-        most_rows: of each key.
+        rows: sorted rows.
+        keys: number of keys.
+        most_keys: number of keys to sample.
+        most_rows: number of last rows to take of each key.
     """
     fit = np.ones(keys, bool)
     for values in rows.y:
@@ -76,7 +76,7 @@ def sample_rows(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: i
 
 
 def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows: int) -> Series | None:
-    """Return the sample of `sample_rows` with the sizes of its series."""
+    """Sample rows by `sample_rows`, and compute the sizes of the series."""
     found = sample_rows(rows, keys, most_keys, most_rows)
     if found is None:
         return None
@@ -86,7 +86,7 @@ def sample_series(rows: kalman.SortedRows, keys: int, most_keys: int, most_rows:
 
 
 def _sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:
-    """Return median, and the size of the changes (m, K), both robust to outliers."""
+    """Return the median and the size of the changes (m, K) of each series, both robust to outliers."""
     middle, size = np.zeros((len(rows.y), keys)), np.ones((len(rows.y), keys))
     ends = np.searchsorted(rows.key, np.arange(keys + 1))
     for k in range(keys):
@@ -99,7 +99,7 @@ def _sizes(rows: kalman.SortedRows, keys: int) -> tuple[Floats, Floats]:
 
 
 def _size(values: Floats) -> float:
-    """Return a positive size of a series' changes, or of its values where it hardly changes."""
+    """Return the (positive) size of a series' changes, or of its values if it hardly changes."""
     changes = np.diff(values)
     for one in (changes, values - np.median(values)):
         for quantile in (0.5, 0.9):

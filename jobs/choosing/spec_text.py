@@ -1,4 +1,4 @@
-"""Write what was found as a spec with comments, and load it as every command does."""
+"""Write the found model as a spec with comments, and check it by loading it as every command does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.state.kernel import load_checked_spec
 
 
 def spec_text(name: str, input: str, found: Found) -> str:
-    """Return the spec: every field that was chosen, with the reason behind it."""
+    """Return the spec as text: every chosen field, with its reason."""
     time, rhythm, keys = found.roles.time, found.rhythm, found.keys
     lines = [
         f"# Written by `kalman-pipeline init --input {shlex.quote(input)}`: what was found in the files, and why. Edit "
@@ -59,7 +59,7 @@ def spec_text(name: str, input: str, found: Found) -> str:
 
 
 def _written(found: Found) -> list[str]:
-    """Return how the files are written, where a reader has to be told."""
+    """Return the settings for files that readers need."""
     files = found.files
     said = files.model_dump(exclude_defaults=True)
     if not said:
@@ -113,7 +113,7 @@ def _ranked(found: Found) -> list[str]:
 
 
 def why_chosen(found: Found) -> str:
-    """Return the choice and its reason: at most three short sentences."""
+    """Explain the choice in at most three short sentences."""
     names, ranking = found.choice.names, found.choice.ranking
     if len(set(names)) > 1:
         each = zip((one.name for one in found.measurements), names, strict=True)
@@ -123,7 +123,7 @@ def why_chosen(found: Found) -> str:
 
 
 def reason(ranking: Ranking, name: str) -> str:
-    """Return why a structure is chosen, given its place in the ranking."""
+    """Explain why a structure is chosen, from its place in the ranking."""
     one, best = ranking.of(name), ranking.best
     if one is best:
         rest = [other for other in ranking.equals if other is not one]
@@ -181,10 +181,10 @@ def _pad(comment: str) -> str:
 
 
 def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:
-    """Write a spec after loading it as every command does, atomically.
+    """Load a spec as every command does, then write it atomically.
 
     Raises:
-        UserError: the file exists and is not to be replaced, or cannot be written; the spec is refused.
+        UserError: the file exists and may not be replaced, or cannot be written; or the spec is refused.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.part.yaml")
     try:
@@ -193,7 +193,7 @@ def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:
         if is_forced:
             os.replace(temporary, path)
         else:
-            os.link(temporary, path)  # fails where another has written it meanwhile
+            os.link(temporary, path)  # fails if another process has written it meanwhile
     except FileExistsError:
         raise UserError(exists(path)) from None
     except OSError as error:
@@ -204,5 +204,5 @@ def write_spec(path: Path, text: str, is_forced: bool) -> ModelSpec:
 
 
 def exists(path: Path) -> str:
-    """Return the error of a spec that is there already."""
+    """Return the error message for a spec file that exists already."""
     return f"{path}: is there already; give another --output, or replace it with --force"

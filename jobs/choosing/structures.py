@@ -1,4 +1,4 @@
-"""The structures that are tried: each for one measurement, put together for several."""
+"""Structures that `init` tries: each models one measurement; several are composed into one model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from jobs.core.times import UNIT_US
 
 LEVEL = "level"
 ROBUST = " robust"
-"""What the name of a structure with robust updates ends with."""
+"""Suffix of the name of a structure with robust updates."""
 STUDENT_T: dict[str, Any] = {"student_t": {"degrees": 4.0}}
 HUBER: dict[str, Any] = {"huber": {"threshold": 1.345}}
 
 
 class Part(NamedTuple):
-    """A process structure: name within the model, definition, its states, H's row for them, what is learned of it.
+    """Part of a process: name within the model, definition, states, row of H for the states, learned numbers.
 
-    powers: how each learned number grows with the measurement's unit: 2 for a variance, 0 for a rate
+    powers: power of the measurement's unit in each learned number: 2 for a variance, 0 for a rate
     """
 
     name: str
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """A structure for one measurement: its name, what it says, its parts."""
+    """Structure for one measurement: its name, its meaning, its parts."""
 
     name: str
     meaning: str
@@ -41,7 +41,7 @@ class Structure(NamedTuple):
 def structures(rhythm: Rhythm, season: Season | None) -> list[Structure]:
     """Return the structures to try, the simplest first, for measurements of standard size one.
 
-    Variances begin where a step of a series of that size is half noise, half movement.
+    The start values of the variances make a step half noise, half movement.
     """
     step = rhythm.step_in_units
     level = Part(
@@ -79,7 +79,7 @@ def structures(rhythm: Rhythm, season: Season | None) -> list[Structure]:
 
 
 def _waves(season: Season, rhythm: Rhythm) -> Part:
-    """Return the waves of a season."""
+    """Return the part of a process with the waves of a season."""
     process = {
         "kind": "seasonal_trigonometric",
         "period": float(f"{season.period / UNIT_US[rhythm.unit]:.8g}"),
@@ -92,9 +92,9 @@ def _waves(season: Season, rhythm: Rhythm) -> Part:
 
 
 class Composed(NamedTuple):
-    """A model of several measurements: the fields of a definition.
+    """Model of several measurements, as the fields of a definition.
 
-    powers: for each learned number of the process, which measurement's unit it has, and to which power
+    powers: for each learned number of the process, the measurement whose unit it has, and the unit's power
     """
 
     states: list[str]
@@ -106,7 +106,7 @@ class Composed(NamedTuple):
 
 
 def compose(measurements: Sequence[str], chosen: Sequence[Structure]) -> Composed:
-    """Put a structure for each of the measurements side by side."""
+    """Compose one structure per measurement into one model."""
     alone = len(measurements) == 1
     states: list[str] = []
     parts: list[dict[str, Any]] = []
@@ -132,9 +132,9 @@ def compose(measurements: Sequence[str], chosen: Sequence[Structure]) -> Compose
 def definition(
     composed: Composed, measurements: Sequence[str], robust: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the definition that `kalman.build` takes, each key with parameters of its own."""
+    """Return the definition for `kalman.build`, with parameters that are learned per key."""
     observation: dict[str, Any] = {"R": composed.R}
-    if len(measurements) > 1:  # of one measurement the structures know H
+    if len(measurements) > 1:  # for one measurement H follows from the process
         observation["H"] = composed.H
     return {
         "filter": "linear",

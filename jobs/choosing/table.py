@@ -1,4 +1,4 @@
-"""Read files whose columns nobody has named yet: all columns, of all files or an even sample of them. No Spark."""
+"""Read files without a spec: all columns, of all files or an even sample of the files. No Spark."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from jobs.specs.model_spec import DEFAULT_MISSING
 
 MOST_FILES = 1_000
 MOST_ROWS = 1_000_000
-"""Rows that are read in all, and least and most rows of one file: enough to find out what the columns are."""
+"""Rows that are read in total, and the least and most rows of one file: enough to find the columns' roles."""
 LEAST_OF_A_FILE, MOST_OF_A_FILE = 2_000, 100_000
 
 
 class Table(NamedTuple):
-    """The rows of some files.
+    """Rows of files.
 
-    files   those that were read; found: how many there are
-    source  the columns that all files have, N rows
-    file    (N,) which of the files a row is from
-    partial column name: why it is left out, of columns that not all files have in one type
-    cut     whether a file has more rows than were read
-    written what a spec has to say of how the files are written
-    numbers how the numbers of its columns are written
+    files   files that were read; found: number of files
+    source  N rows with the columns that all files have
+    file    (N,) index of each row's file
+    partial column name: why a column is left out that not all files have in one type
+    cut     a file has more rows than were read
+    written settings that a spec needs for the files' dialect
+    numbers notation of the numbers in the columns
     """
 
     files: list[Path]
@@ -83,7 +83,7 @@ def read_table(paths: list[Path]) -> Table:
 
 
 def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[str, str]]:
-    """Return the columns that all files have in one type, and why the others are left out."""
+    """Return the columns that all files have in one type, and why other columns are left out."""
     schemas: list[pa.Schema] = []
     for path in paths:
         schemas.append(columns_of(path, [], written))
@@ -102,7 +102,7 @@ def _common_columns(paths: list[Path], written: Files) -> tuple[list[str], dict[
 
 
 def _beginning(path: Path, names: list[str], most: int, written: Files) -> tuple[Source, bool]:
-    """Return the first rows of a file, and whether there are more."""
+    """Return the first rows of a file, and whether the file has more rows."""
     whole = joined(take_rows(_rows_of(path, names, written), most + 1), names)
     return _first(whole, names, most), whole.rows > most
 

@@ -1,4 +1,4 @@
-"""Find the columns that make the time together: a date beside a time of day, or year, month, day and hour."""
+"""Find the columns that together make the time: a date and a time of day, or year, month, day and hour."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from jobs.landing.values.times import read_times
 from jobs.specs.column_names import part_of_time, time_parts
 
 _MARKED = re.compile(r"[:h]|[.].*[.]")
-"""What a time of day has that no number has."""
+"""Pattern that occurs in times of day, but not in numbers."""
 _HAS_CLOCK = re.compile(r"(?<![:0-9A-Fa-f])[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?(?![:\w])")
 _NUMBER = re.compile(r"\s*[0-9]+(?:[.]0*)?\s*")
 LONGEST_DAY = 1500
-"""Rows of one key and time up to which a column may number them: those of a day by the minute, and some."""
+"""Maximum rows of one key and time that a column may number: a day by the minute, and some more."""
 FEW = 0.01
-"""Share of rows that may repeat key, time and number of another."""
+"""Maximum share of rows that repeat key, time and number of another row."""
 
 
 class DateForm(NamedTuple):
-    """How a date beside a time of day is written, without a format in ISO 8601 or as eight digits; and a doubt."""
+    """Format of a date beside a time of day (None: ISO 8601 or eight digits), and a doubt about it."""
 
     time_format: str | None = None
     note: str | None = None
 
 
 def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str | None) -> TimeColumn:
-    """Return the time that the columns that the user names make together.
+    """Return the time that the user's columns make together.
 
     Raises:
-        UserError: they do not make a time.
+        UserError: the columns do not make a time.
     """
     try:
         parts = time_parts(columns)
@@ -63,7 +63,7 @@ def given_parts(table: Table, columns: list[str], zone: tzinfo, time_format: str
 
 
 def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> TimeColumn | None:
-    """Return the time that several columns make together; None if none do."""
+    """Return the time that several columns make together, or None."""
     for parts, date in _candidates(table):
         found = _combine(table, parts, zone, date if time_format is None else DateForm(time_format))
         if found is not None:
@@ -72,7 +72,7 @@ def find_parts(table: Table, zone: tzinfo, time_format: str | None = None) -> Ti
 
 
 def clock_part(table: Table, name: str) -> str | None:
-    """Return which part of a time of day a column has, by its values and its name; None: it has none."""
+    """Return the part of a time of day that a column has, by its values and its name, or None."""
     column, named = table.source.columns[name], part_of_time(name)
     if pa.types.is_time(column.type):
         return "time"
@@ -103,7 +103,7 @@ def shows_clock(table: Table, name: str) -> bool:
 
 
 def _can_be(texts: Sequence[str], part: str) -> bool:
-    """Tell if nearly all of some texts are read as a part of a time."""
+    """Tell if nearly all texts can be read as a part of a time."""
     if part in CLOCK_PARTS:
         return are_most(texts, lambda text: time_of_day(text.strip(), part))
     rest = {"year": "2000", "month": "1"}
@@ -111,7 +111,7 @@ def _can_be(texts: Sequence[str], part: str) -> bool:
 
 
 def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
-    """Return the whole numbers in a column, of text each once, if nearly all of its values are such."""
+    """Return the whole numbers in a column (distinct for texts) if nearly all values are whole, else None."""
     kind = column.type
     if pa.types.is_string(kind):
         if not are_most(sample_texts(column), _NUMBER.fullmatch):
@@ -130,12 +130,12 @@ def whole_numbers(column: pa.Array) -> NDArray[np.float64] | None:
 def column_within_times(
     table: Table, code: NDArray[np.int64], time: TimeColumn, taken: Sequence[str]
 ) -> str | None:
-    """Return a column that numbers the rows of one key and time, as an hour does beside a date; None if none does.
+    """Return a column that numbers the rows of one key and time, as an hour beside a date does, or None.
 
     Args:
         table: N rows.
         code: (N,) number of each row's key.
-        time: that was found.
+        time: the found time.
         taken: columns of the key and the time.
     """
     known = time.known
@@ -163,7 +163,7 @@ def column_within_times(
 
 
 def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
-    """Yield columns that may make a time together, by parts, and how the date is written: times of day come first."""
+    """Yield columns that may make a time together, by part, with the form of the date; times of day come first."""
     names = list(table.source.columns)
     clocks = {name: part for name in names if (part := clock_part(table, name)) is not None}
     dates = {name: form for name in names if (form := _date_form(table, name)) is not None}
@@ -185,7 +185,7 @@ def _candidates(table: Table) -> Iterator[tuple[dict[str, str], DateForm]]:
 
 
 def _days(table: Table) -> Iterator[dict[str, str]]:
-    """Yield columns that make days, or months, together."""
+    """Yield columns that together make days or months."""
     found: dict[str, str] = {}
     for name, column in table.source.columns.items():
         part = part_of_time(name)
@@ -209,9 +209,9 @@ def _days(table: Table) -> Iterator[dict[str, str]]:
 
 
 def _date_form(table: Table, name: str, is_given: bool = False) -> DateForm | None:
-    """Return how a column's dates are written; None if it has none.
+    """Return the form of a column's dates, or None if it has no dates.
 
-    is_given: the user says that it has dates, so its name need not look like it, and its times of day may differ.
+    is_given: the user named it as the date, so its name need not look like a date, and its times of day may differ.
     """
     column = table.source.columns[name]
     numbers = whole_numbers(column)
@@ -236,7 +236,7 @@ def _varies(table: Table, name: str) -> bool:
 
 
 def _combine(table: Table, parts: dict[str, str], zone: tzinfo, date: DateForm) -> TimeColumn | None:
-    """Return the time that columns make together; None if they make one in too few rows."""
+    """Return the time that columns make together; None if too few rows have a time."""
     columns = {part: table.source.columns[name] for part, name in parts.items()}
     combined = combine_times(columns, parts, date.time_format)
     micros, known = read_times(combined, None, zone, "time")

@@ -44,7 +44,7 @@ _COUNTED = {
 _NAMES = {
     form: re.compile(rf"(^|[^a-z])({words})([^a-z]|$)", re.IGNORECASE) for form, words in _COUNTED.items()
 }
-"""How columns are named that hold a count."""
+"""Pattern of names of columns that hold a count."""
 _COUNTS_BY_NAME = "|".join(words for form, words in _COUNTED.items() if form != "decimal_years")
 HINT = re.compile(
     r"(^|[^a-z])(time|timestamp|ts|t|date|datetime|at|when|day|epoch|utc|sec|secs|seconds|created|month|quarter"
@@ -56,27 +56,27 @@ _DATE_PART = re.compile(
     r"(^|[^a-z])(day|hour|hours|month|week|year|minute|quarter|doy|dow)([^a-z]|$)", re.IGNORECASE
 )
 ENOUGH = 0.95
-"""Share of the values that must be times."""
+"""Minimum share of values that must be times."""
 NEAR_START = 0.1
-"""Share of the values that are no larger than those with which series begin."""
+"""Quantile of a column's values up to which a series may restart."""
 FAR_AHEAD_US = 5 * 366 * UNIT_US["day"]
-"""No forecast that is stored with measurements reaches so far."""
+"""Horizon that no forecast stored with measurements exceeds."""
 TRIED = 500
 LOOKED_AT = 10
-"""Of the values that are tried each tenth is looked at first."""
+"""Every tenth of the sampled values is tried first."""
 SURE_DIGITS = 10_000_101
-"""The least number of eight digits that is a date, whatever its column is named."""
+"""Smallest eight-digit number that is a date under any column name."""
 FIRST, LONGEST = 1, 1e8
-"""A count of seconds from the beginning of a series begins with 0 or 1, and lasts less than three years."""
+"""Maximum seconds (about three years) of a count from the beginning of a series; such a count begins with 0 or 1."""
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:[.][0-9]*)?(?:[eE][+-]?[0-9]+)?\s*")
 
 
 class TimeColumn(NamedTuple):
-    """The column of the event time.
+    """Column of the event time.
 
     name, time_format: as in a spec; micros (N,) microseconds since 1970 UTC; known (N,) which values are times
-    note: a doubt to tell of, or None
-    parts: of several columns, the part of the time that each has, part to column; then `name` is what they make
+    note: a doubt for the user, or None
+    parts: part of the time to its column, if several columns make the time; `name` is then the name of the joint column
     """
 
     name: str
@@ -88,12 +88,12 @@ class TimeColumn(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the files that have the time."""
+        """Return the file columns that contain the time."""
         return tuple(self.parts.values()) or (self.name,)
 
     @property
     def written(self) -> str | list[str] | dict[str, str]:
-        """The column, or the columns, as a spec names them."""
+        """Return the column or columns in the form of a spec."""
         if not self.parts:
             return self.name
         try:
@@ -106,14 +106,14 @@ class TimeColumn(NamedTuple):
 def time_of(
     table: Table, name: str, zone: tzinfo = UTC, time_format: str | None = None, is_given: bool = False
 ) -> TimeColumn | str:
-    """Return a column as times, or why it holds none.
+    """Return a column as times, or the reason why it does not hold times.
 
     Args:
         table: N rows.
-        name: of the column.
-        zone: of times without an offset.
-        time_format: that the user says they are in; None: find it.
-        is_given: the user says that it is the time, so its name need not look like one.
+        name: name of the column.
+        zone: time zone of times without an offset.
+        time_format: format that the user gave; None: find it.
+        is_given: the user named this column as the time, so its name need not look like a time.
     """
     column = table.source.columns[name]
     kind = column.type
@@ -130,7 +130,7 @@ def time_of(
 
 
 def sample_texts(column: pa.Array) -> list[str]:
-    """Return some of a column's distinct values as texts, evenly taken; without blank ones."""
+    """Return an even sample of a column's distinct values as texts, without blank texts."""
     values = column.drop_null().unique()
     if not len(values):
         return []
@@ -159,7 +159,7 @@ def _text(table: Table, name: str, zone: tzinfo, hinted: bool) -> TimeColumn | s
 
 
 def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usual: list[str]) -> str | None:
-    """Return where times are written in one form in some rows and in another in the others, or None."""
+    """Return a sentence on a column that mixes two forms of times, with examples; None for any other column."""
     rest, named = tried, []
     for _ in range(2):
         form = max((None, *usual), key=lambda one: _count_read(rest, TimeParser(one, zone)))
@@ -176,7 +176,7 @@ def _several(table: Table, column: pa.Array, tried: list[str], zone: tzinfo, usu
 
 
 def are_most(texts: Sequence[str], read: Callable[[str], object]) -> bool:
-    """Tell if nearly all of some texts are read as something, and there are any."""
+    """Tell if there are texts, and `read` accepts nearly all of them."""
     return bool(texts) and _count_read(texts, read) >= ENOUGH * len(texts)
 
 
@@ -191,9 +191,11 @@ def _best(
     zone: tzinfo,
     merit: Callable[[TimeColumn], tuple[Any, ...]],
 ) -> TimeColumn | str:
-    """Return the times in the format of the least merit, or why there are none; a note names formats that are as good.
+    """Return the times in the format with the least merit, or the reason why there are none.
 
-    merit: formats with the same first item are as good; the next ones, and then their order, choose among them.
+    A note names formats that are equally good.
+
+    merit: formats with the same first item are equally good; the next items, then the order, choose among them.
     """
     read = [_read(table, name, form, zone) for form in forms]
     found = [one for one in read if not isinstance(one, str)]
@@ -205,7 +207,7 @@ def _best(
 
 
 def _alternatives(best: TimeColumn, found: Sequence[TimeColumn]) -> str | None:
-    """Return a note on the formats in which the first value is another time than in the one that was chosen."""
+    """Return a note on formats that give another time for the first value than the chosen format."""
     first = int(best.known.argmax())
     readings = [TimeReading(str(one.time_format), int(one.micros[first])) for one in (best, *found)]
     others = [one for one, column in zip(readings[1:], found, strict=True) if not _is_same(best, column)]
@@ -222,7 +224,7 @@ def _is_same(one: TimeColumn, other: TimeColumn) -> bool:
 
 
 def _disorder(table: Table, found: TimeColumn) -> tuple[int, float, int]:
-    """Return how often time goes back within a file, how much steps differ by their order, and how many differ."""
+    """Return how often time goes back within a file, the spread of ordered steps, and how many steps differ."""
     steps = np.diff(found.micros)[np.diff(table.file) == 0]
     orders = np.log10(np.maximum(steps, 1))
     return int((steps < 0).sum()), round(float(orders.std()), 1) if len(steps) else 0.0, len(np.unique(steps))
@@ -263,8 +265,8 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
         forms += [form for form in forms_of(low, high) if form not in COUNTS and form not in forms]
     forms = [form for form in forms if form in hints] or forms
     if forms:
-        # Digits that are dates step by odd numbers at the ends of months if they are read as a count, so that only
-        # formats with the same steps are alternatives.
+        # Dates of digits, read as a count, have irregular steps at month ends. So only formats with the same steps
+        # are alternatives.
         found = _best(table, name, forms, zone, lambda one: (_disorder(table, one),))
         return found if isinstance(found, str) else _too_far_ahead(found) or found
     if hinted and rising and 0 <= low <= FIRST and high < LONGEST and not _DATE_PART.search(name):
@@ -281,7 +283,7 @@ def _number(table: Table, name: str, zone: tzinfo, hinted: bool, column: pa.Arra
 
 
 def _too_far_ahead(found: TimeColumn) -> str | None:
-    """Return why numbers are no times in the format in which they are times of a distant future; None if they are."""
+    """Return why numbers are not times if their format puts them in the distant future; else None."""
     middle = int(np.median(found.micros[found.known]))
     if middle <= now_us() + FAR_AHEAD_US:
         return None
@@ -293,14 +295,14 @@ def _too_far_ahead(found: TimeColumn) -> str | None:
 
 
 def usual_range(numbers: NDArray[np.float64]) -> tuple[float, float]:
-    """Return between which numbers nearly all of some numbers lie."""
+    """Return the range that contains nearly all of the numbers."""
     ordered = np.sort(numbers)
     low, high = (float(ordered[round(q * (len(ordered) - 1))]) for q in (0.01, 0.99))
     return low, high
 
 
 def _rises(values: NDArray[np.float64], file: NDArray[np.int64]) -> bool:
-    """Return whether numbers rise from row to row within a file, or begin anew with each of several series."""
+    """Tell if numbers rise from row to row within a file, or restart with each of several series."""
     steps = np.diff(values)[np.diff(file) == 0]
     if not (steps > 0).any():
         return False

@@ -1,4 +1,4 @@
-"""Find out if files are wide: a column for each series, or for each time, of one kind of measurement."""
+"""Find out if files are wide: one kind of measurement, with a column for each series or for each time."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Wide
 
 FEWEST = 3
-"""Columns that are series of one kind, at least."""
+"""Minimum number of columns that are series of one kind."""
 FEWEST_CODES = 5
-"""Columns whose names are codes of capital letters, such as of shares, at least."""
+"""Minimum number of columns whose names are codes of capital letters, such as tickers of shares."""
 FEWEST_TIMES = 4
 NEAR = 4.0
-"""Factor up to which the usual sizes of series of one kind differ, where only a part of their names is equal."""
+"""Largest ratio of the usual sizes of series of one kind, if only a part of their names is equal."""
 _TIME_NAME = re.compile(r"X?[0-9]{4}( \[YR[0-9]{4}\])?|X?[0-9]{1,4}[-./][0-9]{1,2}([-./][0-9]{1,4})?")
 _PARTS = (
     ("time", re.compile(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?"), FEWEST_TIMES),
-    ("hour", HOUR_NAME, 23),  # of a day on which clocks go forward
+    ("hour", HOUR_NAME, 23),  # a day on which clocks go forward has 23
     ("month", re.compile(MONTH_NAME), 12),
 )
-"""Parts of a time that columns have: the part, the names of such columns, and how many there are at least."""
+"""Parts of a time as columns: the part, the pattern of column names, and the least number of columns."""
 _CODE = re.compile(r"[A-Z^][A-Z0-9.^-]{0,5}")
 _QUANTITIES = frozenset(
     "OPEN HIGH LOW CLOSE VOLUME ADJ TMAX TMIN TAVG PRCP SNOW SNWD AWND TEMP HUM PM10 CO CO2 NO2 O3".split()
@@ -40,9 +40,9 @@ _UNIT = re.compile(r"[\[(]([^\])]+)[\])]\s*$")
 
 
 def as_long(table: Table, given: Wishes) -> Table:
-    """Return a table of wide files as rows of one measurement each, with the setting; any other table as it is.
+    """Return a table of wide files as long rows, with the setting for it; any other table unchanged.
 
-    given: what the user says of the columns; who names a key or a measurement says that the files are not wide.
+    given: the user's choices; a given key or measurement means that the files are not wide.
     """
     if given.key or given.measurement:
         return table
@@ -61,7 +61,7 @@ def as_long(table: Table, given: Wishes) -> Table:
         dropped = [name for name in table.source.columns if name not in (*series, *kept)]
     else:
         others = [name for name in names if name not in series]
-        # Such as the mean of a year's months.
+        # For example, the mean of a year's months.
         dropped = [name for name in others if _is_measured(table, name)]
         kept = [name for name in others if name not in dropped]
     columns = wide_columns(
@@ -92,7 +92,7 @@ _FILE = "\0file"
 
 
 def _columns_of_times(table: Table, names: Sequence[str]) -> tuple[Wide, list[str]] | None:
-    """Return the setting for files with a column for each time, whose names are years or dates, and these columns."""
+    """Return the setting for files with a column for each time (named by years or dates), and these columns."""
     series = [name for name in names if _TIME_NAME.fullmatch(name)]
     others = [name for name in names if name not in series]
     if len(series) < FEWEST_TIMES or not all(_holds_numbers(table, name) for name in series):
@@ -143,7 +143,7 @@ def _columns_of_series(table: Table, names: Sequence[str], given: Wishes) -> tup
 
 
 def _are_of_one_kind(table: Table, series: Sequence[str]) -> bool:
-    """Tell if columns look like series of one kind: names that differ by a number, or in part, with one size."""
+    """Tell if columns look like series of one kind: similar sizes, and names that differ by a number or in part."""
     if len(series) < FEWEST:
         return False
     skeletons = {re.sub(r"[0-9]+|(?<=[^A-Za-z])[A-Z](?=$|[^A-Za-z])", "#", name) for name in series}

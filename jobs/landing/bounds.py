@@ -1,8 +1,8 @@
-"""Bound the memory that reading a file takes: a small file may hold any number of rows, of any width.
+"""Bound the memory for reading a file: a small file may expand to any number of rows, of any width.
 
-The system limits the memory of the process while it reads a piece, so that a stripe, a page or an array of any size
-ends with a sentence, whatever the file says of itself. The content of a file must be in proportion to its size: a file
-that holds far more was made to fill memory or disks.
+The operating system limits the process's memory while it reads a piece. So a stripe, a page or an array of any size
+ends with an error message, whatever size the file declares. The content of a file must be in proportion to its size: a
+file that expands far more was made to fill memory or disks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from jobs.landing.raw_rows import Source, cut_rows
 from jobs.specs.files import Files
 
 RATIO = 100
-"""Times its size that the content of a file may take in memory; files of measurements take 5 to 30 times theirs."""
+"""Maximum memory of a file's content as a multiple of its size; files of measurements take 5 to 30 times."""
 MOST = Files().memory_mb << 20
-"""Bytes that a piece may take, where no spec says another number."""
+"""Bytes of memory that a piece may take, unless the spec sets another number."""
 MOST_ROWS = 250_000
-"""Rows that are checked at once: a rejected row takes a kilobyte of memory while it is written down."""
+"""Rows that are checked at once: a rejected row takes a kilobyte of memory while it is written."""
 BATCH_BYTES = 64 << 20
-"""Bytes of the rows of a Parquet file that are in memory at once, by the file's own account of their width."""
+"""Bytes of a Parquet file's rows in memory at once, by the row width that its metadata declares."""
 _NEAR = 8 << 20
 _lock = Lock()
 _within = 0
-"""How many pieces are being read under the limit; the first sets it, the last lifts it."""
+"""Number of pieces being read under the limit; the first sets the limit, the last lifts it."""
 _before = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 _End = object()
 Step = TypeVar("Step")
@@ -44,7 +44,7 @@ Step = TypeVar("Step")
 
 @contextmanager
 def memory_limit(path: str | Path, most: int = MOST) -> Iterator[None]:
-    """Let the process take `most` more bytes at the most, where the system can limit it (Linux).
+    """Limit the process to `most` additional bytes of memory, if the system supports it (Linux).
 
     Raises:
         UserError: reading the file takes more.
@@ -64,12 +64,12 @@ def memory_limit(path: str | Path, most: int = MOST) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell if an error comes from the limit; libraries that unpack a file may take it for damage."""
+    """Tell if an error comes from the memory limit; decompressing libraries may report it as damage."""
     return isinstance(error, MemoryError) or "std::bad_alloc" in str(error) or _is_full()
 
 
 def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> Iterator[Step]:
-    """Return the pieces of a file, each of them read under `memory_limit`."""
+    """Yield the pieces of a file, each read under `memory_limit`."""
     each = iter(steps)
     while True:
         with memory_limit(path, most):
@@ -80,14 +80,14 @@ def limit_steps(steps: Iterable[Step], path: str | Path, most: int = MOST) -> It
 
 
 def limit_sources(sources: Iterable[Source], path: str | Path, most: int = MOST) -> Iterator[Source]:
-    """Return the rows of a file piece by piece, as `limit_steps` does, as long as they fit the size of the file.
+    """Yield the rows of a file under `memory_limit`, as long as they are in proportion to the file's size.
 
     Raises:
-        UserError: they take far more memory than the file has bytes.
+        UserError: the rows take far more memory than the file has bytes.
     """
     each, held = iter(sources), 0
     while True:
-        # What is held already counts, where the file is so small that all its rows may take no more than a piece.
+        # Rows already read count: all rows of a small file together may take no more than a piece.
         left = max(most, RATIO * os.path.getsize(path)) - held
         with memory_limit(path, min(most, left + (most >> 3))):
             source = next(each, None)
@@ -100,15 +100,15 @@ def limit_sources(sources: Iterable[Source], path: str | Path, most: int = MOST)
 
 
 def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
-    """Check that what a file holds is in proportion to its size.
+    """Check that a file's content in memory is in proportion to its size.
 
     Args:
-        path: of the file.
-        held: bytes that its content takes.
-        most: bytes that are never too much.
+        path: the file.
+        held: bytes of memory that its content takes.
+        most: bytes that are always allowed.
 
     Raises:
-        UserError: it is not.
+        UserError: the content is too large.
     """
     size = os.path.getsize(path)
     if held > max(most, RATIO * size):
@@ -120,20 +120,20 @@ def refuse_expansion(path: str | Path, held: int, most: int = MOST) -> None:
 
 
 def stored_bytes(schema: pa.Schema, columns: Sequence[str], rows: int) -> int:
-    """Return the bytes that columns of a Parquet or ORC file take at least."""
+    """Return the minimum bytes of memory for columns of a Parquet or ORC file."""
     kinds = (schema.field(name).type for name in columns)
     return rows * sum(_width(kind) for kind in kinds)
 
 
 def rows_a_batch(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
-    """Return how many rows of a Parquet file to read at once: fewer than `MOST_ROWS` where they are wide."""
+    """Return the number of rows of a Parquet file to read at once: `MOST_ROWS`, or fewer if they are wide."""
     sizes = [(metadata.row_group(one).total_byte_size, metadata.row_group(one).num_rows) for one in groups]
     width = max((size // max(rows, 1) for size, rows in sizes), default=0)
     return max(1, min(MOST_ROWS, BATCH_BYTES // max(width, 1)))
 
 
 def open_bytes(path: Path, most: int = MOST) -> BufferedIOBase:
-    """Open a file for reading bytes, uncompressed; reading more than fits the size of a compressed file is an error."""
+    """Open a file for reading uncompressed bytes; reading far more than a compressed file's size is an error."""
     stream = open_input(path)
     if not path.name.lower().endswith(".gz"):
         return stream
@@ -144,7 +144,7 @@ def open_bytes(path: Path, most: int = MOST) -> BufferedIOBase:
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """A compressed file whose reader checks how much it holds."""
+    """Gzip file that checks the amount of uncompressed data while it is read."""
 
     path: Path
     most: int
@@ -156,7 +156,7 @@ class _BoundedGzip(gzip.GzipFile):
 
 
 def _width(kind: pa.DataType) -> int:
-    """Return the bytes of a value, at least: of a text that of its place."""
+    """Return the minimum bytes of a value; for a text, the bytes of its offset."""
     try:
         return max(1, kind.bit_width // 8)
     except ValueError:
@@ -185,13 +185,13 @@ def _lift_limit() -> None:
 
 
 def _is_full() -> bool:
-    """Tell if the process has come near to its limit."""
+    """Tell if the process is near its memory limit."""
     limit, taken = resource.getrlimit(resource.RLIMIT_DATA)[0], _memory_taken()
     return _within > 0 and taken is not None and limit != resource.RLIM_INFINITY and limit - taken < _NEAR
 
 
 def _memory_taken() -> int | None:
-    """Return the bytes of memory that count for the limit; None where the system does not tell."""
+    """Return the bytes of memory that count for the limit; None if the system does not report them."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Turn raw rows of a file into the columns of the measurements table, or give the reason why a row is rejected.
+"""Turn raw rows into columns of the measurements table, or reject them with a reason.
 
 One parser, `jobs.landing.parsing`, serves files in every process, tables, messages and the offline commands.
 """
@@ -22,11 +22,11 @@ from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
 
 ROWS_A_FILE = 2_000_000
-"""A commit to the measurements is written to one data file for each so many rows."""
+"""Rows per data file of a commit to the measurements."""
 
 
 def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
-    """Refuse a file with a column whose type cannot hold the values that the spec expects.
+    """Refuse a file with a column of a type that cannot hold the spec's values.
 
     Raises:
         UserError: a column has such a type; the message names it and the remedy.
@@ -39,7 +39,7 @@ def refuse_types(spec: ModelSpec, schema: pa.Schema, file: str) -> None:
 def check_rows(spec: ModelSpec, source: Source, key_types: KeyTypes, file: str) -> pa.RecordBatch:
     """Return `_reason` and `_payload` (the raw row as JSON), null where a row is accepted, and the spec's columns.
 
-    source: the rows with the names that the file has.
+    source: the rows with the file's column names.
     """
     written, source = source, take_columns(spec, source)
     rows = parse(spec, source, file)
@@ -72,9 +72,9 @@ def typed_columns(spec: ModelSpec, key_types: KeyTypes) -> str:
 
 
 def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
-    """Return the wanted raw rows as the quarantine keeps them; null for others.
+    """Return the quarantine payloads of the wanted rows; null for other rows.
 
-    They are as they were written, or JSON objects without null members.
+    A payload is the row as written, or a JSON object without null members.
     """
     places = np.flatnonzero(wanted)
     if not len(places):
@@ -92,7 +92,7 @@ def payloads(source: Source, wanted: NDArray[np.bool_]) -> pa.Array:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return values for a payload; a time that Python cannot hold is the number that is stored, and its type."""
+    """Return values for a payload; for a time outside Python's range, the stored number and its type."""
     try:
         return column.to_pylist()
     except (ValueError, OverflowError):

@@ -35,7 +35,7 @@ from jobs.specs.files import Files
 FORMATS = (*CSV_FORMATS, *STORED_FORMATS)
 
 _FOUND: dict[tuple[object, ...], Dialect] = {}
-"""The dialects of the files that were looked at, each found once."""
+"""Cache of the dialects of files."""
 _MOST_FOUND = 1 << 15
 
 
@@ -43,7 +43,7 @@ def check_format(path: Path) -> str:
     """Return the file's ending.
 
     Raises:
-        UserError: the ending is none of `FORMATS`.
+        UserError: the ending is not in `FORMATS`.
     """
     ending = next((one for one in FORMATS if path.name.lower().endswith(one)), None)
     if ending is None:
@@ -57,11 +57,11 @@ def check_format(path: Path) -> str:
 def read(path: Path, columns: Sequence[str] | None = None, named: Files = ANY) -> Source:
     """Read the named columns, or all; CSV fields stay text, an empty field is null.
 
-    The text of misshapen rows of a CSV file is in the column `_corrupt`, and the bytes of rows that are not UTF-8 are
-    in the column `_bytes`, where there are such rows.
+    For a CSV file, the column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows
+    that are not UTF-8. Each column exists only if there are such rows.
 
     Raises:
-        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     names = read_schema(path, columns or (), named).names
     if _is_one_csv(path):
@@ -79,14 +79,14 @@ def parts(
     """Return the parts of a file, or of a folder of Parquet or ORC files, in order.
 
     Args:
-        path: of the file.
-        start: of a CSV file leave out the bytes before, which are whole records; its header is always left out.
-        stop: of a CSV file leave out the bytes from here on, where a record begins.
-        columns: that the rows have, to find a CSV file's dialect by.
-        named: what the spec says of the dialect.
+        path: the file.
+        start: byte position of the first record to read of a CSV file; its header is always skipped.
+        stop: byte position of the first record not to read of a CSV file.
+        columns: columns of the rows, to find a CSV file's dialect.
+        named: the spec's settings for files.
 
     Raises:
-        UserError: the file cannot be read, or has another format than its ending says.
+        UserError: the file cannot be read, or has another format than its ending indicates.
     """
     most = named.memory_mb << 20
     with _readable(path):
@@ -110,7 +110,7 @@ def parts(
 
 
 def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Part:
-    """Return all records of a CSV file from a place on as one part."""
+    """Return all records of a CSV file from a byte position on as one part."""
     dialect = found_dialect(path, columns, named)
     header = _header(path, dialect)
     names, wide = tuple(header.names), wide_columns(named, columns)
@@ -118,14 +118,14 @@ def _records(path: Path, start: int, columns: Sequence[str], named: Files) -> Pa
 
 
 def can_be_cut(path: Path, dialect: Dialect) -> bool:
-    """Tell if a CSV file can be read from its middle: it is neither compressed nor in another encoding than UTF-8."""
+    """Tell if a CSV file can be read from its middle: it must be uncompressed UTF-8."""
     return not path.name.lower().endswith(".gz") and not dialect.is_recoded
 
 
 def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Files = ANY) -> bool:
-    """Tell if a record of a CSV file begins at a place in its bytes, or would if the file went on.
+    """Tell if a record of a CSV file begins at a byte position, or would begin there if the file continued.
 
-    columns, named: as of `parts`.
+    columns, named: as in `parts`.
 
     Raises:
         UserError: the file cannot be read.
@@ -144,10 +144,10 @@ def begins_record(path: Path, place: int, columns: Sequence[str] = (), named: Fi
 
 
 def read_part(part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-    """Read the named columns, or all, of a part of a file as `read` does, in some batches of rows.
+    """Yield the rows of a part of a file in batches, with the columns of `read`.
 
     Raises:
-        UserError: the file cannot be read, lacks a column, or takes more memory than the part says.
+        UserError: the file cannot be read, lacks a column, or takes more memory than the part allows.
     """
     sources = _read_part(part, columns if part.wide is None else None)
     for source in limit_sources(sources, part.path, part.most):
@@ -171,12 +171,12 @@ def _read_part(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
 
 
 def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
-    """Return the names and types of a file's columns, after checking that the named ones exist.
+    """Return the schema of a file, after checking that the named columns exist.
 
-    named: what the spec says of a CSV file's dialect, and of wide files.
+    named: the spec's settings for files: dialect and wide files.
 
     Raises:
-        UserError: the file cannot be read, has another format than its ending says, or lacks a column.
+        UserError: the file cannot be read, has another format than its ending indicates, or lacks a column.
     """
     is_csv = _is_one_csv(path)
     wide = wide_columns(named, columns)
@@ -196,7 +196,7 @@ def read_schema(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sc
 
 
 def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dialect:
-    """Return the dialect of a CSV file: what the spec names, else what the file's beginning shows."""
+    """Return the dialect of a CSV file: settings of the spec, and for the others the file's beginning."""
     there = path.stat()
     known = (path, there.st_size, there.st_mtime_ns, *columns, named.model_dump_json())
     if known not in _FOUND:
@@ -208,7 +208,7 @@ def found_dialect(path: Path, columns: Sequence[str], named: Files = ANY) -> Dia
 
 
 def written_as(path: Path) -> Files:
-    """Return what a spec has to say of how a CSV file is written; nothing of any other file.
+    """Return the settings that a spec needs for a CSV file's dialect; no settings for any other file.
 
     Raises:
         UserError: the file cannot be read.
@@ -220,10 +220,10 @@ def written_as(path: Path) -> Files:
 
 
 def _check_header(path: Path, names: Sequence[str], columns: Sequence[str], named: Files) -> None:
-    """Check if a CSV file whose header lacks columns does so because of its dialect.
+    """Check if the dialect is the reason why a CSV file's header lacks columns.
 
     Raises:
-        UserError: it does; the message says what to do.
+        UserError: it is; the message names the remedy.
     """
     have = set(names)
     missing = [name for name in columns if name not in have]
@@ -245,7 +245,7 @@ def _is_one_csv(path: Path) -> bool:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of a file that cannot be read, or is no CSV, into a UserError."""
+    """Turn the errors of a file that cannot be read, or is not CSV, into a UserError."""
     try:
         with readable(path):
             yield
@@ -268,7 +268,7 @@ def _readable(path: Path) -> Iterator[None]:
 def _bytes(
     path: Path, dialect: Dialect = PLAIN, most: int = MOST, start: int = 0
 ) -> Iterator[io.BufferedIOBase]:
-    """Open a file from a place in its text on, uncompressed, as UTF-8 with line feeds."""
+    """Open a file at a position in its text, uncompressed, as UTF-8 with line feeds."""
     with open_bytes(path, most) as plain:
         if not dialect.is_recoded:
             plain.seek(start)

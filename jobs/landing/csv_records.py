@@ -1,8 +1,8 @@
 """Cut the bytes of a CSV file into pieces of whole records, and parse the records of a piece.
 
-A piece is parsed by itself, in any process, so that a file gives the same rows however it is cut. The rules are those
-of Python's `csv`. Arrow's reader, which is many times faster, parses the pieces in which both readers cannot disagree:
-quotes around whole fields alone, the same number of fields in every record, valid UTF-8.
+A piece is parsed independently, in any process, so that a file gives the same rows however it is cut. The rules are
+those of Python's `csv`. Arrow's reader is many times faster. It parses the pieces on which both readers must agree:
+quotes only around whole fields, the same number of fields in every record, valid UTF-8.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from jobs.encoding import arrow
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, Source, base64_texts
 
 PIECE_BYTES = 8 << 20
-"""Approximate size of a piece: a task of Spark, so small enough for all cores to have some."""
+"""Approximate size of a piece in bytes: a piece is a Spark task, so it is small enough to keep all cores busy."""
 HEADER_BYTES = 1 << 16
-"""Bytes that are read at once where only the header is wanted."""
+"""Bytes that are read at once if only the header is needed."""
 
 BOM = b"\xef\xbb\xbf"
 _LONG = 4
-"""Bytes that a character has at most."""
+"""Maximum bytes of a character."""
 LONGEST = 16 << 20
-"""Characters of the longest field; a longer one follows a quote that nothing closes."""
+"""Maximum characters of a field; a longer field follows an unclosed quote."""
 UNCLOSED = 1 << 17
-"""Characters of the last field from which on a quote that nothing closes has swallowed rows: the file is refused."""
+"""Characters of a last field with an unclosed quote from which it has swallowed rows: the file is refused."""
 LONGEST_RECORD = 64 << 20
-"""Bytes of the longest record. A longer one is no row: each further block would be searched with all before it."""
+"""Maximum bytes of a record. A longer record is an error: each further block is searched with all blocks before."""
 csv.field_size_limit(LONGEST)
 
 
 class Unreadable(csv.Error):
-    """The content is no table of records; the message says why, and what to do."""
+    """The content is not a table of records; the message names the cause and the remedy."""
 
 
 COMMA, BLANK = ",", " "
@@ -47,11 +47,11 @@ _NEWLINE = ord("\n")
 _RUN = re.compile(rb"[ \t]+")
 _AROUND = re.compile(rb"^ +| +(?=\r?$)", re.MULTILINE)
 _ANNOTATIONS = ("#group", "#datatype", "#default", "#constant")
-"""What InfluxDB writes above each table of a file."""
+"""Annotations that InfluxDB writes above each table of a file."""
 _WHOLE = re.compile(r" *[+-]?[0-9]+")
 _FRACTION = re.compile(r"[0-9]+(?:[eE][+-]?[0-9]+)? *")
 _INVALID = re.compile("[\udc80-\udcff]")
-"""How Python decodes bytes that are not UTF-8, with `surrogateescape`; no valid UTF-8 decodes to these."""
+"""Characters that Python's `surrogateescape` makes of bytes that are not UTF-8; valid UTF-8 never gives them."""
 
 
 def is_cut_number(whole: str, fraction: str) -> bool:
@@ -62,16 +62,16 @@ def is_cut_number(whole: str, fraction: str) -> bool:
 class Dialect(NamedTuple):
     """How a CSV file is written.
 
-    separator  of the fields; a blank stands for one or more
-    names      of the columns, of a file without a header
-    skip       lines above the header, which are left out
-    below      rows of units below it, which are left out
-    comment    what a line of comment begins with; "" where there are none
-    quote      what stands around a field that holds a separator
-    encoding   of the text, as Python calls it
+    separator  separator of the fields; a blank stands for one or more blanks
+    names      names of the columns of a file without a header
+    skip       number of lines above the header that are skipped
+    below      number of unit rows below the header that are skipped
+    comment    beginning of a comment line; "" if there are no comments
+    quote      quote around a field that contains a separator
+    encoding   Python's name of the encoding
     by_cr      lines end with a carriage return alone
-    extra      fields of a row, all empty, for which the header has no name
-    first      name of the first column, where the header has none for it
+    extra      number of empty fields at the end of a row without a name in the header
+    first      name of the first column, if the header lacks it
     """
 
     separator: str = COMMA
@@ -87,7 +87,7 @@ class Dialect(NamedTuple):
 
     @property
     def is_recoded(self) -> bool:
-        """Tell if places in the text are not those in the file's bytes."""
+        """Tell if positions in the text differ from positions in the file's bytes."""
         return self.encoding != "utf-8"
 
 
@@ -95,18 +95,18 @@ PLAIN = Dialect()
 
 
 class Header(NamedTuple):
-    """The names of the columns, and the place in the file's bytes at which the first row begins."""
+    """Column names, and the position in the file's bytes at which the first row begins."""
 
     names: list[str]
     end: int
 
 
 def read_header(stream: io.BufferedIOBase, dialect: Dialect = PLAIN) -> Header | None:
-    """Return the header of a CSV file, its first record that is no blank line; None if there is no such record.
+    """Return the header of a CSV file: its first record that is not a blank line; None without such a record.
 
     Args:
-        stream: of the bytes, at their beginning.
-        dialect: of the file; if it has names, the first record is a row.
+        stream: bytes at their beginning.
+        dialect: dialect of the file; if it has names, the first record is a row.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8 text.
@@ -139,7 +139,7 @@ def read_header(stream: io.BufferedIOBase, dialect: Dialect = PLAIN) -> Header |
 
 
 def _names(row: list[str], dialect: Dialect) -> list[str]:
-    """Return the names of a header's columns."""
+    """Return the column names of a header record."""
     for name in row:
         _encoded(name).decode()
     if dialect.comment and row[0].startswith(dialect.comment):
@@ -162,16 +162,16 @@ def _rows_in(lines: Iterable[str], dialect: Dialect) -> Iterator[list[str]]:
 def pieces(
     stream: io.BufferedIOBase, size: int = PIECE_BYTES, rest: bytes = b"", dialect: Dialect = PLAIN
 ) -> Iterator[bytes]:
-    """Cut the rest of a stream, which begins with a record, into pieces of whole records of about `size` bytes.
+    """Cut the rest of a stream into pieces of whole records of about `size` bytes; a record begins the rest.
 
     Args:
-        stream: of the bytes.
-        size: of a piece.
-        rest: bytes before those of the stream.
-        dialect: of the file.
+        stream: stream of bytes.
+        size: size of a piece in bytes.
+        rest: bytes that precede the stream.
+        dialect: dialect of the file.
 
     Raises:
-        csv.Error: a field is longer than Python's limit, as after a quote that nothing closes, or a record too long.
+        csv.Error: a field is longer than Python's limit, as after an unclosed quote, or a record is too long.
     """
     while block := stream.read(size):
         rest += block
@@ -189,15 +189,15 @@ def pieces(
 
 
 def ends_record(data: bytes, dialect: Dialect = PLAIN) -> bool:
-    """Tell if bytes that begin with a record end with a whole one."""
+    """Tell if bytes that begin with a record also end with a whole record."""
     return _last_end(data, dialect) == len(data)
 
 
 def _last_end(data: bytes, dialect: Dialect) -> int:
-    """Return the end of the last record that ends within `data`, 0 if none does."""
+    """Return the end of the last record that ends within `data`, 0 without such a record."""
     quotes = _quotes(data, dialect)
     if quotes is None or len(quotes) % 2 and len(data) - quotes[-1] > _LONG * csv.field_size_limit():
-        return _last_end_of_any(data, dialect)  # raises an error if nothing closes a quote
+        return _last_end_of_any(data, dialect)  # raises an error for an unclosed quote
     if len(quotes) == 0:
         return data.rfind(b"\n") + 1
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE)
@@ -206,10 +206,10 @@ def _last_end(data: bytes, dialect: Dialect) -> int:
 
 
 def _quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
-    """Return the places of the quotes if, from the first on, they open and close in turn; None for any others.
+    """Return the positions of the quotes if they open and close in turn; None if they do not.
 
-    An opening quote begins a field, a closing one ends it; two that touch are a quote within a field, which by this
-    rule closes and opens.
+    An opening quote begins a field, a closing quote ends it. A doubled quote stands for a quote within a field; by this
+    rule it closes and opens.
     """
     mark = dialect.quote.encode()
     if mark not in data:
@@ -229,8 +229,8 @@ def _quotes(data: bytes, dialect: Dialect) -> NDArray[np.intp] | None:
 
 
 def _last_end_of_any(data: bytes, dialect: Dialect) -> int:
-    """Return what `_last_end` does, of any bytes."""
-    # The mark is a record of its own, unless the last line break is within quotes.
+    """Return the result of `_last_end` for bytes with quotes in any place."""
+    # The mark becomes a separate record, unless the last line break is within quotes.
     text = _decoded(data[: data.rfind(b"\n") + 1])
     lines = io.StringIO(text + "x", newline="")
     start, stop = 0, 0
@@ -242,14 +242,13 @@ def _last_end_of_any(data: bytes, dialect: Dialect) -> int:
 def parse_records(
     data: bytes, names: Sequence[str], wanted: Sequence[str] | None = None, dialect: Dialect = PLAIN
 ) -> Source:
-    """Parse the records of a piece into the wanted columns, or all of them; an empty field is null.
+    """Parse the records of a piece into the wanted columns, or all columns; an empty field is null.
 
-    The text of misshapen rows is in the column `_corrupt`, and the bytes of rows that are not UTF-8 are in the column
-    `_bytes`, where there are such rows. Comments, and headers that are repeated between the rows, are left out.
+    The column `_corrupt` has the text of misshapen rows, and the column `_bytes` has the bytes of rows that are not
+    UTF-8. Each column exists only if there are such rows. Comments and repeated headers between the rows are left out.
 
     Raises:
-        csv.Error: a field is longer than `LONGEST`, nothing closes the quote before a long one, or another table
-            begins.
+        csv.Error: a field is longer than `LONGEST`, a long field has an unclosed quote, or another table begins.
     """
     chosen = list(names if wanted is None else wanted)
     places = {name: place for place, name in enumerate(names)}
@@ -263,7 +262,7 @@ def parse_records(
 
 
 def _needs_care(table: pa.Table, names: Sequence[str], dialect: Dialect) -> bool:
-    """Tell if rows of a piece may be comments or repeated headers, or have a field for which there is no name."""
+    """Tell if rows of a piece may be comments or repeated headers, or have a field without a column name."""
     pc = arrow.compute()
     if any(column.null_count < len(column) for column in table.columns[len(names) :]):
         return True
@@ -339,7 +338,7 @@ def _without_headers(rows: list[list[str]], names: Sequence[str], dialect: Diale
 def _originals(
     rows: Sequence[Sequence[str]], misshapen: set[int], invalid: set[int], width: int, dialect: Dialect
 ) -> dict[str, pa.Array]:
-    """Return the columns that keep misshapen rows and rows that are not UTF-8 without loss; none if there is no row."""
+    """Return the columns that keep misshapen rows and rows that are not UTF-8 unchanged; empty without such rows."""
     kept: dict[str, pa.Array] = {}
     places = range(len(rows))
     if misshapen:
@@ -358,7 +357,7 @@ def _originals(
 
 
 def _by_arrow(data: bytes, width: int, dialect: Dialect) -> pa.Table | None:
-    """Parse records that Arrow's reader and Python's read alike; None for any others."""
+    """Parse records that Arrow and Python read alike; None for any other records."""
     quotes = _quotes(data, dialect)
     if quotes is None or len(quotes) % 2 or data.count(b"\r") != data.count(b"\r\n") or data.startswith(BOM):
         return None
@@ -394,7 +393,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _shown(text: str) -> str:
-    """Return a text with invalid bytes as `\\xff` and the like."""
+    """Return a text that shows invalid bytes as `\\xff` and the like."""
     return _encoded(text).decode("utf-8", "backslashreplace")
 
 
@@ -406,7 +405,7 @@ def _line(fields: Sequence[str], dialect: Dialect) -> str:
 
 
 def _blanks_single(data: bytes, dialect: Dialect) -> bytes:
-    """Return records with one blank for each run of them outside of quotes, and none around a line."""
+    """Reduce each run of blanks outside of quotes to one blank, and remove blanks at both ends of a line."""
     mark = dialect.quote.encode()
     if mark not in data:
         return _AROUND.sub(b"", _RUN.sub(b" ", data))

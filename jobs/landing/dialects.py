@@ -1,4 +1,4 @@
-"""Find how a CSV file is written: encoding, separator, quotes, header and what stands around it."""
+"""Find the dialect of a CSV file: encoding, separator, quotes, header, and the lines around the header."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from jobs.landing.shapes.header_lines import (
 from jobs.specs.files import BLANKS, SEPARATORS, Files
 
 ANY = Files()
-"""What a spec says that names no dialect."""
+"""Settings of a spec that leaves the dialect open."""
 
 BEGINNING = 1 << 16
-"""Bytes at a file's beginning by which its dialect is found."""
+"""Bytes at a file's beginning that are inspected to find its dialect."""
 COMMENT = "#"
 ROW_NAMES = "row_names"
-"""Name of a first column that the header does not name, as R and pandas write it."""
+"""Name for a first column without a name in the header, as R and pandas write it."""
 _SEP = re.compile(r"\s*\"?sep=(.)\"?\s*", re.IGNORECASE)
 _SINGLE_QUOTED = re.compile(r"(?:^|[,;\t| ])'[^'\n]*'(?=[,;\t| \r]|$)", re.MULTILINE)
 NAMES = {COMMA: "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar (|)", BLANK: "blanks"}
-"""The separators in words."""
+"""Separators in words."""
 
 
 class _Cut(NamedTuple):
-    """Records as a separator cuts them, and where their header is."""
+    """Records under one separator, and the position of their header."""
 
     separator: str
     records: list[FileRecord]
@@ -51,14 +51,14 @@ class _Cut(NamedTuple):
 def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = ANY) -> Dialect:
     """Return the dialect of a CSV file.
 
-    With columns it is the separator and the first line with which a header has them. If the spec names the columns of
-    files without a header, it is one with which the records have as many fields. Else it is the separator that cuts
-    the records best (`_merit`); a comma where none does.
+    With `columns`, the dialect is the separator and the first line that give a header with these columns. If the spec
+    names the columns of files without a header, the separator must give as many fields. Else the separator that cuts
+    the records best (`_merit`) is chosen, or a comma if no separator cuts them well.
 
     Args:
-        beginning: bytes of the file.
-        columns: that the file must have, as far as they are known.
-        named: what the spec says.
+        beginning: first bytes of the file.
+        columns: columns that the file must have, if known.
+        named: the spec's settings for files.
     """
     plain, text = _text_of(beginning, named)
     if named.comment is None and text.startswith("%"):  # as MATLAB and LaTeX write comments
@@ -75,7 +75,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
     cuts: list[_Cut] = []
     for one in possible:
         records = read_records(text, one, plain.quote, is_cut)
-        # As in most files; a line of blanks is no record where blanks separate.
+        # The usual case. A blank line is not a record where blanks are separators.
         if columns and records and records[0].line == 0 and set(columns) <= set(records[0].fields):
             return _with_header(
                 plain, _Cut(one, records, HeaderPlace(0, 1, len(records[0].fields))), 0, columns, named
@@ -105,7 +105,7 @@ def find_dialect(beginning: bytes, columns: Sequence[str] = (), named: Files = A
 
 
 def _text_of(beginning: bytes, named: Files) -> tuple[Dialect, str]:
-    """Return a dialect with the encoding and the line ends, and the text of a file's beginning."""
+    """Detect encoding and line ends; return them as a dialect, with the text of a file's beginning."""
     encoding = "utf-8" if named.encoding is None else named.encoding
     if named.encoding is None:
         encoding = _wide_encoding(beginning) or encoding
@@ -116,7 +116,7 @@ def _text_of(beginning: bytes, named: Files) -> tuple[Dialect, str]:
 
 
 def _wide_encoding(beginning: bytes) -> str | None:
-    """Return UTF-16 where a file begins so, or has a NUL in every other byte; None else."""
+    """Return a UTF-16 encoding for a file with its mark, or with a NUL in every other byte; else None."""
     if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "utf-16"
     some = beginning[:2000]
@@ -128,7 +128,7 @@ def _wide_encoding(beginning: bytes) -> str | None:
 
 
 def _quote_of(text: str) -> str:
-    """Return what stands around fields: an apostrophe, if it does so in the header or in most lines."""
+    """Return the quote: an apostrophe if it encloses fields in the header or in most lines, else a double quote."""
     if '"' in text or "'" not in text:
         return '"'
     header, lines = text.lstrip("\n").split("\n", 1)[0], text.count("\n") or 1
@@ -137,7 +137,7 @@ def _quote_of(text: str) -> str:
 
 
 def _with_place(cut: _Cut, named: Files) -> _Cut:
-    """Return records with the likely place of their header; the first one, where the spec says what is above it."""
+    """Return records with the likely position of their header: the first record if the spec sets `skip_lines`."""
     if named.skip_lines is None:
         return cut._replace(place=find_header(cut.records, named.comment or COMMENT))
     width = len(cut.records[0].fields) if cut.records else 0
@@ -145,7 +145,7 @@ def _with_place(cut: _Cut, named: Files) -> _Cut:
 
 
 def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], named: Files) -> Dialect:
-    """Return the dialect of a file whose header is a record that is known; -1: it has none."""
+    """Return the dialect of a file whose header is the record at `place`; -1: there is no header."""
     records, mark = cut.records, named.comment or COMMENT
     if not records:
         return plain._replace(separator=cut.separator)
@@ -175,7 +175,7 @@ def _with_header(plain: Dialect, cut: _Cut, place: int, columns: Sequence[str], 
 
 
 def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[int, bool]:
-    """Return how many empty fields at the end of rows have no name, and whether the first field has none."""
+    """Return the number of empty fields at the end of rows without a name, and whether the first field lacks one."""
     if not rows:
         return 0, False
     named = len(header)
@@ -187,13 +187,13 @@ def _fields_without_name(header: Sequence[str], rows: Sequence[Sequence[str]]) -
     if width != len(header) + 1 or not all(len(row) == width for row in rows) or named < len(header):
         return 0, False
     numbered = [row[0] for row in rows] == [str(place) for place in range(1, len(rows) + 1)]
-    # `20,5` below `at,value` may be a fraction: the first field is then what the header says.
+    # `20,5` below `at,value` may be a decimal fraction: then the header does name the first field.
     is_fraction = all(is_cut_number(*row[-2:]) for row in rows)
     return 0, numbered or len(rows) > 1 and len({row[0] for row in rows}) == len(rows) and not is_fraction
 
 
 def header_words(dialect: Dialect) -> list[str]:
-    """Return in words what stands around the header and the fields of a file, where it is not as in most files."""
+    """Describe in words where a file's encoding, header, comments and quotes differ from most files."""
     words = []
     if dialect.encoding != "utf-8":
         words.append(f"text in {dialect.encoding}")
@@ -214,7 +214,7 @@ def header_words(dialect: Dialect) -> list[str]:
 
 
 def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
-    """Return the likely reason why a file's header lacks columns, with the setting; empty if it is not its dialect."""
+    """Return why a file's header may lack columns, and the setting to change; empty if not due to its dialect."""
     found = find_dialect(beginning, columns, named)
     rows = _rows_below(beginning, found)
     if found.names or not rows:
@@ -238,7 +238,7 @@ def hint(beginning: bytes, columns: Sequence[str], named: Files = ANY) -> str:
 
 
 def _rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
-    """Return the fields of the records below the lines that are left out above a header."""
+    """Return the fields of the records from the header on, below the skipped lines."""
     _, text = _text_of(beginning, Files(encoding=found.encoding if found.is_recoded else None))
     below = text.split("\n", found.skip)[-1]
     records = read_records(below, found.separator, found.quote, len(beginning) == BEGINNING)
@@ -246,8 +246,10 @@ def _rows_below(beginning: bytes, found: Dialect) -> list[list[str]]:
 
 
 def settings_of(beginning: bytes) -> Files:
-    """Return what a spec has to say of a file: encoding, lines above the header, units, comments; names made up for its
-    columns, if it has no header."""
+    """Return the settings that a spec needs for a file: encoding, lines above the header, units and comments.
+
+    A file without a header also gets made-up column names.
+    """
     encoding = "cp1252" if _is_windows(beginning) else None
     found = find_dialect(beginning, (), Files(encoding=encoding))
     return Files(
@@ -260,29 +262,30 @@ def settings_of(beginning: bytes) -> Files:
 
 
 def _is_windows(beginning: bytes) -> bool:
-    """Tell if bytes are neither UTF-8, nor UTF-16, so that they are probably Windows-1252."""
+    """Tell if bytes are neither UTF-8 nor UTF-16, so probably Windows-1252."""
     if _wide_encoding(beginning) or beginning.isascii():
         return False
     return beginning.decode("utf-8", "ignore").isascii()
 
 
 def _made_up_names(beginning: bytes, found: Dialect) -> tuple[str, ...]:
-    """Return names for the columns of a file without a header; none of any other file."""
+    """Return made-up column names for a file without a header; empty for any other file."""
     records = _rows_below(beginning, found)
     rows = [one for one in records if not (found.comment and one[0].startswith(found.comment))]
     if found.first is not None or not has_no_header(rows):
         return ()
-    above = records[0]  # which may be a header that begins like a comment, as in `#YY,MM,DD`
+    above = records[0]  # may be a header that begins like a comment, as in `#YY,MM,DD`
     if len(above) == len(rows[0]) and not any(NUMBER_OR_TIME.fullmatch(text) for text in above):
         return ()
     return tuple(f"c{place}" for place in range(1, len(rows[0]) + 1))
 
 
 def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
-    """Return how well a separator cuts records; below 1 it does not cut all alike.
+    """Return a score of how well a separator cuts records; below 1 the records have different numbers of fields.
 
-    It cuts them into as many fields each (`fields` of them, if that is known), of which most are numbers or times; then
-    into most fields. A comma before fractions cuts as evenly as a semicolon between fields, but not into numbers.
+    A good separator gives each record the same number of fields (`fields`, if known), and most fields are numbers or
+    times; after that, more fields are better. A decimal comma cuts as evenly as a semicolon between fields, but not
+    into numbers.
     """
     width = cut.place.width
     begin = cut.place.first if cut.place.record < 0 else cut.place.record
@@ -290,7 +293,7 @@ def _merit(cut: _Cut, fields: int | None = None) -> tuple[float, int]:
     if width < 2 or not rows:
         return 0.0, 0
     even = [row for row in rows if len(row) == width]
-    # A header that does not count the separators at the end of every row is as wide as what stands before these.
+    # If all rows end with extra separators, the header is as wide as the fields before them.
     named = width if even and not any(any(row[len(rows[0]) :]) for row in even) else len(rows[0])
     if (
         len(even) < 0.5 * len(rows)

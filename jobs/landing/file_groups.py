@@ -1,10 +1,9 @@
-"""Land groups of files: each commit ends the transaction of every file in it. A large file is a group of its own.
+"""Land groups of files: each commit contains a transaction for every file of its group. A large file forms a group.
 
-The transactions tell path and content of each file, as if it had a commit of its own (`jobs.landing.landed_files`).
-So a landing that is killed between two commits is completed by the next one, whichever files that one lands together.
-The pieces of a group are read, checked and written by several processes (`jobs.landing.written_pieces`). What they have
-written is part of a table once the commit names it; where a file cannot land, the others of its group are written
-anew.
+The transactions record path and content of each file, as a separate commit would (`jobs.landing.landed_files`). If a
+landing is killed between two commits, the next landing completes it, however that groups the files. Several processes
+read, check and write the pieces of a group (`jobs.landing.written_pieces`). The written files join a table when a
+commit names them. If a file cannot land, the other files of its group are written again.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ from jobs.storage.tables import QUARANTINE
 from jobs.storage.warehouse import Tables
 
 MOST_FILES = 1_000
-"""Files of one commit at most: its metadata list them."""
+"""Maximum files of one commit: its metadata list them."""
 GROUP_BYTES = 64 << 20
-"""Bytes of the files of one commit at most, unless it is one file."""
+"""Maximum bytes of the files of one commit, unless it has only one file."""
 INLINE_BYTES = 16 << 20
-"""Up to so many bytes are written by one process, into one file."""
+"""Bytes up to which one process writes the rows, into one file."""
 TASK_BYTES = 96 << 20
-"""About so many bytes are one task: as text, the rows of one file of a table."""
+"""Approximate bytes of a task: as text, the rows of one file of a table."""
 _FILE_BYTES = 32 << 10
-"""A file costs as much as so many bytes, besides its own."""
+"""Fixed cost of a file, in bytes, added to its size."""
 
 OnRead = Callable[[int], None]
 
 
 class _UnfitGroup(Exception):
-    """Some files of a group cannot land: their errors by path; none if others have committed rows of it meanwhile."""
+    """Some files of a group cannot land: errors by path; empty if another process has committed some of its rows."""
 
     def __init__(self, errors: Mapping[str, UserError]) -> None:
         super().__init__()
@@ -62,17 +61,17 @@ def land_all(
     refuse: Refuse | None = None,
     on_read: OnRead = lambda size: None,
 ) -> Iterator[list[Landed]]:
-    """Check files and land them, in order, and return the outcomes of each commit. Idempotent.
+    """Check files and land them in order; yield the outcomes of each commit. Idempotent.
 
     Args:
-        landing: of the model.
-        paths: of the files.
-        refuse: what to do with a file that cannot land. Without it nothing lands if a file may not; if one cannot be
-            read, the files before it land, and the error is raised.
-        on_read: is called with bytes of the files that are read, by any thread.
+        landing: landing of the model.
+        paths: paths of the files.
+        refuse: called for a file that cannot land. Without it, a file that may not land stops all files; if a file
+            cannot be read, the files before it land, and the error is raised.
+        on_read: called with the number of bytes read, from any thread.
 
     Raises:
-        UserError: a file has more rejected rows than the spec allows; without `refuse` also what hinders a file.
+        UserError: a file has more rejected rows than the spec allows; without `refuse`, also if a file cannot land.
     """
     for group in groups_of(landing.check_all(paths, refuse)):
         if done := _land_group(landing, group, refuse, on_read):
@@ -80,7 +79,7 @@ def land_all(
 
 
 def groups_of(files: Sequence[FileState]) -> Iterator[list[FileState]]:
-    """Cut files into those that land in one commit: of different contents, and not too large."""
+    """Group files by commit: the files of a group have different contents and a limited total size."""
     group: list[FileState] = []
     digests: set[str] = set()
     size = 0
@@ -96,7 +95,7 @@ def groups_of(files: Sequence[FileState]) -> Iterator[list[FileState]]:
 
 
 def needs_workers(size: int, files: int) -> bool:
-    """Tell if files of this size together are written by several processes."""
+    """Tell if several processes write files of this total size."""
     return size + files * _FILE_BYTES > INLINE_BYTES
 
 
@@ -131,7 +130,7 @@ def _land(landing: FileLanding, files: Sequence[FileState], on_read: OnRead) -> 
     """Write and commit the files of a group.
 
     Raises:
-        _UnfitGroup: some cannot land; then none of them has.
+        _UnfitGroup: some files cannot land; then no file of the group has landed.
     """
     numbers = landing.landed.numbers()
     landed: list[Landed] = []
@@ -159,7 +158,7 @@ def _land(landing: FileLanding, files: Sequence[FileState], on_read: OnRead) -> 
             try:
                 return landed + _commit(landing, plans, written, tables, counts)
             except Conflict:
-                _check_again(landing, plans)  # others have landed a file meanwhile: what is left lands anew
+                _check_again(landing, plans)  # another process has landed a file: the others start again
                 raise
     except BaseException:
         tables.remove_written()
@@ -173,7 +172,7 @@ def _write(
     counts: Mapping[str, RowCounts],
     on_read: OnRead,
 ) -> list[Written]:
-    """Write the rows of files, and add them to the counts of each path.
+    """Write the rows of files, and add up the counts of each path.
 
     Raises:
         _UnfitGroup: some files cannot be read, or have too many rejected rows.
@@ -221,7 +220,7 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
         done += _FILE_BYTES
         tasks[-1].append(one._replace(pieces=[]))
         for piece in one.pieces:
-            # A piece belongs to the task in which its middle is.
+            # A piece belongs to the task that contains its middle.
             if done + piece.size / 2 > share * len(tasks) and tasks[-1] != [one._replace(pieces=[])]:
                 tasks.append([one._replace(pieces=[])])
             tasks[-1][-1].pieces.append(piece)
@@ -230,10 +229,10 @@ def _cut(files: Sequence[FilePieces], processes: int) -> list[list[FilePieces]]:
 
 
 def _check_again(landing: FileLanding, plans: Sequence[FilePieces]) -> None:
-    """Check that the rows of files that are written are still the right ones.
+    """Check that the written rows still match the files and the commits.
 
     Raises:
-        _UnfitGroup: they are not.
+        _UnfitGroup: they do not match.
     """
     numbers = landing.landed.numbers()
     errors: dict[str, UserError] = {}
@@ -256,13 +255,13 @@ def _commit(
     tables: LandingTables,
     counts: Mapping[str, RowCounts],
 ) -> list[Landed]:
-    """Commit the rejected rows of files, then the accepted ones."""
+    """Commit the rejected rows of files, then the accepted rows."""
     bad = [one.file for one in plans if counts[one.file.path].reasons]
     if bad:
         parts = [part for one in written for part in one.rejected]
         _commit_files(landing, tables.ready_for_rejected(), parts, bad, {})
-    # Also without a row: else a file of which all rows were rejected would land when the spec has been mended,
-    # and once more when the rejected rows are replayed.
+    # Commit also without a row. Else a file whose rows were all rejected would land after the spec is mended,
+    # and again when its rejected rows are replayed.
     new = [one.file for one in plans if counts[one.file.path].rows or one.file in bad or one.known.kept]
     version = None
     if new:
@@ -291,7 +290,7 @@ def _commit_files(
     files: Sequence[FileState],
     metadata: Mapping[str, str],
 ) -> int | None:
-    """Commit written parts, which ends the transaction of each file; return the version."""
+    """Commit written parts with the transaction of each file; return the version."""
     transactions = [transaction(landing.spec.name, one.path, one.digest) for one in files]
     return commit_or_remove(table, parts, lambda parts: table.commit_for_all(parts, transactions, metadata))
 
@@ -299,7 +298,7 @@ def _commit_files(
 def _detail(
     landing: FileLanding, new: Sequence[FileState], counts: Mapping[str, RowCounts]
 ) -> dict[str, Any]:
-    """Return what the metadata of the commit of accepted rows say."""
+    """Return the metadata for the commit of accepted rows."""
     files: list[dict[str, Any]] = []
     total = RowCounts()
     for file in new:
@@ -312,13 +311,13 @@ def _detail(
 
 
 def keep_whole_file(warehouse: Tables, model: str, file: FileState, reason: str) -> None:
-    """Keep a file that cannot land as one row of the quarantine. Idempotent.
+    """Quarantine a file that cannot land as one row. Idempotent.
 
     Args:
-        warehouse: of the quarantine.
+        warehouse: warehouse of the quarantine.
         model: name of the model.
-        file: that cannot land.
-        reason: why.
+        file: file that cannot land.
+        reason: why it cannot land.
     """
     name = f"ingest-{model}-{file.digest}-file", 1
     warehouse.create(TABLE, QUARANTINE)

@@ -1,10 +1,10 @@
-"""The landing of the files of one model: which files may land, what of them lands, and what the commits say of them.
+"""Plan the landing of one model's files: check which files may land, and which of their rows.
 
-A file is identified by its content (SHA-256) and its path; where its name is a key (`key_from_name`), the name counts
-as content. Its rejected rows and its accepted rows are one commit
-each, in the file's own transaction (`jobs.landing.landed_files`): landing is idempotent, and a retry after a crash
-completes the missing commit. A content that has landed, under whatever path, does not land again; another content under
-a path that has landed is refused, unless the caller says what it is.
+A file is identified by its content (SHA-256) and its path. If its name is a key (`key_from_name`), the name counts as
+content. Its rejected rows and its accepted rows are one commit each; the transaction is the file's
+(`jobs.landing.landed_files`). So landing is idempotent, and a retry after a crash completes the missing commit. A
+content that has landed under any path does not land again. A path that has landed with another content is refused,
+unless the caller declares what the file is.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.warehouse import Tables
 
 REFUSE, _, NEW = CHANGED = ("refuse", "append", "new")
-"""What to do with a file that has landed with another content: refuse it, land the rows that were added at its end, or
-land all its rows, as those of another file of the same name."""
+"""Actions for a file that has landed with another content: refuse it, land only the rows that were added at its end, or
+land all rows, as of another file with the same name."""
 
 Refuse = Callable[[str, UserError], None]
-"""Keeps note of a file (path) that cannot land."""
+"""Called with the path and the error of a file that cannot land."""
 
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """The outcome of one file.
+    """Outcome of one file.
 
-    rows: accepted; reasons: rows quarantined by this run, by reason; version: the measurements table's commit of the
-    rows, None if there is none; before: the file had already landed, and was not read again; note: what to tell about a
-    file that had landed with another content; counts: of all its rows.
+    rows: accepted rows; reasons: rows quarantined by this run, by reason; version: version of the measurements table
+    that committed the rows, or None; before: the file had already landed, and was not read again; note: note on a file
+    that had landed with another content; counts: counts of all its rows.
     """
 
     path: str
@@ -69,7 +69,7 @@ class ChangedFile(UserError):
 class FileLanding:
     """Lands files of one model, each once.
 
-    changed: what a file is that has landed with another content (one of `CHANGED`).
+    changed: action for a file that has landed with another content (one of `CHANGED`).
     history: the files are history of new keys.
     workers: processes that read and write.
     """
@@ -87,11 +87,11 @@ class FileLanding:
     def check_all(self, paths: Sequence[str], refuse: Refuse | None = None) -> list[FileState]:
         """Return the states of the files that may land; several are hashed at once.
 
-        The first of them makes the measurements table, if there is none.
+        If the measurements table does not exist, it is created with the types of the first file.
 
         Args:
-            paths: of the files.
-            refuse: what to do with a file that may not land. Without it the error is raised.
+            paths: paths of the files.
+            refuse: called for a file that may not land. Without it the error is raised.
 
         Raises:
             UserError: a file lacks a column, cannot be read, or has landed with another content (`ChangedFile`).
@@ -124,7 +124,7 @@ class FileLanding:
         return file_schema(self.spec, path), file_state(path, salt_of(self.spec, path))
 
     def plan(self, file: FileState, known: Known) -> FilePieces:
-        """Return what of a file lands.
+        """Return the pieces of a file that land.
 
         Raises:
             UserError: the file cannot be read, or has landed with another content.
@@ -133,9 +133,9 @@ class FileLanding:
         return FilePieces(file, known, pieces_of(self.spec, file.path, file.size, start, middle))
 
     def _starts(self, file: FileState, known: Known) -> tuple[int, int]:
-        """Return from which byte on a file's accepted rows land, and from which on its rejected ones are kept.
+        """Return the byte positions from which a file's accepted rows land, and its rejected rows are kept.
 
-        They differ if a landing was killed after the rejected rows of a former content, before its accepted ones.
+        They differ if a landing of a former content was killed between the commits of its rejected and accepted rows.
 
         Raises:
             ChangedFile: the file has landed with another content, and may not land with this one.
@@ -164,7 +164,7 @@ class FileLanding:
         return ends[0] or 0, max(places)
 
     def note_of(self, path: str, known: Known) -> str | None:
-        """Return what to tell about a file that had landed with another content, or None."""
+        """Return the note on a file that had landed with another content, or None."""
         if not known.others:
             return None
         which = (
@@ -173,9 +173,9 @@ class FileLanding:
         return f"{path}: had landed with {self.landed.describe(known.others)}; {which}"
 
     def still(self, file: FileState, known: Known, numbers: Numbers) -> Known:
-        """Return what is committed of a file now, after checking that the rows that were read are still the right ones.
+        """Return which rows of a file are committed now, after checking that the rows that were read are still valid.
 
-        numbers: what has landed now.
+        numbers: transaction numbers as of now.
 
         Raises:
             UserError: the file has changed, or another process has landed another content of it.
@@ -194,12 +194,12 @@ class FileLanding:
 
 
 def file_size(path: str) -> int:
-    """Return the bytes of a file, or of a folder's part files."""
+    """Return the size in bytes of a file, or of a folder's part files."""
     return sum(file.stat().st_size for file in part_files(Path(path)))
 
 
 def _can_be_appended_to(path: Path) -> bool:
-    """Tell if a file's format allows to add rows at its end: CSV, JSON or text line by line, not compressed."""
+    """Tell if a file's format allows appended rows: uncompressed CSV, JSON lines or text lines."""
     name = path.name.lower()
     return (
         path.is_file()
@@ -209,9 +209,9 @@ def _can_be_appended_to(path: Path) -> bool:
 
 
 def _end_of(spec: ModelSpec, path: Path, digests: Iterable[str]) -> int | None:
-    """Return the end, in bytes, of the longest of these contents that a file begins with, as whole rows; else None.
+    """Return the end, in bytes, of the longest of these contents that is a prefix of whole rows of a file; else None.
 
-    A last row without a line break is whole if the line break follows now.
+    A last row without a line break counts as whole if the line break follows now.
     """
     wanted = {bytes.fromhex(one) for one in digests if one}
     found: list[int] = []

@@ -1,4 +1,4 @@
-"""Parts of files that can be read by themselves, those of lines, and the errors of files that cannot be read."""
+"""Cut files into parts that can be read independently, read lines, and report files that cannot be read."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from jobs.landing.shapes.wide_files import WideColumns
 from jobs.specs.problems import closest
 
 BLANK_BYTES = b" \t\r\n"
-"""What a line without a row may have."""
+"""Bytes that a blank line may contain."""
 _MANY_BLANK = re.compile(rb"\n\n{2,}")
-"""Line breaks after which no line follows for a while: empty lines are no rows."""
+"""Pattern of a run of line breaks: empty lines are not rows."""
 CSV_FORMATS = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _KINDS = {**dict.fromkeys(CSV_FORMATS, "a CSV"), ".parquet": "a Parquet", ".orc": "an ORC"}
 
 
 class Part(NamedTuple):
-    """A part of a file that can be read by itself, by a worker of Spark as well.
+    """Part of a file that can be read independently, also by a Spark worker.
 
-    Of a file of lines or of records the bytes from `start` to `stop`, which are whole lines or records (None: all that
-    follow); of a Parquet file the row groups, of an ORC file the stripes, from `start` to `stop` (None: the last).
-    most: bytes of memory that reading a piece of it may take. dialect, names: of a CSV file and of its columns. wide:
-    which columns become rows.
+    start, stop: range of bytes with whole lines or records, of Parquet row groups, or of ORC stripes; stop None: to the
+    end of the file. most: bytes of memory for reading a piece of the part. dialect, names: dialect and column names of
+    a CSV file. wide: columns that become rows.
     """
 
     path: str
@@ -48,7 +47,7 @@ class Part(NamedTuple):
 
 
 def is_csv(path: str | Path) -> bool:
-    """Tell if a file is a CSV file, by its ending."""
+    """Tell by a file's ending if it is CSV."""
     return str(path).lower().endswith(CSV_FORMATS)
 
 
@@ -66,7 +65,7 @@ def readable(path: Path) -> Iterator[None]:
             f"{path}: is cut off or damaged: it is no whole gzip file ({error}); copy it again, or write it anew"
         ) from error
     except (pa.ArrowException, OSError) as error:
-        if is_out_of_memory(error):  # `memory_limit` says so
+        if is_out_of_memory(error):  # `memory_limit` reports it
             raise
         kind = next((kind for ending, kind in _KINDS.items() if path.name.lower().endswith(ending)), "a text")
         raise UserError(
@@ -92,11 +91,11 @@ def check_columns(path: Path, have: Sequence[str], wanted: Sequence[str]) -> Non
 
 
 def line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
-    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
 
-    A compressed file cannot be read from its middle, so that it is one part.
+    A compressed file cannot be read from its middle, so it is one part.
 
-    most: bytes of memory that reading a part may take.
+    most: bytes of memory for reading a part.
 
     Raises:
         UserError: the file cannot be read.
@@ -118,10 +117,10 @@ def line_parts(path: Path, start: int = 0, stop: int | None = None, most: int = 
 
 
 def lines_of(part: Part) -> Iterator[list[bytes]]:
-    """Return the lines of a part of a file in some batches, without a byte order mark at the file's beginning.
+    """Yield the lines of a part of a file in batches, without a byte order mark at the file's beginning.
 
     Raises:
-        UserError: the file cannot be read, a line is too long, or the file holds far more than its size.
+        UserError: the file cannot be read, a line is too long, or the content is far larger than the file's size.
     """
     with readable(Path(part.path)):
         for lines in limit_steps(_lines_of(part), part.path, part.most):

@@ -37,10 +37,10 @@ from jobs.specs.model_spec import ModelSpec
 
 
 def files_of(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
-    """Return the files that an input names: a file, a folder or a glob. A single name is not looked for yet.
+    """Return the files of an input: a file, a folder or a glob. A single file is not checked for existence.
 
     Raises:
-        UserError: it is a folder or a glob without a file of the endings, or no path.
+        UserError: a folder or a glob has no file with these endings, or the input is not a path.
     """
     if names_several(input, endings):
         return [Path(one) for one in find_files([input], endings)]
@@ -48,11 +48,11 @@ def files_of(input: str, endings: Sequence[str] = FORMATS) -> list[Path]:
 
 
 def read_rows(spec: ModelSpec, input: str) -> Source:
-    """Read the columns of a spec, by its names, from all files of an input, one file after the other.
+    """Read the columns of a spec, under the spec's names, from all files of an input, in order.
 
     Raises:
-        UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it;
-            there is no row.
+        UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files; or there
+            is no row.
     """
     found = {path: first_rows(spec, path) for path in files_of(input, endings_of(spec))}
     paths = [path for path, source in found.items() if source.rows]
@@ -66,7 +66,7 @@ def read_rows(spec: ModelSpec, input: str) -> Source:
 
 
 def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
-    """Read the columns that a spec names of the first rows of a file, about so many, by the file's names.
+    """Read about `most` first rows of a file: the columns of a spec, under the file's names.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
@@ -80,7 +80,7 @@ def first_rows(spec: ModelSpec, path: Path, most: float = math.inf) -> Source:
 
 
 def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
-    """Return the first of some batches of rows, until they have `most` rows together; all, if they have fewer."""
+    """Return the first batches that together have at least `most` rows; all batches if they have fewer."""
     found: list[Source] = []
     rows = 0
     for source in sources:
@@ -92,7 +92,7 @@ def take_rows(sources: Iterable[Source], most: float) -> list[Source]:
 
 
 def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
-    """Return rows with texts in the place of JSON numbers, in columns of which some have other types."""
+    """Convert JSON numbers to texts in columns that have several types."""
     kinds = [{name: column.type for name, column in source.columns.items()} for source in sources]
     differ = {name for one in kinds for name, kind in one.items() if kind != kinds[0].get(name, kind)}
     return [
@@ -109,12 +109,12 @@ def _written_alike(sources: list[Source], are_json: list[bool]) -> list[Source]:
 
 
 def read_all(input: str, columns: Sequence[str] | None, named: Files = ANY) -> Source:
-    """Read the named columns, or all, of all files of an input that is no model's, one file after the other.
+    """Read the named columns, or all, of all files of an input without a model, in order.
 
-    named: what the spec says of the dialect of CSV files.
+    named: settings for the dialect of CSV files.
 
     Raises:
-        UserError: a file cannot be read, lacks a column, or has a column of another type than the files before it.
+        UserError: a file cannot be read, lacks a column, or has a column of another type than earlier files.
     """
     sources: list[Source] = []
     for path in files_of(input, ALWAYS_READ):
@@ -130,7 +130,7 @@ def _members(path: Path, columns: Sequence[str] | None) -> Source:
     """Return the named members, or all, of all objects of a JSON file.
 
     Raises:
-        UserError: the file cannot be read, lacks a member, or holds something else than objects.
+        UserError: the file cannot be read, lacks a member, or has values that are not objects.
     """
     schema = columns_of(path, columns or ())
     names = list(schema.names if columns is None else columns)
@@ -145,7 +145,7 @@ def _members(path: Path, columns: Sequence[str] | None) -> Source:
 
 
 def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -> None:
-    """Check that the columns of the last of some sources, which is of the file `path`, have the types of the first.
+    """Check that the last source, which is from the file `path`, has the column types of the first source.
 
     Raises:
         UserError: a column has another type.
@@ -159,19 +159,19 @@ def check_types(path: Path, sources: Sequence[Source], columns: Sequence[str]) -
 
 
 def dialects(spec: ModelSpec, paths: Sequence[str | Path]) -> list[str]:
-    """Return in words how CSV files are written that are not written as most are: no line where all of them are."""
+    """Describe the unusual dialects among CSV files in words; an empty list if all files are usual."""
     words = (dialect_words(path, spec.files, spec.file_columns) for path in map(Path, paths) if is_csv(path))
     found = Counter("; ".join(one) for one in words if one)
     return [f"read {plural(count, 'file')}: {said}" for said, count in sorted(found.items())]
 
 
 def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list[str]:
-    """Return in words how a file is written, where it is not as most are.
+    """Describe in words where a file's notation differs from most files.
 
     Args:
-        path: of the file.
-        files: what the spec says of it.
-        columns: that the file has, to find the dialect of a CSV file by.
+        path: the file.
+        files: the spec's settings for files.
+        columns: columns of the file, to find the dialect of a CSV file.
     """
     dialect = found_dialect(path, columns, files) if is_csv(path) else PLAIN
     words = [f"fields separated by {NAMES[dialect.separator]}"] if dialect.separator != COMMA else []
@@ -186,9 +186,9 @@ def dialect_words(path: Path, files: Files, columns: Sequence[str] = ()) -> list
 
 
 def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Schema:
-    """Return the names and types of the columns of a file that is no model's, after checking that the named ones exist.
+    """Return the schema of a file without a model, after checking that the named columns exist.
 
-    named: what is known of the dialect of CSV files.
+    named: known settings for the dialect of CSV files.
 
     Raises:
         UserError: the file cannot be read, or lacks a column.
@@ -201,7 +201,7 @@ def columns_of(path: Path, columns: Sequence[str], named: Files = ANY) -> pa.Sch
 
 
 def member_schema(path: Path) -> pa.Schema:
-    """Return the members of a file's first JSON objects, those of members as `outer.inner`, with their types.
+    """Return the schema of a file's first JSON objects; nested members are named `outer.inner`.
 
     Raises:
         UserError: the file cannot be read, or has no object.
@@ -215,7 +215,7 @@ def member_schema(path: Path) -> pa.Schema:
 
 
 def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Source]:
-    """Read the named members of a file of JSON objects in the types of a schema, in some batches of rows.
+    """Yield the named members of a file of JSON objects in the types of a schema, in batches of rows.
 
     Raises:
         UserError: the file cannot be read.
@@ -229,7 +229,7 @@ def member_rows(path: Path, schema: pa.Schema, names: list[str]) -> Iterator[Sou
 
 
 def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
-    """Return an object's members, those of members as `outer.inner`."""
+    """Return an object's members; nested members are named `outer.inner`."""
     found: dict[str, Any] = {}
     for name, value in row.items():
         found |= _flat(value, f"{outer}{name}.") if isinstance(value, dict) else {f"{outer}{name}": value}
@@ -237,14 +237,14 @@ def _flat(row: Mapping[str, Any], outer: str = "") -> dict[str, Any]:
 
 
 def _kind(values: list[Any]) -> pa.DataType:
-    """Return the type of a member's values: numbers if all are, else texts."""
+    """Return the type of a member: numbers if all values are numbers, else texts."""
     if not values or not all(map(is_number, values)):
         return pa.string()
     return pa.int64() if all(map(is_whole, values)) else pa.float64()
 
 
 def _typed(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column in a type, or as texts where a later document has another one."""
+    """Return a column in a type, or as texts if a later document has another type."""
     try:
         return column.cast(kind)
     except pa.ArrowInvalid:

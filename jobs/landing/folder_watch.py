@@ -1,9 +1,9 @@
 """`ingest --input FOLDER --trigger SECONDS`: land the files that arrive in folders, each once, until stopped.
 
-A file is landed when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
-neither the next scan nor the next run reads it again. The record is written after the file's commits, which are in the
-file's own transaction (`jobs.landing.file_landing`): after a crash between the two, the next run lands the file again,
-which is idempotent. If the file has changed meanwhile, the transaction tells so, as it names path and content: the
+A file lands when it has not changed for `SETTLE_SECONDS`. Its outcome is recorded in `_folders/<model>`, so that
+neither the next scan nor the next run reads it again. The record is written after the file's commits; each file has
+a separate transaction (`jobs.landing.file_landing`). After a crash between the two, the next run lands the file again,
+which is idempotent. The transaction names path and content, so it also shows if the file has changed meanwhile. The
 records only save reading files again.
 """
 
@@ -43,28 +43,28 @@ from jobs.storage.files import Files
 from jobs.storage.warehouse import Tables
 
 SETTLE_SECONDS = 2.0
-"""A file that has not changed for so long is complete: a file that is still being written changes."""
+"""Seconds without a change after which a file counts as completely written."""
 AT_ONCE = 100
-"""Files that are taken together; a stop waits for them."""
+"""Files that land together; a stop waits until all of them have landed."""
 LANDED, REFUSED = "landed", "refused"
 
 
 class Stamp(NamedTuple):
-    """A file's size and modification time (ns), which change with its content."""
+    """Size (bytes) and modification time (ns) of a file; they change with its content."""
 
     size: int
     changed: int
 
 
 class Notes:
-    """The outcome of every file: a small record each, whose name holds it, so that listing the folder reads them."""
+    """Outcomes of files: one small record per file. Its name holds the outcome, so listing the folder reads all."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._done = {tuple(name.split("-")[:2]) for name in files.names("")}
 
     def has(self, path: str, stamp: Stamp) -> bool:
-        """Tell if a file has an outcome in its current content."""
+        """Tell if a file has an outcome for its current content."""
         return (_short(path), _short(stamp)) in self._done
 
     def note(self, path: str, stamp: Stamp, outcome: str, detail: dict[str, Any]) -> None:
@@ -75,9 +75,9 @@ class Notes:
 
 
 def _stamp(path: str) -> Stamp | None:
-    """Return the stamp of a file, or of the file that Spark writes into a folder last; None if there is none.
+    """Return the stamp of a file, or of the last file that Spark writes into a folder; None if there is no file.
 
-    Whoever takes a file away must not stop the watch.
+    A file that is removed meanwhile must not stop the watch.
     """
     try:
         found = os.stat(os.path.join(path, "_SUCCESS") if os.path.isdir(path) else path)
@@ -139,7 +139,7 @@ class FolderLanding:
     totals: Totals = field(default_factory=Totals)
 
     def take_all(self, arrived: Sequence[tuple[str, Stamp]]) -> None:
-        """Land files; quarantine one whole if its columns do not match the spec or it has changed after it landed.
+        """Land files; quarantine a whole file if its columns do not match the spec or it changed after it landed.
 
         Raises:
             UserError: the spec limits `quarantine`, and a file exceeds the limit or does not match.
@@ -147,7 +147,7 @@ class FolderLanding:
         stamps = dict(arrived)
 
         def refuse(path: str, error: UserError) -> None:
-            if _stamp(path) == stamps[path]:  # else it is still being written, and comes again
+            if _stamp(path) == stamps[path]:  # else it is still being written: a later scan takes it
                 self._refuse(path, stamps[path], error)
 
         for landed in land_all(self.files, list(stamps), refuse):
@@ -170,7 +170,7 @@ class FolderLanding:
         """Quarantine a whole file as one row. Idempotent.
 
         Raises:
-            UserError: the spec limits `quarantine`, which allows no whole file, except one whose rows have landed.
+            UserError: the spec limits `quarantine`, which forbids a whole file unless its rows have landed.
         """
         reason = error.message.removeprefix(f"{path}: ")
         spec = self.files.spec
@@ -184,10 +184,10 @@ class FolderLanding:
 
 
 def run(settings: Settings, spec: ModelSpec, inputs: list[str], seconds: float, changed: str) -> Report:
-    """Scan folders every so many seconds and land new files until SIGTERM.
+    """Scan folders every `seconds` seconds and land new files until SIGTERM.
 
     Raises:
-        UserError: an input is no folder, another process lands the model's files, or `FolderLanding.take_all` fails.
+        UserError: an input is not a folder, another process lands the model's files, or `FolderLanding.take_all` fails.
     """
     folders = [Path(one).expanduser().absolute() for one in inputs]
     for folder in folders:

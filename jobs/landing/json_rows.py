@@ -1,8 +1,8 @@
-"""Read JSON objects, one a row, into unchecked columns, and check the rows of JSON files.
+"""Read JSON objects, one per row, into unchecked columns, and read the rows of JSON files.
 
-Arrow's reader takes all ordinary documents at once. It allows one type a column, and does not say which document is
-invalid: so documents that it would misread are found first by pattern, types are inferred from the first documents, and
-a block that it refuses is halved until a few documents remain, which Python's reader takes one by one.
+Arrow's reader reads all ordinary documents at once. It allows one type per column, and does not identify an invalid
+document. So a pattern first finds the documents that Arrow would misread. Types are inferred from the first documents.
+A block that Arrow refuses is halved until a few documents remain; Python's reader reads these one by one.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from jobs.specs.model_spec import ModelSpec
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 
 SCHEMA_DOCUMENTS = 1000
-"""Documents at a file's beginning from which its columns and types are inferred."""
+"""Documents at a file's beginning that are used to infer its columns and types."""
 
 NOT_UTF8 = "value: not UTF-8 text"
 NOT_AN_OBJECT = "value: not a JSON object"
 FEW = 32
-"""A block of so many documents is not halved any more."""
+"""Number of documents of a block that is not halved any more."""
 # One object from the first character to the last; no NaN and the like, no second object, no half surrogate pairs, and
 # no -0, which Arrow reads as 0 where it is a key.
 _ORDINARY = r"(?s)\A[ \t\r]*\{.*\}[ \t\r]*\z"
@@ -62,12 +62,12 @@ def read_objects(
 ) -> Source:
     """Read N JSON objects (binary, UTF-8) into the named columns, null where a member is absent.
 
-    A column is text, or numbers where all documents have numbers in it. Other members are ignored.
+    A column is text, or numbers if all documents have numbers in it. Other members are ignored.
 
     Args:
-        documents: one object each, none null.
+        documents: N documents with one object each, none null.
         columns: names of the members to read.
-        keys: the key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
+        keys: key columns among them: text, whole numbers or booleans, as no other value has a single spelling.
         exact: other columns whose numbers keep their spelling.
     """
     parts = _parts(documents, _Wanted(tuple(columns), tuple(keys), (*keys, *exact)))
@@ -75,12 +75,12 @@ def read_objects(
 
 
 def _parts(documents: pa.Array, wanted: _Wanted) -> list[Source]:
-    """Read runs of documents, each with the fastest reader that can read them."""
+    """Read runs of documents, each with the fastest possible reader."""
     if len(documents) == 0:
         return []
     ordinary = _ordinary(documents)
     ends = np.flatnonzero(np.diff(ordinary)) + 1
-    if len(ends) > len(documents) // FEW:  # mostly short runs
+    if len(ends) > len(documents) // FEW:  # most runs are short
         return [_one_by_one(documents, wanted)]
     parts: list[Source] = []
     for start, stop in zip([0, *ends], [*ends, len(documents)], strict=True):
@@ -105,12 +105,12 @@ def _ordinary(documents: pa.Array) -> NDArray[np.bool_]:
 
 
 def _schema(documents: pa.Array, wanted: _Wanted) -> pa.Schema | None:
-    """Return the types of the columns in some documents; None if Arrow has no fitting type."""
+    """Infer the types of the columns from some documents; None if Arrow has no fitting type."""
     rows = [object_of(document)[0] for document in documents.to_pylist()]
     kinds: dict[str, pa.DataType] = {}
     for name in wanted.columns:
         if "." in name and not any(name in row for row in rows):
-            return None  # a member of a member
+            return None  # a nested member
         value = next((row[name] for row in rows if row.get(name) is not None), None)
         number, exact = isinstance(value, _Number), name in wanted.exact
         if (number or value is None) and not exact:
@@ -173,7 +173,7 @@ def _one_by_one(documents: pa.Array, wanted: _Wanted) -> Source:
 
 
 def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
-    """Return a document's members, and why it is invalid; numbers keep their spelling."""
+    """Return a document's members, and why it is invalid (None: valid); numbers keep their spelling."""
     try:
         text = document.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -181,14 +181,14 @@ def object_of(document: bytes) -> tuple[dict[str, Any], str | None]:
     try:
         value = json.loads(text, parse_float=_Number, parse_int=_Number, parse_constant=_Number)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not text
+            json.dumps(value, ensure_ascii=False).encode()  # fails for half a surrogate pair
     except (ValueError, RecursionError):
         return {}, NOT_AN_OBJECT
     return (value, None) if isinstance(value, dict) else ({}, NOT_AN_OBJECT)
 
 
 def member_of(row: Mapping[str, Any], name: str) -> Any:
-    """Return a member of an object; of a name with dots that it lacks, the member of its member, as in `main.temp`."""
+    """Return a member of an object; if it lacks a name with dots, the nested member, as in `main.temp`."""
     if name in row or "." not in name:
         return row.get(name)
     value: Any = row
@@ -198,7 +198,7 @@ def member_of(row: Mapping[str, Any], name: str) -> Any:
 
 
 def has_member(row: Mapping[str, Any], name: str) -> bool:
-    """Tell if an object has a member, null or not; `name` as of `member_of`."""
+    """Tell if an object has a member, null or not; `name` as in `member_of`."""
     above, _, last = name.rpartition(".")
     if name in row or not above:
         return name in row
@@ -232,12 +232,12 @@ def _text(value: Any) -> str | None:
 
 
 def is_json(path: str | Path) -> bool:
-    """Tell by its ending if a file has JSON objects."""
+    """Tell by a file's ending if it has JSON objects."""
     return str(path).lower().endswith(FORMATS)
 
 
 def spans_lines(path: Path) -> bool:
-    """Tell if a file is not one object a line, so that it cannot be cut where lines end."""
+    """Tell if a file does not have one object per line, so that it cannot be cut at line ends."""
     with open_bytes(path) as file:
         beginning = file.read(BEGINNING)
         while not beginning.strip(BLANK_BYTES + BOM) and (block := file.read(BEGINNING)):
@@ -246,9 +246,9 @@ def spans_lines(path: Path) -> bool:
 
 
 def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) -> list[bytes]:
-    """Return the documents of a file, or the first `most` of them.
+    """Return all documents of a file, or the first `most`.
 
-    columns: as of `read_part`.
+    columns: as in `read_part`.
 
     Raises:
         UserError: the file cannot be read, or is not JSON.
@@ -262,9 +262,9 @@ def documents(path: Path, most: int | None = None, columns: Sequence[str] = ()) 
 
 
 def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST) -> list[Part]:
-    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut where lines end.
+    """Return the parts of a file, in order: its bytes from `start` to `stop`, cut at line ends.
 
-    most: bytes of memory that reading a part may take.
+    most: bytes of memory for reading a part.
 
     Raises:
         UserError: the file cannot be read.
@@ -274,9 +274,9 @@ def parts(path: Path, start: int = 0, stop: int | None = None, most: int = MOST)
 
 
 def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
-    """Return the documents (binary) of a part of a file, in some batches.
+    """Yield the documents (binary) of a part of a file, in batches.
 
-    columns: that a row has, by which one object is a row or holds the rows.
+    columns: columns of a row, to tell a single object that is a row from an envelope of rows.
 
     Raises:
         UserError: the file cannot be read, or is not JSON.
@@ -291,7 +291,7 @@ def read_part(part: Part, columns: Sequence[str] = ()) -> Iterator[pa.Array]:
 
 
 def _values_of(part: Part, columns: Sequence[str]) -> Iterator[pa.Array]:
-    """Return the rows of a file that is not one object a line, in some batches."""
+    """Yield the rows of a file without one object per line, in batches."""
     some: list[bytes] = []
     size = 0
     with open_bytes(Path(part.path), part.most) as file:
@@ -356,7 +356,7 @@ def json_schema(path: Path, spec: ModelSpec) -> pa.Schema:
 
 
 def document_rows(spec: ModelSpec, values: pa.Array, path: str) -> Source:
-    """Return the columns that a spec names of N documents (binary) of a file, unchecked; a payload is a document."""
+    """Return the spec's columns of N documents (binary) of a file, unchecked; a payload is a document."""
     keys = spec.file_names(name for name in spec.key if name != spec.key_from_name)
     exact = spec.file_names([spec.time, *spec.id_columns])
 

@@ -1,12 +1,12 @@
-"""Which files have landed: the path and the content of each, from the Delta log.
+"""Find which files have landed from the Delta log: the path and the content of each.
 
-The rows of a file are committed in the transaction `ingest-MODEL-SHA256`, whose number stands for the path; a commit of
-several files has a transaction for each. So the
-commit itself tells path and content, Delta keeps both for as long as the table, and no second record can disagree. The
-same holds for the file's rejected rows in the quarantine table.
+The rows of a file are committed in the Delta transaction `ingest-MODEL-SHA256`; its number stands for the path. A
+commit of several files has a transaction for each file. So the commit itself identifies path and content. Delta keeps
+both as long as the table exists, and no second record can disagree. The same holds for the file's rejected rows in the
+quarantine table.
 
-Earlier releases numbered each of these transactions 1. What they have landed is known by its content from the
-transaction, and by its path from the commit's metadata, or, where the history has expired, from `_origin`.
+Earlier releases gave each of these transactions the number 1. For files that they landed, the transaction identifies
+the content; the path is in the commit's metadata or, where the history has expired, in `_origin`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 UNKNOWN = ""
-"""Stands for a content that nothing describes any more."""
+"""Placeholder for a content that the table's history no longer has."""
 _NO_PATH = 1
-"""The number of a transaction of a release that did not note paths."""
+"""Number of the transactions of releases that did not record paths."""
 
 
 def transaction(model: str, path: str, digest: str) -> tuple[str, int]:
-    """Return the transaction in which the rows of a file with this content are committed."""
+    """Return the Delta transaction (application, number) that commits a file with this content."""
     return f"ingest-{model}-{digest}", path_number(path)
 
 
 def path_number(path: str) -> int:
-    """Return the number that stands for a path: 60 bits of its hash, above the number of earlier releases."""
+    """Return the transaction number of a path: 60 bits of its hash, greater than the number of earlier releases."""
     return int(hashlib.sha256(path.encode()).hexdigest()[:15], 16) + _NO_PATH + 1
 
 
@@ -52,7 +52,7 @@ class FileState(NamedTuple):
 
     @property
     def position(self) -> str:
-        """The `position` of its rejected rows in the quarantine."""
+        """Return the `position` of the file's rejected rows in the quarantine."""
         return json.dumps({"file": self.path, "sha256": self.digest})
 
 
@@ -68,17 +68,17 @@ def file_state(path: str, salt: bytes = b"") -> FileState:
 
 
 def stamp_of(path: str) -> tuple[int, int]:
-    """Return the bytes of a file, or of a folder's part files, and the time of its last change (ns)."""
+    """Return the size in bytes of a file, or of a folder's part files, and its modification time (ns)."""
     stats = [file.stat() for file in part_files(Path(path))]
     return sum(one.st_size for one in stats), max((one.st_mtime_ns for one in stats), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is committed of a file: of its present content, and of other contents that the same path had.
+    """Which rows of a file are committed, for its present content and for earlier contents of the same path.
 
-    landed, kept: the accepted rows, the rejected rows of this content are committed, maybe under another path.
-    accepted, rejected: the other contents (SHA-256) of which the accepted rows, the rejected rows are committed.
+    landed, kept: whether this content's accepted (landed) and rejected (kept) rows are committed, under any path.
+    accepted, rejected: the other contents (SHA-256) whose accepted and whose rejected rows are committed.
     """
 
     landed: bool
@@ -88,20 +88,20 @@ class Known:
 
     @property
     def others(self) -> list[str]:
-        """The other contents, sorted."""
+        """Return the other contents, sorted."""
         return sorted(self.accepted | self.rejected)
 
 
 @dataclass
 class Numbers:
-    """The number of each content's transaction, in the measurements and in the quarantine."""
+    """Transaction number of each content, in the measurements and in the quarantine."""
 
     accepted: dict[str, int]
     rejected: dict[str, int]
 
     @cached_property
     def by_path(self) -> tuple[dict[int, set[str]], dict[int, set[str]]]:
-        """The contents with each number, in the measurements and in the quarantine."""
+        """Return the contents of each transaction number, in the measurements and in the quarantine."""
         return _inverted(self.accepted), _inverted(self.rejected)
 
 
@@ -113,11 +113,11 @@ class LandedFiles:
     model: str
 
     def numbers(self) -> Numbers:
-        """Return what the two tables have committed now, to ask `known` of many files."""
+        """Return the transaction numbers of both tables as of now, for many calls of `known`."""
         return Numbers(self._numbers(measurements(self.model)), self._numbers(TABLE))
 
     def known(self, path: str, digest: str, numbers: Numbers | None = None) -> Known:
-        """Return what is committed of a file with this content: by `numbers`, or now.
+        """Return which rows of a file with this content are committed, as of `numbers` or of now.
 
         A content that has landed under another path is the same file, moved or copied.
         """
@@ -133,9 +133,9 @@ class LandedFiles:
         return Known(landed, kept, frozenset(accepted - {digest}), frozenset(rejected - {digest}))
 
     def describe(self, digests: Sequence[str]) -> str:
-        """Return contents in words, with what the history still says about them."""
+        """Describe contents in words, with the details that the table's history still has."""
         if not self._commits.keys() >= set(digests):
-            self.__dict__.pop("_commits")  # read before these were landed
+            self.__dict__.pop("_commits")  # the cache is older than these commits
         return " and ".join(_described(one, self._commits.get(one, {})) for one in digests)
 
     def _numbers(self, table: str) -> dict[str, int]:
@@ -153,9 +153,9 @@ class LandedFiles:
 
     @cached_property
     def _commits(self) -> dict[str, Mapping[str, Any]]:
-        """What the history says about the contents that had landed when this was first asked."""
+        """Return commit metadata by content, as of the first call."""
         table = measurements(self.model)
-        # A commit of one file tells of it; one of several has a list of them.
+        # A commit of one file describes it directly; a commit of several files has a list.
         return {
             one["sha256"]: {**one, "version": entry.version}
             for entry in self.warehouse.log_entries(table)
@@ -165,16 +165,16 @@ class LandedFiles:
 
     @cached_property
     def _origins(self) -> set[str]:
-        """The paths in `_origin`."""
+        """Return the paths in `_origin`."""
         origins = self.warehouse.group_counts(measurements(self.model), ["_origin"])
         return {one["_origin"].removeprefix(HISTORY_PREFIX) for one in origins if one["_origin"]}
 
     @cached_property
     def _rejected_by_earlier_release(self) -> dict[str, set[str]]:
-        """The contents of which the quarantine has rows, by path."""
+        """Return the contents that have rows in the quarantine, by path."""
         found: dict[str, set[str]] = {}
         for row in self.warehouse.group_counts(TABLE, ["model", "position", "reason"]):
-            # Nothing of a file that is held as a whole has landed.
+            # A file that is quarantined as a whole has no landed rows.
             if row["model"] == self.model and not row["reason"].startswith("file: "):
                 detail = json.loads(row["position"] or "{}")
                 if "sha256" in detail:

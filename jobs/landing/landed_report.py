@@ -1,4 +1,4 @@
-"""What the report of a landing says of its rows, whichever source they come from. No Spark."""
+"""Report on landed rows of any source: counts, reasons and notes. No Spark."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from jobs.storage.warehouse import Tables
 def rejected_lines(
     spec: ModelSpec, counts: RowCounts, reasons: Mapping[str, int], unit: str = "row"
 ) -> list[str]:
-    """Return how many rows went to quarantine, why, and what mends them.
+    """Return lines on the quarantined rows: their number, the reasons and the remedies.
 
     Args:
-        spec: of the model.
-        counts: of the rows.
-        reasons: number of rows that this run has quarantined, by reason.
-        unit: what a row is called.
+        spec: the model.
+        counts: counts of the rows.
+        reasons: number of rows that this run quarantined, by reason.
+        unit: the word for a row.
     """
     if not reasons:
         return []
@@ -40,14 +40,14 @@ def accepted_notes(
     in_parts: bool,
     lacking: Sequence[str] = (),
 ) -> list[str]:
-    """Return notes on accepted rows: that repeat others, are at doubtful times, or lack a measurement.
+    """Return notes on accepted rows that repeat other rows, have doubtful times, or lack a measurement.
 
     Args:
-        spec: of the model.
-        counts: of the rows.
+        spec: the model.
+        counts: counts of the rows.
         spans: the first and last time of each file or source, in microseconds since 1970.
-        in_parts: repeats were counted within parts of a file or source.
-        lacking: the files with rows that lack a measurement.
+        in_parts: repeats were counted only within each part of a file or source.
+        lacking: files with rows that lack a measurement.
     """
     doubts = {doubtful_epoch(spec, *one) for one in spans} - {None}
     notes = absent_notes(spec, counts.absent, counts.rows, lacking)
@@ -78,12 +78,12 @@ def source_report(
     """Return the report of a landing.
 
     Args:
-        warehouse: of the measurements.
+        warehouse: the warehouse with the measurements.
         spec: the model.
-        counts: of the rows of this run.
-        began: when the run began, of the monotonic clock.
-        place: what was given up before it, if anything was; up to where the source has landed, as words and as data.
-        unit: what a row is called.
+        counts: counts of this run's rows.
+        began: start of the run on the monotonic clock.
+        place: sentence on skipped data, or None; the position that has landed, as words and as data.
+        unit: the word for a row.
     """
     assert spec.source is not None
     note, upto, data = place

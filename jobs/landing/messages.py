@@ -1,7 +1,7 @@
-"""Read the messages of a topic as rows, and check them with the rules and the parser that files have.
+"""Read the messages of a topic as rows, and check them with the same rules and parser as files.
 
-Values go to Python unparsed, and a whole Arrow batch of them is parsed at once (`jobs.landing.json_rows`): measured
-several times faster than Spark's `from_json`, and no rule is written twice. Spark parses Avro.
+Values reach Python unparsed, and one call parses a whole Arrow batch (`jobs.landing.json_rows`). This measured several
+times faster than Spark's `from_json`, and no rule is written twice. Spark parses Avro.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 SENT = "_sent"
-"""The column with the time at which a message was sent."""
+"""Column with the time at which a message was sent."""
 TOMBSTONE = "value: none (a tombstone)"
 NOT_AVRO = "value: not an Avro record of the schema"
 REJECTED = f"{REASON} string, {PAYLOAD} string, {POSITION} string"
@@ -42,7 +42,7 @@ _KEY_KINDS = ("string", "int", "bigint")
 
 
 def key_types(source: Source, names: list[str]) -> KeyTypes:
-    """Return the types that key and id columns get in the measurements table of a topic."""
+    """Return the types of key and id columns in the measurements table of a topic."""
     if source.format == "avro":
         whole = {
             field["name"]
@@ -62,10 +62,10 @@ def checked_messages(
     topic_id: str | None = None,
     several: bool = False,
 ) -> DataFrame:
-    """Turn messages (`key`, `value`, `partition`, `offset`) of a topic, or of `several`, into checked rows.
+    """Turn messages (`key`, `value`, `partition`, `offset`) of one topic, or of `several`, into checked rows.
 
     Returns:
-        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`; of
+        `_reason`, `_payload` and `_position` (null where accepted), the spec's columns, `_partition`, `_offset`; with
         several topics also `_topic`.
 
     Raises:
@@ -128,13 +128,13 @@ class MessageChecker(NamedTuple):
     def _columns(
         self, batch: pa.RecordBatch, message_keys: pa.Array | None
     ) -> tuple[dict[str, pa.Array], NDArray[np.object_]]:
-        """Return the unparsed columns, and why a message has none."""
+        """Return the unparsed columns, and the reasons (N,) why a message has no columns."""
         spec, key = self.spec, self.source.message_key
         inner = spec.file_names(name for name in spec.columns if name != key)
         if self.source.format == "avro":
             names = [name for name in batch.schema.names if name.startswith("c_")]
             columns = {name[2:]: batch.column(name) for name in names}
-            # Spark parses an invalid record as one without any value.
+            # Spark returns a record without values for an invalid record.
             known = np.zeros(batch.num_rows, bool)
             for column in columns.values():
                 known |= arrow.to_numpy(column.is_valid())
@@ -169,7 +169,7 @@ class MessageChecker(NamedTuple):
         problem: str | None,
         row: str | None,
     ) -> str | None:
-        """Return the payload for quarantine: JSON text, fields of an Avro record, or the bytes of an invalid one."""
+        """Return the payload for quarantine: JSON text, the fields of an Avro record, or an invalid record's bytes."""
         if value is None:
             return None
         if self.source.format == "avro":
@@ -197,7 +197,7 @@ class MessageChecker(NamedTuple):
 
 
 def _sent(messages: DataFrame) -> Column:
-    """Return when a message was sent, by the broker's record, else when its micro-batch began: both stay the same."""
+    """Return the broker's timestamp, else the start of the micro-batch: both stay the same in a retry."""
     began = F.current_timestamp()
     if "timestamp" not in messages.columns:
         return began.alias(SENT)
@@ -206,7 +206,7 @@ def _sent(messages: DataFrame) -> Column:
 
 
 def _landed(batch: pa.RecordBatch) -> NDArray[np.int64] | None:
-    """Return when the messages of a batch were sent, in microseconds since 1970; None: unknown."""
+    """Return the send times of a batch's messages, in microseconds since 1970; None: unknown."""
     return arrow.to_numpy(batch.column(SENT).cast(pa.int64())) if SENT in batch.schema.names else None
 
 

@@ -1,4 +1,4 @@
-"""Parse raw rows into numbers, or reject them with a reason, by the rules of docs/models.md, "What a row may hold"."""
+"""Parse raw rows into numbers, or reject them with a reason. Rules: docs/models.md, "What a row may hold"."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ParsedRows(NamedTuple):
     time   (N,) microseconds since 1970-01-01 UTC
     y, u   (m, N) measurements, NaN = missing; (c, N) controls
     reason (N,) why a row is rejected, None where it is accepted; the numbers of a rejected row are undefined
-    ids    (N,) codes of the ids by which duplicates are found, -1 where missing or where the spec names no id
-    clocks how local times met changes of the clocks
+    ids    (N,) codes of the ids that identify duplicates, -1 where missing or where the spec has no id
+    clocks counts of local times at clock changes
     """
 
     key: Ints
@@ -47,7 +47,7 @@ class ParsedRows(NamedTuple):
 
     @property
     def accepted(self) -> NDArray[np.bool_]:
-        """Which rows (N,) are accepted."""
+        """Return which rows (N,) are accepted."""
         return self.reason == None  # noqa: E711 - elementwise
 
 
@@ -77,7 +77,7 @@ def parse(spec: ModelSpec, source: Source, file: str) -> ParsedRows:
 
 
 def _times(spec: ModelSpec, source: Source, key: Ints, file: str) -> Times:
-    """Return the times of a part of a file, with the parts before it as far as a repeated hour needs them."""
+    """Return the times of a part of a file; read earlier parts as far as a repeated hour needs them."""
     found = find_times(spec, source.columns[spec.time], key, file)
     earlier = iter(()) if source.before is None or not found.clocks.is_cut else source.before()
     both, rows, met = source, source.rows, found.clocks.repeated

@@ -1,4 +1,4 @@
-"""The unchecked rows of a file or of messages, as columns."""
+"""Unchecked rows of files or messages, as columns."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from jobs.encoding import arrow
 
 CORRUPT = "_corrupt"
-"""The column with the text of a row that has not as many fields as the header."""
+"""Column with the text of a row whose number of fields differs from the header's."""
 FIELDS = "_fields"
-"""The column with the number of fields of such a row, and that of the header."""
+"""Column with the number of fields of such a row and of the header."""
 BYTES = "_bytes"
-"""The column with the bytes, in base64, of a row that is not UTF-8 text."""
+"""Column with the bytes (base64) of a row that is not UTF-8 text."""
 LINE = "_line"
-"""The column with a whole line of text (`jobs.landing.text_lines`)."""
+"""Column with a whole line of text (`jobs.landing.text_lines`)."""
 
 
 MISSHAPEN = "row: not as many fields as the header"
@@ -28,15 +28,14 @@ NOT_UTF8 = "row: not UTF-8 text"
 
 
 class Source(NamedTuple):
-    """The content of a file: `columns` by name, each of N `rows`.
+    """Unchecked rows: `columns` by name, each with N `rows`.
 
-    `problems` (N,): why a row is invalid, whatever its columns hold, None where it is valid; None: all are. The texts
-    of a row that is not UTF-8 have `\\xff` and the like in place of its invalid bytes.
-    `decimal`: what precedes the fraction of a number that is text. `left_out`: comments and repeated headers that stood
-    between the rows.
-    `landed`: when the rows landed, in microseconds since 1970, of all or of each (N,); None: now.
-    `before`: returns the parts of the same file before this one, the nearest first; None: there are none.
-    `payload`: returns what the quarantine keeps of a row, by its place; None: its columns.
+    `problems` (N,): why a row is invalid regardless of its values, None where it is valid; None: all rows are valid.
+    The texts of a row that is not UTF-8 have `\\xff` and the like in place of invalid bytes.
+    `decimal`: decimal mark of numbers in texts. `left_out`: number of skipped comments and repeated headers.
+    `landed`: landing time in microseconds since 1970, for all rows or for each (N,); None: now.
+    `before`: returns the earlier parts of the same file, the nearest first; None: there are no earlier parts.
+    `payload`: returns the quarantine payload of a row by its index; None: the payload is the row's columns.
     """
 
     columns: dict[str, pa.Array]
@@ -49,24 +48,24 @@ class Source(NamedTuple):
     payload: Callable[[int], str] | None = None
 
     def reasons(self) -> NDArray[np.object_]:
-        """Return why each row is invalid, None where it is valid, to add other reasons to."""
+        """Return a copy of the reasons (N,) why rows are invalid, None where valid, to add other reasons."""
         return np.full(self.rows, None, object) if self.problems is None else self.problems.copy()
 
 
 def shape_problem(row: Mapping[str, object]) -> str | None:
-    """Return why a rejected row is no row of the file's columns, by the members of its payload; None if it is one."""
+    """Return why a rejected row's payload does not fit the file's columns; None if it fits."""
     if row.get(CORRUPT) is not None:
         return MISSHAPEN
     return None if row.get(BYTES) is None else NOT_UTF8
 
 
 def base64_texts(lines: Sequence[bytes | None]) -> pa.Array:
-    """Return bytes in base64, for the column `BYTES`; null where there are none."""
+    """Return bytes as base64 texts for the column `BYTES`; null for None."""
     return arrow.texts([None if line is None else base64.b64encode(line).decode() for line in lines])
 
 
 def cut_rows(source: Source, start: int, stop: int) -> Source:
-    """Return the rows of a source, which names no payloads, from `start` to `stop`."""
+    """Return rows `start` to `stop` (excluded) of a source without a `payload` function."""
     return source._replace(
         columns={name: column.slice(start, stop - start) for name, column in source.columns.items()},
         rows=max(min(stop, source.rows) - start, 0),
@@ -76,9 +75,9 @@ def cut_rows(source: Source, start: int, stop: int) -> Source:
 
 
 def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDArray[np.bool_] | None]:
-    """Return columns whose texts are UTF-8, and (N,) which rows had others; None where none had.
+    """Return columns with valid UTF-8 texts, and which rows (N,) were invalid; None if all were valid.
 
-    Arrow takes the bytes of a text as they are, also those that another reader has not looked at.
+    Arrow does not check the bytes of texts, even if another reader has not checked them either.
     """
     found, marks = dict(columns), None
     for name, column in columns.items():
@@ -100,9 +99,9 @@ def valid_texts(columns: dict[str, pa.Array]) -> tuple[dict[str, pa.Array], NDAr
 
 
 def joined(parts: Sequence[Source], names: Sequence[str]) -> Source:
-    """Return the rows of several parts, in order; columns that only some parts have follow the named ones.
+    """Concatenate the rows of several parts, in order; columns that only some parts have follow the named columns.
 
-    Columns of several types become texts: in JSON these are numbers and texts that write some.
+    A column of several types becomes text: in JSON such a column mixes numbers with texts of numbers.
     """
     columns: dict[str, pa.Array] = {}
     for name in dict.fromkeys([*names, *(name for part in parts for name in part.columns)]):

@@ -1,6 +1,6 @@
-"""Read and check the rows of a file, piece by piece, by one reader for each kind of file.
+"""Read and check the rows of a file, piece by piece, with one reader for each kind of file.
 
-A piece is read by itself, in any process, so that a file gives the same rows however it is cut.
+A piece is read independently, in any process, so that a file gives the same rows however it is cut.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.measurements_table import KeyTypes
 
 ALWAYS_READ = (*FORMATS, *JSON_FORMATS)
-"""Endings of the files that can be landed for any model."""
+"""Endings of files that can land for any model."""
 
 _CUT_BY_BYTES = (".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt", ".log")
-"""Endings of the files whose pieces are ranges of bytes."""
+"""Endings of files whose pieces are byte ranges."""
 
 
 class FilePiece(NamedTuple):
-    """A part of a file, and about how many bytes of the file it is.
+    """Part of a file, with its approximate bytes.
 
     rejected: keep the rejected rows, too.
     """
@@ -48,7 +48,7 @@ class FilePiece(NamedTuple):
 
 @dataclass(frozen=True)
 class FileReader:
-    """Reads one file, CSV, Parquet or ORC: its columns, its pieces in order, and the rows of a piece."""
+    """Reader of one CSV, Parquet or ORC file: its columns, its pieces in order, and the rows of a piece."""
 
     spec: ModelSpec
     path: str
@@ -58,23 +58,23 @@ class FileReader:
         return read_schema(Path(self.path), self.spec.file_columns, self.spec.files)
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[Part]:
-        """Return the pieces of the file in order; of lines or records those between two places in its bytes."""
+        """Return the file's pieces in order; for lines or records, the pieces between two byte positions."""
         return parts(Path(self.path), start, stop, self.spec.file_columns, self.spec.files)
 
     def read(self, piece: Part, key_types: KeyTypes, landed: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read and check the rows of a piece (`check_rows`).
+        """Yield the checked rows of a piece (`check_rows`).
 
-        landed: when the landing of the file began, in microseconds since 1970; None: now.
+        landed: start of the file's landing, in microseconds since 1970; None: now.
         """
         for source in self.sources(piece):
             yield check_rows(self.spec, source._replace(landed=landed), key_types, self.path)
 
     def sources(self, piece: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-        """Read the named columns, or all, of a piece, with the key from the file's name.
+        """Yield the named columns, or all, of a piece, with the key from the file's name.
 
-        Each batch of rows can return those before it.
+        Each batch of rows can return the rows before it (`Source.before`).
         """
-        last: list[Source] = []  # the batch before; of a large piece no more are held
+        last: list[Source] = []  # the previous batch only, to bound the memory for a large piece
         for number, source in enumerate(self._unkeyed(piece, columns)):
             keyed = with_key(self.spec, source, self.path)
 
@@ -87,7 +87,7 @@ class FileReader:
             last = [keyed]
 
     def _before(self, piece: Part, columns: Sequence[str] | None) -> Iterator[Source]:
-        """Read the rows before a piece, the nearest first."""
+        """Yield the rows before a piece, the nearest first."""
         for one in reversed(self.pieces(0, piece.start)):
             if one.path == piece.path and one.start < piece.start:
                 yield from reversed(list(self.sources(one, columns)))
@@ -98,7 +98,7 @@ class FileReader:
 
 
 class LineReader(FileReader):
-    """Reads lines of text; its columns are the groups of the spec's expression."""
+    """Reader of lines of text; its columns are the groups of the spec's expression."""
 
     def columns(self) -> pa.Schema:
         return text_schema(self.spec, Path(self.path))
@@ -112,7 +112,7 @@ class LineReader(FileReader):
 
 
 class DocumentReader(FileReader):
-    """Reads JSON; whichever columns are asked for, its documents have those of the spec."""
+    """Reader of JSON; it always returns the columns of the spec, whichever columns are requested."""
 
     def columns(self) -> pa.Schema:
         return json_schema(Path(self.path), self.spec)
@@ -126,12 +126,12 @@ class DocumentReader(FileReader):
 
 
 def endings_of(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the endings of the files that can be landed; those of text where the spec says how to read lines."""
+    """Return the endings of files that can land for a model; text files only if the spec has `line_pattern`."""
     return (*ALWAYS_READ, *(() if spec.line_pattern is None else TEXT_FORMATS))
 
 
 def reader_of(spec: ModelSpec, path: str) -> FileReader:
-    """Return the reader of a file, or of a folder that Spark wrote as one file, by its ending."""
+    """Return the reader for the ending of a file, or of a folder that Spark wrote as one file."""
     if is_json(path):
         return DocumentReader(spec, path)
     return LineReader(spec, path) if is_text(path) else FileReader(spec, path)
@@ -141,7 +141,7 @@ def schema_of(spec: ModelSpec, path: str) -> pa.Schema:
     """Return a file's schema, with the key from its name.
 
     Raises:
-        UserError: a column that the spec names is missing, or the file cannot be read.
+        UserError: a column of the spec is missing, or the file cannot be read.
     """
     return schema_with_key(spec, reader_of(spec, path).columns(), path)
 
@@ -159,14 +159,14 @@ def file_schema(spec: ModelSpec, path: str) -> pa.Schema:
 
 
 def pieces_of(spec: ModelSpec, path: str, size: int, start: int, middle: int) -> list[FilePiece]:
-    """Return the pieces of a file from a place in its bytes on, in order.
+    """Return the pieces of a file from a byte position on, in order.
 
     Args:
         spec: the model.
-        path: of the file.
+        path: the file.
         size: bytes of the file.
-        start: of the accepted rows that land.
-        middle: of the rejected rows that are kept, at `start` or behind it.
+        start: byte position from which accepted rows land.
+        middle: byte position, at or after `start`, from which rejected rows are kept.
 
     Raises:
         UserError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Say what mends rejected rows, and what is doubtful about accepted ones. No Spark."""
+"""Explain how to mend rejected rows, and note doubts about accepted rows. No Spark."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from jobs.landing.values.rejected import advice, clock_notes, doubtful_epoch, re
 from jobs.specs.model_spec import ModelSpec
 
 MOST_FILES = 20
-"""Files in which the cause of missing measurements is looked for."""
+"""Files that are searched for the cause of missing measurements."""
 
 
 def remarks_on(spec: ModelSpec, source: Source, rows: ParsedRows, files: Sequence[Path]) -> list[str]:
-    """Return what mends rejected rows, and notes about repeats and times.
+    """Return remedies for rejected rows, and notes about repeats and times.
 
     Args:
-        spec: of the model.
+        spec: the model.
         source: N rows as written.
         rows: the same N rows, parsed.
-        files: that they are of.
+        files: the files of the rows.
     """
     bad = ~rows.accepted
     reasons, first = np.unique(rows.reason[bad].astype(str), return_index=True)
@@ -63,10 +63,10 @@ def absent_notes(
     """Return a note for each measurement that some accepted rows lack.
 
     Args:
-        spec: of the model.
-        absent: measurement: how many rows lack it.
-        rows: how many rows were accepted.
-        paths: the files that they are from.
+        spec: the model.
+        absent: number of rows that lack each measurement, by its name.
+        rows: number of accepted rows.
+        paths: the files of the rows.
     """
     notes = []
     for name in spec.measurement:
@@ -88,7 +88,7 @@ def absent_in(spec: ModelSpec, rows: ParsedRows, paths: Sequence[str | Path]) ->
 
 
 def _cause(spec: ModelSpec, path: Path, name: str) -> str | None:
-    """Return why a file's rows lack a measurement, or None if the file does not show it."""
+    """Return why a file's rows lack a measurement, or None if the file does not show why."""
     try:
         if is_json(path):
             return _cause_in_documents(path, name)
@@ -114,5 +114,5 @@ def _cause_in_documents(path: Path, name: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """Return a name without case and the marks between its words."""
+    """Return a name in one case, without the marks between its words."""
     return re.sub(r"[\W_]", "", name).casefold()

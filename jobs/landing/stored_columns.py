@@ -1,6 +1,6 @@
-"""Read Parquet and ORC files, which store columns: their row groups and stripes are parts that can be read alone.
+"""Read Parquet and ORC files. Their row groups and stripes are parts that can be read independently.
 
-Arrow reads a time of ORC without a zone as it was written on the wall; the spec's `time_zone` says where that was.
+Arrow reads an ORC time without a zone as local time; the spec's `time_zone` gives the zone.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from jobs.landing.raw_rows import NOT_UTF8, Source, valid_texts
 
 FORMATS = (".parquet", ".orc")
 ROWS_A_PART = 1_000_000
-"""Rows of the stripes that are read together."""
+"""Rows of stripes that are read together."""
 
 
 def stored_schema(path: Path) -> pa.Schema:
-    """Return the names and types of the columns of a file, or of a folder of files."""
+    """Return the schema of a file, or of a folder of files."""
     with memory_limit(path), _opened(_files_within(path)[0]) as file:
         schema = file.schema if isinstance(file, orc.ORCFile) else file.schema_arrow
     return pa.schema([(field.name, _plain_kind(field.type)) for field in schema])
@@ -56,10 +56,10 @@ def stored_parts(path: Path) -> list[Part]:
 
 
 def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
-    """Read the named columns, or all, of a part in some batches of rows.
+    """Yield the named columns, or all, of a part in batches of rows.
 
     Raises:
-        UserError: a column is missing, the file is damaged, or holds far more than its size.
+        UserError: a column is missing, the file is damaged, or its content is far larger than its size.
     """
     path = Path(part.path)
     with _opened(path) as file:
@@ -71,7 +71,7 @@ def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
         check_columns(path, schema.names, wanted)
         refuse_expansion(path, stored_bytes(schema, wanted, rows), part.most)
         for batch in read(wanted):
-            batch.validate(full=True)  # a damaged file may hold text that is none
+            batch.validate(full=True)  # a damaged file may hold invalid text
             found, not_utf8 = valid_texts({name: _plain_type(batch.column(name)) for name in wanted})
             source = Source(found, batch.num_rows)
             if not_utf8 is not None:
@@ -82,7 +82,7 @@ def read_stored(part: Part, columns: Sequence[str] | None) -> Iterator[Source]:
 
 
 def _read_stripes(file: orc.ORCFile, part: Part, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Read one column after the other, as the reader of ORC takes several times the memory of what it reads."""
+    """Read one column after the other, as the ORC reader takes several times the memory of its result."""
     for place in range(part.start, file.nstripes if part.stop is None else part.stop):
         found = [file.read_stripe(place, columns=[name]).column(0) for name in columns]
         yield pa.RecordBatch.from_arrays(found, columns)
@@ -94,7 +94,7 @@ def _read_groups(file: pq.ParquetFile, part: Part, columns: list[str]) -> Iterat
     for batch in file.iter_batches(rows_a_batch(file.metadata, groups), row_groups=groups, columns=columns):
         rows += batch.num_rows
         yield batch
-    # Arrow takes a damaged column that ends early for the end of the others, too.
+    # If a damaged column ends early, Arrow ends the other columns there, too.
     said = sum(file.metadata.row_group(one).num_rows for one in groups)
     if rows != said:
         raise UserError(
@@ -108,13 +108,13 @@ def _opened(path: Path) -> Iterator[orc.ORCFile | pq.ParquetFile]:
         if path.name.lower().endswith(".orc"):
             yield orc.ORCFile(stream)
         else:
-            # As nanoseconds, an old Spark's times (INT96) outside of the years 1677 to 2262 would become others.
-            # By a buffer, as the columns of a row group would be in memory at once.
+            # Old Spark versions write INT96 times: in nanoseconds, years outside 1677 to 2262 would overflow.
+            # Read through a buffer: without one, all columns of a row group would be in memory at once.
             yield pq.ParquetFile(stream, coerce_int96_timestamp_unit="us", buffer_size=1 << 20)
 
 
 def _files_within(path: Path) -> list[Path]:
-    """Return a file itself, or the files of a folder as Spark writes one.
+    """Return a file itself, or the part files of a folder that Spark wrote.
 
     Raises:
         UserError: the folder has no files.
@@ -141,7 +141,7 @@ def _plain_kind(kind: pa.DataType) -> pa.DataType:
 def _plain_type(column: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    # Bytes become text unchecked: `valid_texts` marks the rows where they are none.
+    # The cast from bytes to text is unchecked: `valid_texts` marks rows with invalid texts.
     return column.cast(_plain_kind(column.type), safe=not _is_bytes(column.type))
 
 
@@ -150,4 +150,4 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 _TEXTS = (pa.types.is_large_string, pa.types.is_string_view, _is_bytes)
-"""Types that are read as text. Some writers of Parquet say of their texts only that they are bytes."""
+"""Types that are read as text. Some Parquet writers declare their texts as bytes only."""

@@ -1,4 +1,4 @@
-"""The measurements table that a model's rows land in, whichever source they come from."""
+"""Prepare and write the measurements table of a model, for rows of any source."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
     """Create a model's measurements table if it does not exist, and return the types of its key and id columns.
 
     Args:
-        warehouse: where the table is.
+        warehouse: warehouse of the table.
         spec: the model.
-        types: of the key and id columns of a new table; a table that exists keeps its own.
-        messages: the rows are messages of topics, so a new table also has the columns of their places.
+        types: types of the key and id columns of a new table; an existing table keeps its types.
+        messages: the rows are messages of topics, so a new table also has columns for their places.
 
     Raises:
         UserError: the table exists, and a column of the spec is missing.
@@ -49,9 +49,9 @@ def prepare(warehouse: Tables, spec: ModelSpec, types: KeyTypes, messages: bool 
 
 
 def accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -> pa.Schema:
-    """Return the columns of accepted rows as a measurements table has them, in its order.
+    """Return the schema of accepted rows in a measurements table's order.
 
-    messages: the rows are messages of topics: columns of their places that the table lacks follow.
+    messages: the rows are messages of topics: place columns that the table lacks are added at the end.
     """
     more = ["_origin", "_landed_at"]
     places = pa.schema(schema_of(PLACES).to_arrow() if messages else [])
@@ -63,7 +63,7 @@ def accepted_schema(table: FileTable, spec: ModelSpec, messages: bool = False) -
 
 @dataclass
 class LandingTables:
-    """The measurements and the quarantine in one attempt to land rows; the names of its files have `attempt` in them.
+    """Measurements and quarantine in one attempt to land rows; the names of its files contain `attempt`.
 
     messages: the rows are messages of topics; landed_at: microseconds since 1970.
     """
@@ -92,7 +92,7 @@ class LandingTables:
             self.remove_written()
 
     def targets(self) -> tuple[Target, Target]:
-        """Return where the accepted and the rejected rows are written."""
+        """Return the targets of accepted and of rejected rows."""
         schema = accepted_schema(self.accepted, self.spec, self.messages)
         self.accepted.ready(schema)
         rejected = TARGET_BYTES, INDEXED
@@ -104,19 +104,19 @@ class LandingTables:
         )
 
     def task(self) -> WritingTask:
-        """Return the task of a process that writes rows which are not of files."""
+        """Return a task for writing rows from other sources than files."""
         name = attempt_name(0, self.attempt, 0, 0)
         return WritingTask(self.spec, {}, (), False, *self.targets(), name, self.landed_at, known_inputs())
 
     def commit(
         self, written: Sequence[WrittenRows], transaction: tuple[str, int], place: dict[str, Any]
     ) -> None:
-        """Commit the rejected rows, then the accepted ones, each once a transaction.
+        """Commit the rejected rows, then the accepted rows, each at most once per transaction.
 
         Args:
-            written: what each process has written.
+            written: result of each process.
             transaction: application and number.
-            place: up to where the source has landed with these rows, for the commit's metadata.
+            place: position in the source after these rows, for the commit's metadata.
         """
         rejected = [part for one in written for part in one.rejected]
         if rejected:
@@ -133,26 +133,26 @@ class LandingTables:
         )
 
     def ready_for_rejected(self) -> FileTable:
-        """Return the quarantine, which is made unless it exists, ready for rejected rows."""
+        """Return the quarantine ready for rejected rows; create it if it does not exist."""
         self.warehouse.create(TABLE, QUARANTINE)
         self.rejected.ready(REJECTED)
         return self.rejected
 
     def remove_written(self) -> None:
-        """Remove the files that no commit names or may name."""
+        """Remove this attempt's uncommitted files, unless a commit may still name them."""
         for table in (self.accepted, self.rejected):
             if not table.tried:
                 remove_of(table.path, self.attempt)
 
 
 def record_start(warehouse: Tables, spec: ModelSpec, source: str, detail: dict[str, Any]) -> None:
-    """Commit where the landing of a source begins, without rows.
+    """Commit the start position of a source's landing, without rows.
 
     Args:
-        warehouse: of the measurements.
+        warehouse: warehouse of the measurements.
         spec: the model.
-        source: names the source in the commit's transaction.
-        detail: what the commit says of the place.
+        source: name of the source in the commit's transaction.
+        detail: metadata of the commit on the position.
     """
     said = json.dumps({**detail, "rows": 0, "min_time": None, "max_time": None})
     transaction = f"ingest-{spec.name}-{source}", time.time_ns() // 1_000_000

@@ -1,6 +1,6 @@
-"""Read lines of text by a regular expression with named groups (`line_pattern` of a spec), each group a column.
+"""Read lines of text by a regular expression (`line_pattern` of a spec); each named group is a column.
 
-A line that the expression does not match as a whole is kept with its text, and rejected. Empty lines are no rows.
+A line that the expression does not fully match is rejected, with its text as payload. Empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def is_text(path: str | Path) -> bool:
 
 
 def pattern_of(spec: ModelSpec, path: str | Path) -> str:
-    """Return the expression by which a model's lines are read.
+    """Return the regular expression for a model's lines.
 
     Raises:
-        UserError: its spec has none.
+        UserError: the spec has no expression.
     """
     if spec.line_pattern is None:
         groups = [rf"(?P<{name}>\w+)" for name in spec.key[:1]] + [rf"(?P<{spec.time}>\S+)"]
@@ -44,7 +44,7 @@ def pattern_of(spec: ModelSpec, path: str | Path) -> str:
 
 
 def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
-    """Return the columns of a file of lines, which are the groups of the spec's expression.
+    """Return the schema of a file of lines: a column for each group of the spec's expression.
 
     Raises:
         UserError: the spec has no expression, or the file cannot be read.
@@ -55,7 +55,7 @@ def text_schema(spec: ModelSpec, path: Path) -> pa.Schema:
 
 
 def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) -> Iterator[Source]:
-    """Read the named columns, or all and each line itself, of a part of a file, in some batches of rows.
+    """Yield the rows of a part of a file in batches: the named columns, or all columns and the whole line.
 
     Raises:
         UserError: the file cannot be read.
@@ -67,7 +67,7 @@ def read_part(pattern: str, part: Part, columns: Sequence[str] | None = None) ->
 
 
 def matched_again(pattern: str, row: Mapping[str, object]) -> tuple[dict[str, object], str | None]:
-    """Return a rejected row with the groups of its line, and what is wrong with the line; any other row as it is."""
+    """Match a rejected row's line again; return the row with its groups, and the problem. Other rows stay unchanged."""
     line = row.get(LINE)
     if not isinstance(line, str):
         return dict(row), None

@@ -1,9 +1,9 @@
-"""Where the landing of topics begins: after what has landed, at their start, or after a loss that was accepted.
+"""Find the start of the landing of topics: the landed position, the topics' start, or after an accepted loss.
 
-Each commit of a landing records the id of each topic, the offsets up to which it has landed, and the checkpoint of the
-query that lands it. So one commit begins the landing, adopts ids that an earlier release or the brokers did not tell,
-or moves on to another topic of the same name. One topic, which a stream reads, too, is recorded as a position of
-streams (`jobs.storage.positions`); several are recorded as one place of all of them.
+Each commit of a landing records each topic's id, its landed offsets, and the checkpoint of the landing query. So one
+commit can begin the landing, switch to a recreated topic of the same name, or adopt a topic id: earlier releases and
+some brokers did not provide it. A single topic, which a stream also reads, is recorded as a stream's position
+(`jobs.storage.positions`); several topics are recorded together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class LandedTopic(NamedTuple):
-    """Up to where one topic has landed: its id, None if it is unknown, and the next offset of each partition."""
+    """Landed position of one topic: its id (None if unknown) and the next offset of each partition."""
 
     id: str | None
     offsets: Offsets
@@ -43,17 +43,17 @@ class LandedTopic(NamedTuple):
 
 
 class TopicsStart(NamedTuple):
-    """Up to where topics have landed, by name, and the name of the checkpoint of the query that lands them."""
+    """Landed positions of topics by name, and the name of the landing query's checkpoint."""
 
     topics: dict[str, LandedTopic]
     checkpoint: str
 
     def position(self, topic: str) -> dict[str, Any]:
-        """Return the position of a stream in a topic."""
+        """Return a topic's landed position in the form of a stream's position."""
         return topic_position(topic, self.topics[topic].offsets, topic_id=self.topics[topic].id)
 
     def detail(self, source: Source) -> dict[str, Any]:
-        """Return the metadata of a commit that has landed so far."""
+        """Return the commit metadata that record these positions."""
         if source.streamed:
             position = self.position(source.topic)
             del position["source"]
@@ -97,10 +97,10 @@ def topic_of(spark: SparkSession, source: Source) -> Topic:
 
 
 def topics_of(spark: SparkSession, source: Source) -> dict[str, Topic]:
-    """Return the topics that a source names and that exist, by name.
+    """Return the existing topics of a source, by name.
 
     Raises:
-        UserError: a topic or partition that is named does not exist, or the brokers do not answer.
+        UserError: a listed topic or partition does not exist, or the brokers do not answer.
     """
     if source.streamed:
         return {source.topic: topic_of(spark, source)}
@@ -109,10 +109,10 @@ def topics_of(spark: SparkSession, source: Source) -> dict[str, Topic]:
 
 
 def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> TopicsStart:
-    """Return where the landing continues; the first one begins at `source.start`, and records it.
+    """Return the position where the landing continues; the first landing begins at `source.start` and records it.
 
-    The id of a topic is recorded, too, where the last landing did not know it, unless its offsets show that the topic
-    was made anew since.
+    A topic id that the last landing did not know is recorded, too, unless the offsets show that the topic was
+    recreated.
     """
     found = _newest(warehouse, spec)
     if found is None:
@@ -127,10 +127,10 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -
 
 
 def refuse_gaps(spec: ModelSpec, start: TopicsStart, have: Mapping[str, Topic]) -> None:
-    """Refuse topics that do not continue where they have landed up to.
+    """Refuse topics that do not continue at their landed position.
 
     Raises:
-        UserError: one is gone, was made anew, or has lost messages.
+        UserError: a topic was deleted, was recreated, or has lost messages.
     """
     for name, known in start.topics.items():
         if name not in have:
@@ -144,10 +144,10 @@ def refuse_gaps(spec: ModelSpec, start: TopicsStart, have: Mapping[str, Topic]) 
 
 
 def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]) -> str | None:
-    """Begin the landing anew with what the topics have now, if one is gone, made anew, or has lost messages.
+    """Restart the landing at the topics' present messages if a topic was deleted or recreated, or has lost messages.
 
     Returns:
-        A sentence that says which; None if all continue.
+        A sentence that names these topics; None if all topics continue.
     """
     found = _newest(warehouse, spec)
     if found is None:
@@ -179,7 +179,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, have: Mapping[str, Topic]
 
 
 def way_out(spec: ModelSpec) -> str:
-    """Return the sentence that says how to continue with what topics have now."""
+    """Return the sentence on how to continue with the topics' present messages."""
     anew = ", `pretrain`, and `stream --model {0} --adopt` the new snapshot" if spec.streamed_source else ""
     command = f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
     return f"To continue with what Kafka has now: {command}{anew.format(spec.name)}"
@@ -201,7 +201,7 @@ def _checkpoint(spec: ModelSpec) -> str:
 
 
 def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
-    """Return where the last landing ended; None before the first."""
+    """Return the position of the last landing; None before the first landing."""
     source, table = spec.streamed_source, measurements(spec.name)
     if source is not None:
         found = newest_landing(warehouse, table, source.topic)
@@ -219,7 +219,7 @@ def _newest(warehouse: Warehouse, spec: ModelSpec) -> TopicsStart | None:
 def _record(
     warehouse: Warehouse, spec: ModelSpec, topics: dict[str, LandedTopic], checkpoint: str
 ) -> TopicsStart:
-    """Commit where the landing begins, without rows."""
+    """Commit the start position of the landing, without rows."""
     assert spec.source is not None
     start = TopicsStart(topics, checkpoint)
     record_start(warehouse, spec, spec.source.topic or "topics", start.detail(spec.source))

@@ -50,16 +50,16 @@ def messages_after(
     """Return a topic's messages after a position as a stream of checked rows (`messages.checked_messages`).
 
     Args:
-        warehouse: of the model.
-        spec: of the model.
-        checkpoint: of the query; its position counts, or `start` before its first micro-batch.
-        start: a position in the topic; a partition that it does not name is read from its beginning.
-        types: of the key columns.
+        warehouse: warehouse of the model.
+        spec: the model.
+        checkpoint: checkpoint of the query; its position counts, or `start` before the first micro-batch.
+        start: position in the topic; a partition without an offset is read from its beginning.
+        types: types of the key columns.
         reader: name of the query, for errors.
 
     Raises:
-        UserError: messages after the position are no longer in the topic, the topic was made anew, or the brokers do
-            not answer.
+        UserError: messages after the position have been deleted, the topic was recreated, or the brokers do not
+            answer.
     """
     source = source_of(spec)
     have = topic_of(warehouse.spark, source)
@@ -75,15 +75,15 @@ def read_topics(
 
     Args:
         spark: the session.
-        source: names the topics, or has a pattern of their names.
-        offsets: where to begin, by topic; a topic or partition without an offset is read from its beginning.
-        have: the topics as they are.
+        source: source with the names of the topics, or a pattern of names.
+        offsets: start offsets by topic; a topic or partition without an offset is read from its beginning.
+        have: the topics as they are now.
     """
     stream = stream_reader(spark, source.max_offsets_per_batch)
     if source.partitions:
         stream = stream.option("assign", json.dumps({source.topic: sorted(source.partitions)}))
     elif source.pattern:
-        # Spark looks for the expression anywhere in a name.
+        # Spark matches the pattern anywhere in a name.
         stream = stream.option("subscribePattern", f"^(?:{source.pattern})$")
     else:
         stream = stream.option("subscribe", ",".join(have))
@@ -119,10 +119,10 @@ def stream_of(warehouse: Warehouse, spec: ModelSpec, generation: Generation, typ
 
 
 def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
-    """Return a generation whose position has its topic's id; one that an earlier release began adopts the present id.
+    """Return a generation with its topic's id; a generation of an earlier release adopts the topic's present id.
 
-    Spark's checkpoint has no id, so it is kept in the generation's row. A topic is not adopted if its offsets show that
-    it was made anew.
+    Spark's checkpoint has no id, so the id is kept in the generation's row. A topic is not adopted if its offsets show
+    that it was recreated.
     """
     if generation.topic is None or generation.start_position.get("topic_id") is not None:
         return generation
@@ -136,7 +136,7 @@ def with_topic_id(warehouse: Warehouse, generation: Generation) -> Generation:
 def watched_topic(
     warehouse: Warehouse, spec: ModelSpec, generation: Generation
 ) -> Iterator[Callable[[], None]]:
-    """Lend a function that raises if a generation's topic has been made anew; for a table it does nothing."""
+    """Yield a function that raises if a generation's topic was recreated; for a table it does nothing."""
     if generation.topic is None:
         yield lambda: None
         return

@@ -1,7 +1,7 @@
-"""Processes of this machine that write pieces of files: started once a command, and only if there is work for several.
+"""Worker processes on this machine that write pieces of files. They start once per command, if several are needed.
 
-A process reads tasks from a pipe until that ends, as it does when the command ends, however it ends. What a task has
-written then is part of no table.
+A process reads tasks from a pipe until the pipe ends; it also ends with the command, even if that is killed. Files that
+an unfinished task has written then are not part of a table.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LOCAL = re.compile(r"local\[(\d+)")
 
 
 class WorkerEnded(UserError):
-    """A process ended within a task, of which nothing has landed."""
+    """A process ended during a task, so that nothing of the task has landed."""
 
 
 class Workers:
-    """Runs tasks in this process and others, as many as there are cores.
+    """Runs tasks in this process and other processes, one per core.
 
     Args:
         master: Spark's master URL; a number of local threads in it is the number of processes.
@@ -48,17 +48,17 @@ class Workers:
             self._others.append(_Worker())
 
     def close(self) -> None:
-        """End the other processes, whatever they do."""
+        """End the other processes, also during a task."""
         others, self._others = self._others, []
         for one in others:
             one.end()
 
     def run(self, tasks: Sequence[WritingTask], on_read: Callable[[int], None]) -> list[Written]:
-        """Return what the tasks have written, in the order of the tasks.
+        """Run tasks and return their results in the order of the tasks.
 
         Args:
-            tasks: of one group of files.
-            on_read: is called with the bytes that are read, by any thread.
+            tasks: tasks of one group of files.
+            on_read: called with the number of bytes read, from any thread.
 
         Raises:
             WorkerEnded: a process was killed.
@@ -86,7 +86,7 @@ class Workers:
             thread.start()
         work(write_pieces)
         if errors:
-            self.close()  # ends what the others do
+            self.close()  # stops the other tasks
         for thread in threads:
             thread.join()
         if errors:
@@ -95,7 +95,7 @@ class Workers:
 
 
 class _Worker:
-    """Another process, and this end of the pipe to it."""
+    """Another process, with this end of the pipe to it."""
 
     def __init__(self) -> None:
         path = os.pathsep.join(one or os.getcwd() for one in sys.path)
@@ -105,7 +105,7 @@ class _Worker:
                 [sys.executable, "-c", f"{_COMMAND}({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a library prints is no result of the command
+                stdout=2,  # output of libraries is not the command's result
                 env={**os.environ, "PYTHONPATH": path},
             )
 
@@ -114,10 +114,10 @@ class _Worker:
         return self._process.pid
 
     def write(self, task: WritingTask, on_read: Callable[[int], None]) -> Written:
-        """Let the process run a task.
+        """Run a task in the process.
 
         Raises:
-            WorkerEnded: it was killed.
+            WorkerEnded: the process was killed.
         """
         try:
             self._pipe.send(task)
@@ -142,7 +142,7 @@ class _Worker:
 
 
 def serve(handle: int) -> None:
-    """Run tasks that a pipe brings, until it ends; answer with bytes that are read, then the result or an error."""
+    """Run tasks from a pipe until it ends; send back the bytes read, then the result or an error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes itself
     with Connection(handle) as pipe:
         while True:

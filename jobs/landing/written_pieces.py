@@ -1,7 +1,7 @@
-"""Read, check, write and count pieces of files: the one function by which rows of files become files of tables.
+"""Read, check, write and count pieces of files. Rows of files become files of tables only here.
 
-Any process can run a task: what it returns names the files that it wrote, which no table has until the driver commits
-them (`jobs.landing.file_landing`).
+Any process can run a task. Its result names the written files, which join a table when the driver commits them
+(`jobs.landing.file_landing`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 ORIGIN, LANDED_AT = "_origin", "_landed_at"
 SOURCE = "_source"
-"""The column with what a row came from, which is that of the quarantine, too."""
+"""Column with the source of a row; the quarantine has the same column."""
 _TEXTS = ("model", "payload", "reason", "source", "position", "generation", "id")
 REJECTED = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
     + [("batch_id", pa.int64()), ("quarantined_at", pa.timestamp("us", "UTC"))]
 )
-"""Columns of the quarantine that rejected rows of files have."""
+"""Columns of the quarantine that are filled for rejected rows of files."""
 
 
 class FilePieces(NamedTuple):
-    """Pieces of a file that land, in order; known: what was committed of the file before."""
+    """Pieces of a file that land, in order; known: rows of the file that are already committed."""
 
     file: FileState
     known: Known
@@ -47,7 +47,7 @@ class FilePieces(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where files of a table are written: its folder, their columns, and how (`PartWriter`)."""
+    """Target of a table's files: its folder, their columns, and the settings for `PartWriter`."""
 
     folder: str
     schema: pa.Schema
@@ -58,9 +58,9 @@ class Target(NamedTuple):
 class WritingTask(NamedTuple):
     """Files whose pieces become files of the measurements and of the quarantine.
 
-    history: the files are history of new keys; name: prefix of the names of the written files; landed_at: when the
-    landing began, in microseconds since 1970, by which times are judged, too; inputs: what the process knows of the
-    files that its user has named.
+    history: the files are history of new keys; name: prefix of the written files' names; landed_at: start of the
+    landing in microseconds since 1970, also the reference for times in the future; inputs: the process's knowledge of
+    the files that its user has named.
     """
 
     spec: ModelSpec
@@ -76,11 +76,11 @@ class WritingTask(NamedTuple):
 
 @dataclass
 class RowCounts:
-    """Counts of checked rows of a file.
+    """Counts of a file's checked rows.
 
-    rows: accepted; span: their first and last time in microseconds; reasons: rejected rows by reason; examples: the
-    payload of a rejected row for each reason; repeats: accepted rows beyond the first of each key and time, within each
-    of `parts` runs of rows; absent: accepted rows without a measurement, by its column.
+    rows: accepted rows; span: their first and last time in microseconds; reasons: rejected rows by reason; examples:
+    payload of one rejected row for each reason; repeats: accepted rows beyond the first of each key and time, within
+    each of `parts` runs of rows; absent: accepted rows without a measurement, by its column.
     """
 
     rows: int = 0
@@ -92,7 +92,7 @@ class RowCounts:
     absent: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: RowCounts) -> None:
-        """Count the rows of a later piece, too."""
+        """Add the counts of a later piece."""
         self.rows += other.rows
         spans = [one for one in (self.span, other.span) if one[0] is not None and one[1] is not None]
         if spans:
@@ -105,7 +105,7 @@ class RowCounts:
 
 
 class Written(NamedTuple):
-    """What a task has done: the counts of each of its files, or why it cannot be read, and the files that it wrote."""
+    """Result of a task: counts of each file, or the error why it cannot be read, and the written files."""
 
     counts: Sequence[RowCounts | UserError]
     accepted: Sequence[PartFile]
@@ -113,7 +113,7 @@ class Written(NamedTuple):
 
 
 class WrittenRows(NamedTuple):
-    """The counts of rows that are not of files, and the files that were written."""
+    """Counts of rows from other sources than files, and the written files."""
 
     counts: RowCounts
     accepted: Sequence[PartFile]
@@ -121,11 +121,11 @@ class WrittenRows(NamedTuple):
 
 
 def write_pieces(task: WritingTask, on_read: Callable[[int], None]) -> Written:
-    """Write the rows of pieces, and count them; without a single file if one of the pieces cannot be read.
+    """Write and count the rows of pieces; write no file at all if one of the pieces cannot be read.
 
     Args:
-        task: what is written.
-        on_read: is called with the bytes that are read, after each piece.
+        task: the pieces and their targets.
+        on_read: called with the number of bytes read, after each piece.
     """
     know_inputs(task.inputs)
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
@@ -160,7 +160,7 @@ class _Table:
             self.end()
 
     def end(self) -> list[PartFile]:
-        """Complete the current file, and return all."""
+        """Complete the current file, and return all written files."""
         self._rows = 0
         self._done += self._writer.end()
         return self._done
@@ -171,12 +171,12 @@ class _Table:
 
 
 def write_rows(task: WritingTask, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
-    """Write checked rows that have their origin and their place as columns; return what was written.
+    """Write checked rows that have their origin and place as columns; return their counts and the written files.
 
     Args:
-        task: what is written, without files.
-        batches: the rows: besides the columns of `check_rows` `_origin`, `_source`, `_position`, and those of the
-            measurements that the task asks for.
+        task: the targets, without files.
+        batches: rows with the columns of `check_rows`, `_origin`, `_source`, `_position`, and the measurements' columns
+            that the task needs.
     """
     tables = _Table(task.accepted, task.name), _Table(task.rejected, task.name)
     rows = _Rows(task, tables)
@@ -224,8 +224,8 @@ class _Rows:
 
         Args:
             batch: the rows.
-            place: `_origin`, `_source` and `_position` of all of them; None: each row has its own.
-            rejected: count and write the rejected ones, which the quarantine does not have yet.
+            place: `_origin`, `_source` and `_position` of all rows; None: the rows have these columns.
+            rejected: count and write the rejected rows, because the quarantine does not have them yet.
         """
         task = self._task
         good, bad = _divided(batch)
@@ -258,7 +258,7 @@ def _column(rows: pa.RecordBatch, name: str, place: Mapping[str, str] | None) ->
 
 
 def _divided(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Return the accepted rows of a batch, and the rejected ones if there are any."""
+    """Split a batch into its accepted rows and its rejected rows (None if there are none)."""
     reason = batch.column(REASON)
     if reason.null_count == len(reason):
         return batch, None
@@ -282,11 +282,11 @@ def rejected_rows(
     """Return N rejected rows with the columns of the quarantine, each with an id.
 
     Args:
-        schema: the columns.
+        schema: columns of the result.
         model: name of the model.
         reasons: (N,) why each row is rejected.
-        payloads: (N,) the rows.
-        place: (N,) where they came from, and (N,) their places there as JSON.
+        payloads: (N,) payloads of the rows.
+        place: (N,) sources of the rows, and (N,) their positions there as JSON.
         landed_at: microseconds since 1970.
     """
     count = len(reasons)
@@ -305,7 +305,7 @@ def rejected_rows(
 
 
 def typed_rows(schema: pa.Schema, have: dict[str, pa.Array]) -> pa.RecordBatch:
-    """Return rows with the columns of a schema, of arrays by name in lower case."""
+    """Return rows with the columns of a schema from arrays by lower-case name."""
     columns = [have[one.name.casefold()].cast(one.type) for one in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -319,7 +319,7 @@ def _ids(count: int) -> Iterator[str]:
 
 
 class _Places:
-    """Counts the rows that repeat key and time of another one, among `ROWS_A_FILE` rows at once."""
+    """Counter of rows that repeat key and time of another row, within `ROWS_A_FILE` rows."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self._keys, self._time = list(spec.key), spec.time
@@ -341,7 +341,7 @@ class _Places:
 
 
 def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
-    """Return how many rows have key columns and time of another row before them."""
+    """Return the number of rows that repeat key and time of an earlier row."""
     times = arrow.to_numpy(rows.column(time).combine_chunks().cast(pa.int64()))
     codes = np.zeros(len(times), np.int64)
     for name in keys:
@@ -356,6 +356,6 @@ def count_repeats(rows: pa.Table, keys: Sequence[str], time: str) -> int:
 
 
 def _in_order(first: np.ndarray, second: np.ndarray) -> bool:
-    """Tell if pairs ascend, so that equal ones are neighbours."""
+    """Tell if pairs ascend, so that equal pairs are neighbours."""
     step = first[1:] - first[:-1]
     return bool(((step > 0) | (step == 0) & (second[1:] >= second[:-1])).all())

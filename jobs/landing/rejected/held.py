@@ -1,4 +1,4 @@
-"""The quarantine without Spark: count, show, export and discard rejected rows, and mark those of a replay."""
+"""Read and update the quarantine without Spark: count, show, export, discard and mark rejected rows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from jobs.storage.warehouse import Tables
 
 COLUMNS = ("id", "reason", "source", "position", "batch_id", "generation", "quarantined_at", "payload")
 _IDENTITY = ("model", "payload", "reason", "source", "position", "quarantined_at")
-"""Columns that name a row of a release without ids. Rows that agree in all of these are discarded together."""
+"""Columns that identify a row of a release without ids. Rows with equal values in all of them share an id."""
 MOST_BYTES = 64 << 20
-"""Bytes of a file of edited rows, which are in memory several times before they land."""
+"""Bytes that a file of edited rows may have; memory holds its rows several times before they land."""
 _compute: Any = pc
 
 
 def ready(tables: Tables) -> bool:
-    """Give a table of an earlier release the columns that it lacks, and its rows ids; return False without a table.
+    """Add missing columns and row ids to a table of an earlier release; return False if there is no table.
 
     Raises:
         UserError: the table cannot be read or written.
@@ -47,13 +47,13 @@ def ready(tables: Tables) -> bool:
 
 
 def rejected_of(tables: Tables, model: str, columns: Sequence[str] = ("status", *COLUMNS)) -> pa.Table:
-    """Return columns of a model's rejected rows, whatever their status."""
+    """Return columns of a model's rejected rows of any status."""
     found = tables.columns(TABLE, ("model", *columns))
     return found.filter(_compute.equal(found["model"], model))
 
 
 def chosen(tables: Tables, model: str, choice: Choice) -> pa.Table:
-    """Return a model's rejected rows that a choice selects, whatever their status."""
+    """Return a model's rejected rows of any status that a choice selects."""
     found = rejected_of(tables, model)
     if choice.reason is not None:
         found = found.filter(_compute.starts_with(found["reason"], choice.reason))
@@ -66,7 +66,7 @@ def chosen(tables: Tables, model: str, choice: Choice) -> pa.Table:
 
 
 def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
-    """Return for each reason how many rows have each status, and when the first and the last was quarantined."""
+    """Return, for each reason, the number of rows by status and the first and last time of quarantine."""
     times = [("quarantined_at", "min"), ("quarantined_at", "max"), ([], "count_all")]
     grouped = rows.group_by(["reason", "status"]).aggregate(times)
     found: dict[str, dict[str, Any]] = {}
@@ -82,7 +82,7 @@ def count_by_reason(rows: pa.Table) -> list[dict[str, Any]]:
 
 
 def held_rows(rows: pa.Table, limit: int | None = None) -> list[dict[str, Any]]:
-    """Return the held rows among rejected ones with the columns that users see, the oldest first."""
+    """Return the held rows among rejected rows with the columns that users see, the oldest first."""
     held = rows.filter(_compute.is_null(rows["status"])).select(COLUMNS)
     held = held.sort_by([(name, "ascending") for name in ("quarantined_at", "reason", "id")])
     return to_rows(held if limit is None else held.slice(0, limit))
@@ -108,7 +108,7 @@ def export_rows(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def read_edited(name: str) -> dict[str, str]:
-    """Return the payloads by id of a file of JSON lines with `id` and `payload`.
+    """Read a file of JSON lines with `id` and `payload`; return id to payload.
 
     Raises:
         UserError: the file cannot be read, or a line is malformed or repeats an id.
@@ -122,7 +122,7 @@ def read_edited(name: str) -> dict[str, str]:
                 f"{path}: has more than {MOST_BYTES:,} bytes, and its rows are replayed at once: split it between "
                 "lines, and replay one part after another"
             )
-        lines = content.decode("utf-8-sig").split("\n")  # texts may have other separators of lines
+        lines = content.decode("utf-8-sig").split("\n")  # texts may contain other line separators
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     found: dict[str, str] = {}
@@ -146,9 +146,9 @@ def read_edited(name: str) -> dict[str, str]:
 
 
 def with_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str, Any]], int]:
-    """Return the held ones of the rows that have an edited payload, with it, and how many were replayed before.
+    """Return held rows with their edited payloads, and the number of edited rows that were already replayed.
 
-    The latter are left as they are, so that a replay that was killed, or has ended, can be run again.
+    Replayed rows stay as they are, so that a replay that was killed, or has ended, can be run again.
 
     Raises:
         UserError: an edited row is neither held nor replayed.
@@ -165,7 +165,7 @@ def with_payloads(rows: pa.Table, edited: dict[str, str]) -> tuple[list[dict[str
 
 
 def discard(tables: Tables, model: str, choice: Choice) -> int:
-    """Mark the held rows that a choice selects as discarded, in one commit; return how many.
+    """Mark the held rows that a choice selects as discarded, in one commit; return their number.
 
     Raises:
         UserError: the table cannot be read or written.
@@ -187,12 +187,12 @@ def discard(tables: Tables, model: str, choice: Choice) -> int:
 
 
 def mark_replaying(tables: Tables, landings: pa.Table, replay_id: str) -> None:
-    """Mark those of the rows as `replaying` that are held, in one commit, and note what each of them lands as.
+    """Mark the held rows among `landings` as `replaying`, each with the row to land, in one commit.
 
     Args:
-        tables: of the warehouse.
-        landings: `id` of each row, which is unique, and `landing`; null: the row lands as nothing.
-        replay_id: of the replay that marks them.
+        tables: tables of the warehouse.
+        landings: `id` of each row (unique), and `landing`, the row to land; null: nothing lands.
+        replay_id: id of the replay that marks the rows.
 
     Raises:
         UserError: the table cannot be read or written.

@@ -1,7 +1,7 @@
-"""Tell the messages of a topic apart by their place: its name, its id, partition and offset.
+"""Identify the messages of a topic by their place: the topic's name and id, partition and offset.
 
-Each reader of a topic accounts for the messages that it rejects: `ingest`, and every generation. So one message may
-have several rows in quarantine, and may have landed besides. Its place shows that they are one.
+Each reader of a topic (`ingest` and every generation) quarantines the messages that it rejects. So one message may have
+several rows in quarantine, and may have landed besides. The place shows that they are the same message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobs.storage.warehouse import Tables
 
 
 class Place(NamedTuple):
-    """The place of a message; topic_id: None if it is not known."""
+    """Place of a message; topic_id: None if it is not known."""
 
     topic: str
     topic_id: str | None
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def rejected_place(row: Mapping[str, Any]) -> Place | None:
-    """Return the place of a rejected message, by `source` and `position`; None: the row is of a file or a table."""
+    """Return the place of a rejected message from `source` and `position`; None for a row of a file or a table."""
     if not (row["source"] or "").startswith("kafka:"):
         return None
     found = json.loads(row["position"] or "{}")
@@ -40,10 +40,10 @@ def rejected_place(row: Mapping[str, Any]) -> Place | None:
 
 
 class Landing(NamedTuple):
-    """What `ingest` has landed of a model's topic.
+    """Progress of `ingest` in a model's topic.
 
-    first: the first id that it knew the topic by, which is that of rows without one; None: ids are not known, and not
-    compared. now: id of the topic that it lands; offsets: of the next message to land, by partition.
+    first: the first known id of the topic, which also stands for rows without an id; None: ids are unknown and not
+    compared. now: id of the topic that lands now; offsets: offset of the next message to land, by partition.
     """
 
     topic: str
@@ -53,7 +53,7 @@ class Landing(NamedTuple):
 
     @classmethod
     def of(cls, warehouse: Tables, spec: ModelSpec) -> Landing:
-        """Return the landing of a model's topic; without a topic, or before the first landing, an empty one."""
+        """Return the landing of a model's topic; an empty landing without a topic or before the first landing."""
         if spec.source is not None and spec.source.kind == "kafka" and not spec.source.streamed:
             return cls("", "", None, {})  # each topic has its id, and `ingest` alone reads them
         table = measurements(spec.name)
@@ -69,22 +69,22 @@ class Landing(NamedTuple):
         return f"{place.topic}/{known}/{place.partition}/{place.offset}"
 
     def identity(self, row: Mapping[str, Any]) -> str:
-        """Return the identity of a rejected row: that of its message, or its own id if it is no message."""
+        """Return the identity of a rejected row: its message's identity, or the row's id if it is not a message."""
         place = rejected_place(row)
         return row["id"] if place is None else self.message(place)
 
     def has_passed(self, place: Place) -> bool:
-        """Tell if `ingest` has passed a rejected message, so that it never reads it again."""
+        """Tell if `ingest` has read past a rejected message, so that it never reads it again."""
         if place.topic != self.topic or place.offset < self.offsets.get(place.partition, 0):
             return True
         return None not in (self.first, self.now) and (place.topic_id or self.first) != self.now
 
 
 def landed_among(tables: Tables, spec: ModelSpec, landing: Landing, wanted: Mapping[str, Place]) -> set[str]:
-    """Return those of some messages, by identity, that have landed.
+    """Return the identities of the wanted messages that have landed.
 
-    A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed: a
-    replay of an earlier release landed it without its place.
+    A message has landed if the measurements have its place, or if another of its rows in quarantine was replayed:
+    replays of earlier releases landed messages without their place.
     """
     if not wanted:
         return set()

@@ -1,6 +1,6 @@
 """Check the payloads of rejected rows again with the model's current spec.
 
-Payloads are the JSON objects of the quarantine table; their members are texts, as in a file, or typed values.
+Payloads are JSON objects in the quarantine table; their members are texts, as in a file, or typed values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_AN_OBJECT = "payload: not a JSON object"
 
 
 class Rechecked(NamedTuple):
-    """For each payload the reason of its rejection, or the row to land: a JSON object with the time in microseconds."""
+    """Reason of rejection, or row to land (a JSON object with the time in microseconds), for each payload."""
 
     reasons: list[str | None]
     landings: list[str | None]
@@ -40,7 +40,7 @@ def recheck(
 ) -> Rechecked:
     """Check payloads as `ingest` checks rows; a time may also be in ISO 8601 instead of the spec's format.
 
-    landed: when each payload was quarantined, in microseconds since 1970; None: now.
+    landed: time at which each payload was quarantined, in microseconds since 1970; None: now.
     """
     rows = [_object(payload) for payload in payloads]
     known = [place for place, row in enumerate(rows) if row is not None]
@@ -54,12 +54,12 @@ def recheck(
         found = _landings(spec, batch)
         for place, reason, landing in zip(places, batch.column(REASON).to_pylist(), found, strict=True):
             reasons[place], landings[place] = reason, landing
-        # A row that the stream rejected has its time in ISO 8601, whatever the files' format.
+        # The stream writes the time of a rejected row in ISO 8601, whatever the files' format is.
         mistimed = [place for place in places if (reasons[place] or "").startswith(f"time {spec.time}:")]
         if spec.time_format is not None and mistimed:
             check(spec.model_copy(update={"time_format": None}), mistimed)
 
-    # A row that the stream rejected has the names of the table.
+    # A row that the stream rejected has the table's column names.
     by_table = {place for place in known if _has_names_of_table(spec, rows[place] or {})}
     check(spec, [place for place in known if place not in by_table])
     if by_table:
@@ -99,9 +99,9 @@ def _source(spec: ModelSpec, rows: list[dict[str, Any]]) -> Source:
 
 
 def _text(value: Any, whole: bool, comma: bool) -> str | None:
-    """Return a value as text in a file.
+    """Return a value as the text that a file would have.
 
-    A whole number in a key or id column is written without a fraction. comma: a number has a comma before its fraction.
+    whole: write whole numbers (of a key or id column) without a fraction. comma: write a decimal comma.
     """
     if value is None or isinstance(value, str):
         return value

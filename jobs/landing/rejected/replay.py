@@ -1,13 +1,13 @@
 """Land rejected rows after a fix, each at most once, also after a crash at any moment.
 
 Three commits, in this order:
-1. the rows that are accepted now are marked `replaying`, each with the row to land: this fixes the outcome;
+1. the rows that the spec accepts now are marked `replaying`, each with the row to land: this fixes the outcome;
 2. they are appended to the measurements, in a transaction named after the replay, so that a retry is idempotent;
 3. they are marked `replayed`.
 A crash before 1 changes nothing. After a later crash, the next replay of the model first repeats 2 and 3.
 
-A message of a topic has a row in quarantine for each reader that rejected it. One of them lands, and the others are
-marked with it; all are marked, and none lands, if the message has landed already.
+A message of a topic has a row in quarantine for each reader that rejected it. One of these rows lands, and the others
+are marked with it. If the message has landed already, all are marked and none lands.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from jobs.storage.warehouse import Tables
 STALE = (
     "rejected by a generation whose state is no longer used; the current generations check the row themselves"
 )
-"""Why a row is not replayed that an abandoned generation rejected."""
+"""Reason not to replay a row that an abandoned generation rejected."""
 AHEAD = "not landed yet: `ingest` will read this message, and check it with the current spec"
-"""Why a message is not replayed that a stream has rejected, and `ingest` has not read."""
+"""Reason not to replay a message that a stream rejected before `ingest` has read it."""
 
 
 @dataclass
 class Outcome:
-    """Counts of a replay: rows landed, late ones among them, rows of an interrupted replay, rows still rejected.
+    """Counts of a replay: landed rows, late rows among them, rows of an interrupted replay, rows still rejected.
 
-    copies: rows marked as replayed without landing, since their message has landed, or lands from another row.
+    copies: rows that are marked as replayed but do not land, since another row of their message lands or has landed.
     """
 
     landed: int = 0
@@ -65,8 +65,8 @@ class Outcome:
 class CheckedRow(NamedTuple):
     """A rejected row that was checked again.
 
-    message: its identity (`Landing.identity`); place: of its message, None if it is none; reason: why it cannot be
-    replayed, or None; landing: the row to land.
+    message: the row's identity (`Landing.identity`); place: place of the message, None if the row is not a message;
+    reason: why the row cannot be replayed, or None; landing: the row to land.
     """
 
     id: str
@@ -110,7 +110,7 @@ def interrupted(tables: Tables, model: str) -> list[str]:
 
 
 def _marked(tables: Tables, model: str) -> list[Row]:
-    """Return the rows that replays have marked, and not landed yet."""
+    """Return the rows with status `replaying`: a replay has marked them, but not finished."""
     columns = ("id", "status", "replay", "landing", "source", "position", "generation", "batch_id")
     found = to_rows(rejected_of(tables, model, columns))
     return [row for row in found if row["status"] == REPLAYING]
@@ -119,7 +119,7 @@ def _marked(tables: Tables, model: str) -> list[Row]:
 def _check_again(
     tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: Sequence[Row], landing: Landing
 ) -> list[CheckedRow]:
-    """Check rejected rows with the current spec, and whether a replay may land them at all."""
+    """Check rejected rows with the current spec, and check whether a replay may land them."""
     chains = replayed_late_rows.lineages(tables, spec.name)
     landed = [now_us() if row["quarantined_at"] is None else to_micros(row["quarantined_at"]) for row in rows]
     found = recheck(spec, key_types, [row["payload"] for row in rows], np.array(landed, np.int64))
@@ -137,26 +137,26 @@ def _check_again(
 
 
 Claims = dict[str, tuple[str, str | None] | None]
-"""What a replay marks: by message, the id of the row that lands it and what it lands as; None: it has landed."""
+"""Messages that a replay marks: message to the id of the landing row and the row to land; None: already landed."""
 
 
 def _claims(tables: Tables, spec: ModelSpec, checked: Sequence[CheckedRow], landing: Landing) -> Claims:
     claims: Claims = {}
     for one in checked:
         if one.reason is None:
-            # Rows of an earlier release that agree in everything share an id; of a message, any accepted row will do.
+            # Equal rows of an earlier release share an id; any accepted row of a message will do.
             claims.setdefault(one.message, (one.id, one.landing))
     places = {one.message: one.place for one in checked if one.place is not None}
     return claims | dict.fromkeys(landed_among(tables, spec, landing, places))
 
 
 def _is_measurement(row: Row) -> bool:
-    """Tell if a row was rejected by the stream: then the measurements already have it."""
+    """Tell if the stream rejected a row: then the measurements already have it."""
     return row["generation"] is not None and (row["source"] or "").startswith("measurements/")
 
 
 def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Landing, replay_id: str) -> None:
-    """Mark the held rows of the claimed messages as `replaying`, in one commit, and fix the row that each lands as."""
+    """Mark the held rows of the claimed messages as `replaying`, each with the row to land, in one commit."""
     lands: dict[str, str | None] = {}
     for row in held_rows(rejected_of(tables, spec.name)):
         message = landing.identity(row)
@@ -168,7 +168,7 @@ def _mark_claimed(tables: Tables, spec: ModelSpec, claims: Claims, landing: Land
 
 
 def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: str) -> Outcome:
-    """Do the second and third commit of a replay."""
+    """Make the second and third commit of a replay."""
     marked = [row for row in _marked(tables, spec.name) if row["replay"] == replay_id]
     lands = [row for row in marked if row["landing"] is not None]
     late = [row for row in lands if _is_measurement(row)]
@@ -181,7 +181,7 @@ def _complete(tables: Tables, spec: ModelSpec, key_types: KeyTypes, replay_id: s
 
 
 def _each_message_once(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list[Row]:
-    """Keep one row of each message: a replay of an earlier release, which was interrupted, has marked all of them."""
+    """Keep one row of each message: an interrupted replay of an earlier release marked all rows."""
     landing = Landing.of(tables, spec)
     messages = {landing.identity(row): row for row in rows if rejected_place(row) is not None}
     return [*(row for row in rows if rejected_place(row) is None), *messages.values()]
@@ -190,7 +190,7 @@ def _each_message_once(tables: Tables, spec: ModelSpec, rows: list[Row]) -> list
 def _land(
     tables: Tables, spec: ModelSpec, key_types: KeyTypes, rows: list[Row], replay_id: str, copies: bool
 ) -> None:
-    """Append a replay's rows to the measurements, once. copies: the rows are late ones."""
+    """Append a replay's rows to the measurements, once. copies: the rows are late rows."""
     if not rows:
         return
     count = len(rows)
@@ -226,7 +226,7 @@ def _land(
 
 
 def _column(values: list[Any], kind: str | None) -> pa.Array:
-    """Return values of a key or id column of a type, or the numbers of another column (None)."""
+    """Return values as an Arrow array: of a key or id column in the type `kind`, or as numbers for None."""
     if kind == "string":
         return arrow.texts([value if value is None else str(value) for value in values])
     known = np.array([value is not None for value in values], bool)

@@ -1,4 +1,4 @@
-"""Find the header of a CSV file: which record it is, what stands above it, and the rows of units below it."""
+"""Find the header of a CSV file: its record, the lines above it, and the rows of units below it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jobs.landing.csv_records import BLANK
 
 MOST_RECORDS = 200
-"""Records at a file's beginning among which its header is looked for."""
+"""Records at a file's beginning that are searched for the header."""
 NUMBER_OR_TIME = re.compile(r" *[+-]?[.]?[0-9][0-9.,:/ TZ+eE-]*")
 _TIME_NAME = re.compile(
     r"time|date|zeit|datum|fecha|heure|stamp|jahr|year|month|^(at|ts|t|when|day|hour|_time|epoch|utc)$",
@@ -32,23 +32,23 @@ _UNITS = frozenset(
 
 
 _ABSENT = frozenset(("", "na", "n/a", "none", "-", "--"))
-"""What stands for no unit, or for no value."""
+"""Texts that mean no unit, or no value."""
 
 
 class FileRecord(NamedTuple):
-    """A record of a file: the line at which it begins, from 0, and its fields."""
+    """A record of a file: its first line (from 0) and its fields."""
 
     line: int
     fields: list[str]
 
 
 class HeaderPlace(NamedTuple):
-    """Where the header of a file is.
+    """Position of a file's header.
 
-    record  its place among the records; -1: there is no header
-    first   the place of the first row that holds numbers or times
-    width   fields that the rows have
-    below   rows of units below it
+    record  index of the header among the records; -1: there is no header
+    first   index of the first row with numbers or times
+    width   number of fields of the rows
+    below   number of unit rows below the header
     """
 
     record: int
@@ -58,11 +58,11 @@ class HeaderPlace(NamedTuple):
 
 
 def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[FileRecord]:
-    """Return the first records of a text; of one that is cut off without the last one, if there are several."""
+    """Return the records of a text; if it is cut off and has several, without the last record."""
     lines = io.StringIO(text, newline="")
     found: list[FileRecord] = []
     begin = line = 0
-    # A blank at the end of a line begins an empty field here: tabs there are separators, rather than blanks.
+    # Tabs at the end of a line are separators here, not blanks: each begins an empty field.
     source = (re.sub(r"[ \t]+", BLANK, line).strip(BLANK) for line in lines) if separator == BLANK else lines
     try:
         for fields in csv.reader(source, delimiter=separator, quotechar=quote):
@@ -79,7 +79,7 @@ def read_records(text: str, separator: str, quote: str, is_cut: bool) -> list[Fi
 
 
 def record_with(records: Sequence[FileRecord], columns: Sequence[str], comment: str) -> int | None:
-    """Return the place of the first record that has all columns; None if there is none."""
+    """Return the index of the first record that has all columns; None if no record has them."""
     wanted = set(columns)
     for place, record in enumerate(records):
         if wanted <= set(record.fields) or wanted <= {
@@ -91,9 +91,10 @@ def record_with(records: Sequence[FileRecord], columns: Sequence[str], comment: 
 
 
 def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlace:
-    """Return the likely place of the header: the record of texts above rows that hold numbers or times.
+    """Return the likely position of the header: the record of texts above rows with numbers or times.
 
-    Of several records of texts above the rows the lower ones are units, if they look so, or the upper ones are titles.
+    If several records of texts stand above the rows, the lower ones are units if they look like units; else the upper
+    ones are titles.
     """
     if not records:
         return HeaderPlace(0, 1, 0)
@@ -103,7 +104,7 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
     width = max(widths, key=lambda one: (widths[one], one))
     columns = _value_columns([row for row in rows[-max(len(rows) * 2 // 5, 1) :] if len(row) == width], width)
     are_rows = [_is_row(records[place].fields, columns, width) for place in plain]
-    # A number among titles, such as that of a device, has no row after it.
+    # A number among titles, such as a device number, is not followed by a row.
     first = next(
         (place for i, place in enumerate(plain) if are_rows[i] and all(are_rows[i + 1 : i + 2])),
         None,
@@ -126,16 +127,16 @@ def find_header(records: Sequence[FileRecord], comment: str = "#") -> HeaderPlac
 
 
 def _names_times(fields: Sequence[str]) -> bool:
-    """Tell if a record has a text and then years or dates, which are names of columns, each another one."""
+    """Tell if a record has a text and then distinct years or dates, which are column names."""
     times = [text for text in fields if _YEAR_OR_DATE.fullmatch(text)]
     texts = [text for text in fields if text and NUMBER_OR_TIME.fullmatch(text) is None]
     return len(texts) > 0 and len(times) >= 3 and len(set(times)) == len(times)
 
 
 def _texts_above(records: Sequence[FileRecord], first: int, width: int, plain: Sequence[int]) -> list[int]:
-    """Return the places of the records of texts above the first row that may be a header or units.
+    """Return the indices of records above the first row that may be a header or units.
 
-    A comment is among them only if it stands right above the row, and no other record does.
+    A comment counts only if it stands directly above the first row and no other record qualifies.
     """
     found: list[int] = []
     for place in range(first - 1, -1, -1):
@@ -159,7 +160,7 @@ def units_below(records: Sequence[FileRecord], header: int) -> int:
 
 
 def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if a text of the first row may name a series: it stands in its column again, or is the only unit, a letter.
+    """Tell if a text of the first row may name a series: its column repeats it, or it is the only unit, a letter.
 
     A row of two columns has one unit at most.
     """
@@ -173,7 +174,7 @@ def _may_name_series(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def looks_like_units(fields: Sequence[str]) -> bool:
-    """Tell if the fields of a row are units, kinds or formats of dates, most of them, and none is a number."""
+    """Tell if most fields of a row are units, kinds or date formats, and no field is a number."""
     filled = [text.strip() for text in fields if text.strip()]
     if not filled or any(NUMBER_OR_TIME.fullmatch(text) for text in filled):
         return False
@@ -181,10 +182,10 @@ def looks_like_units(fields: Sequence[str]) -> bool:
 
 
 def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
-    """Tell if the first of some records is a row.
+    """Tell if the first record is a row, not a header.
 
-    It is, if it has a number or a time in each field in which the second has one, and in one at least, and every
-    text in it is in its column again: the name of a column is not.
+    It is a row if it has a number or a time wherever the second record has one (at least once). Each of its texts must
+    also occur again in its column: a column name does not.
     """
     if len(rows) < 2 or len(rows[0]) != len(rows[1]):
         return False
@@ -197,7 +198,7 @@ def has_no_header(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _value_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the places of the fields that hold numbers or times in most rows."""
+    """Return the indices of fields that hold numbers or times in most rows."""
     found = []
     for place in range(width):
         cells = [row[place] for row in rows if row[place].strip()]
@@ -217,7 +218,7 @@ def _is_row(fields: Sequence[str], columns: Sequence[int], width: int) -> bool:
 
 
 def _likeness(fields: Sequence[str]) -> int:
-    """Return how much a record of texts looks like a header."""
+    """Return a score of how much a record of texts looks like a header."""
     filled = [text.strip() for text in fields if text.strip()]
     unlike = looks_like_units(fields) or fields[0] == "TOA5" or fields[0].endswith(":") or ": " in fields[0]
     named = any(_TIME_NAME.search(text) for text in filled)

@@ -1,7 +1,7 @@
-"""Cut a JSON file whose rows are not one object a line: arrays, objects over several lines, and rows in an envelope.
+"""Cut a JSON file without one object per line: arrays, objects over several lines, and rows in an envelope.
 
-Values are taken from the file one after another, so that only the longest of them and a block are in memory. An
-envelope, which is one object around the rows, is read at once.
+The reader takes one value after another, so only the longest value and one block are in memory. An envelope (one
+object around all rows) is read at once.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from jobs.core.errors import UserError
 from jobs.landing.csv_records import BOM
 
 BEGINNING = 1 << 16
-"""Bytes at a file's beginning that show if its rows are lines."""
+"""Bytes at a file's beginning that are inspected to see if each line is a row."""
 BLOCK = 1 << 20
 LONGEST_VALUE = 64 << 20
-"""Characters of the longest row or envelope."""
+"""Characters that a row or an envelope may have."""
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 _NAMES, _CELLS = ("columns", "fields", "header"), ("data", "values", "rows", "index")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}(-[0-9]{2}([T ][0-9:.,+Zz-]+)?)?|-?[0-9]{9,19}")
-"""A time as the name of a member: ISO 8601, or a count since 1970."""
+"""Pattern of a member name that is a time: ISO 8601, or a count since 1970."""
 _TABLE = re.compile(r":\s*\[\s*\[")
 FEWEST_MEMBERS = 3
-"""Objects with fewer members than this are no tables by the names of their members."""
+"""Members that an object needs to count as a table keyed by its member names."""
 
 
 def spans_lines(beginning: bytes) -> bool:
-    """Tell by its beginning if a file is not one object a line: an array, objects over lines or glued, an envelope."""
+    """Tell from its beginning if a file has another form than one object per line.
+
+    Such forms are an array, objects over several lines, several objects on a line, and an envelope.
+    """
     text = beginning.removeprefix(BOM).decode("utf-8", "replace").lstrip(" \t\r\n")
     if not text.startswith("{"):
         return text.startswith("[")
@@ -54,12 +57,12 @@ def spans_lines(beginning: bytes) -> bool:
 
 
 def row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Iterator[str]:
-    """Return the rows of a file that `spans_lines`, each as the text of a JSON value.
+    """Yield the rows of a file for which `spans_lines` is true, each as the text of a JSON value.
 
     Args:
-        file: opened at its beginning, uncompressed.
-        path: for messages.
-        columns: that a row has, as far as they are known.
+        file: uncompressed bytes, at their beginning.
+        path: the file's path, for messages.
+        columns: known column names of a row.
 
     Raises:
         UserError: a value is too long, or the rows have no names.
@@ -90,10 +93,10 @@ def row_texts(file: BufferedIOBase, path: Path, columns: Sequence[str]) -> Itera
 
 
 def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[Any] | None:
-    """Return the rows of an object that is not a row itself; None if it is one, or its rows are not told.
+    """Return the rows inside an envelope; None if the object is a row itself, or its rows cannot be found.
 
-    They are the only array of objects in it; arrays below an array of the columns' names; one object of arrays of
-    equal length, each a column; or one object whose members are named after times or places, or have such members.
+    The rows are one of: the only array of objects; arrays below an array of column names; an object of arrays of equal
+    length, one per column; an object whose member names, or their members' names, are times or row numbers.
     """
     if columns and not any(isinstance(envelope.get(name, []), dict | list) for name in columns):
         return None
@@ -118,10 +121,10 @@ def rows_within(envelope: dict[str, Any], columns: Sequence[str] = ()) -> list[A
 
 
 def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return the rows of an object by the names of its members; None if these tell none.
+    """Return the rows of an object whose member names are times or row numbers; None for any other object.
 
-    Such as {time: value, ...}; {time: {column: value, ...}, ...}; or {column: {time: value, ...}, ...}, as pandas
-    writes a table, with places from 0 in place of times where it has no index.
+    Forms: {time: value, ...}; {time: {column: value, ...}, ...}; {column: {time: value, ...}, ...}. pandas writes the
+    last form, with row numbers from 0 for a table without an index.
     """
     members = list(value.values())
     if value and all(isinstance(one, dict) for one in members):
@@ -136,7 +139,7 @@ def rows_of_names(value: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _turned(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | None:
-    """Return the rows of columns that have the same keys; None if they differ, or the keys are no times or places."""
+    """Transpose columns into rows; None if their keys differ, or are neither times nor row numbers."""
     keys = next(iter(columns.values())).keys()
     if not _are_keys(keys) or any(one.keys() != keys for one in columns.values()):
         return None
@@ -144,7 +147,7 @@ def _turned(columns: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]] | N
 
 
 def _are_keys(names: Collection[str]) -> bool:
-    """Tell if names are times, or places from 0."""
+    """Tell if names are times, or row numbers from 0."""
     if len(names) < FEWEST_MEMBERS:
         return False
     return all(map(_TIME.fullmatch, names)) or [*names] == [str(place) for place in range(len(names))]
@@ -155,9 +158,9 @@ def _is_nested(value: Any) -> bool:
 
 
 def _without_samples(text: str) -> Iterator[str]:
-    """Return a row for each sample of a series, as Prometheus and Graphite write them; any other row as it is.
+    """Yield a row for each sample of a Prometheus or Graphite series; any other row unchanged.
 
-    A series has one member that is an array of pairs: of a time and a value, in `datapoints` of a value and a time.
+    A series has one array of pairs: (time, value), or (value, time) where the array is named `datapoints`.
     """
     row = json.loads(text) if _TABLE.search(text) else None
     pairs = [name for name, one in row.items() if _are_pairs(one)] if isinstance(row, dict) else []
@@ -175,7 +178,7 @@ def _are_pairs(value: Any) -> bool:
 
 
 def described(value: dict[str, Any]) -> str:
-    """Return in words the members of an object that holds no rows."""
+    """Describe the members of an object without rows, for an error message."""
     words = []
     for name, member in list(value.items())[:8]:
         kind = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}.get(
@@ -186,7 +189,7 @@ def described(value: dict[str, Any]) -> str:
 
 
 class _Values:
-    """The values of a file one after another, those of its array or those at its top."""
+    """Iterator over the values of a file: the elements of its array, or its top-level values."""
 
     def __init__(self, file: BufferedIOBase, path: Path) -> None:
         self.file, self.path = file, path
@@ -236,7 +239,7 @@ class _Values:
             size *= 2
 
     def _mark(self) -> str:
-        """Return the next character that is no blank; empty at the end."""
+        """Return the next character that is not a blank; an empty text at the end."""
         while True:
             self.place = _BLANK.match(self.text, self.place).end()  # type: ignore[union-attr]
             if self.place < len(self.text) or self.ended:
@@ -276,14 +279,14 @@ def _has_scalars(value: dict[str, Any]) -> bool:
 
 
 def _parallel(value: dict[str, Any]) -> dict[str, list[Any]] | None:
-    """Return the members of an object that are arrays of equal length, two at least; None if there are none."""
+    """Return the members that are arrays of equal length; None if there are fewer than two."""
     arrays = {name: one for name, one in value.items() if isinstance(one, list) and one}
     flat = all(not isinstance(cell, dict | list) for one in arrays.values() for cell in one)
     return arrays if len(arrays) > 1 and flat and len({len(one) for one in arrays.values()}) == 1 else None
 
 
 def _named(names: list[str], row: list[Any]) -> dict[str, Any]:
-    """Return the cells of a row by the names of their columns."""
+    """Return a row's cells by column name."""
     if not isinstance(row, list) or len(row) != len(names):
         raise ValueError(f"a row is no array of {len(names):,} values, as many as there are columns")
     return dict(zip(names, row, strict=True))

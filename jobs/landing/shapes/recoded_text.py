@@ -1,4 +1,4 @@
-"""Read text in another encoding, or with carriage returns as line ends, as the bytes of UTF-8 with line feeds."""
+"""Convert text in another encoding, or with carriage returns as line ends, to UTF-8 bytes with line feeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _BLOCK = 1 << 20
 
 
 def recoded(stream: io.BufferedIOBase, encoding: str, by_cr: bool) -> io.BufferedReader:
-    """Return a stream of UTF-8 bytes over a stream of bytes in another encoding; it can be read forward only.
+    """Return a forward-only stream of UTF-8 bytes over a stream of bytes in another encoding.
 
     Args:
-        stream: at its beginning.
-        encoding: of its text.
+        stream: bytes at their beginning.
+        encoding: encoding of the text.
         by_cr: lines end with a carriage return alone.
     """
     return io.BufferedReader(_RecodedText(stream, encoding, by_cr), _BLOCK)
@@ -30,7 +30,7 @@ class _RecodedText(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a buffer with the next bytes, as far as there are some; return their number.
+        """Fill a buffer with the next bytes and return their number; 0 at the end.
 
         Raises:
             UnicodeDecodeError: the text is not in the encoding.

@@ -1,4 +1,4 @@
-"""Tell why a row of a CSV file has not as many fields as the header."""
+"""Explain why a CSV row has another number of fields than the header."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _QUOTE_IT = (
 
 
 def shape_cause(row: Mapping[str, Any]) -> str:
-    """Return the likely cause for which a rejected row has not as many fields as the header, and the remedy.
+    """Return the likely cause why a rejected row has another number of fields than the header, and the remedy.
 
-    row: members of its payload.
+    row: members of the row's payload.
     """
     line, said = (
         str(row.get(CORRUPT) or ""),
@@ -59,7 +59,7 @@ def shape_cause(row: Mapping[str, Any]) -> str:
 
 
 def _fields_of(line: str, count: int) -> tuple[str, list[str]]:
-    """Return the separator that gives a line so many fields, and these."""
+    """Return the separator that splits a line into `count` fields, and the fields."""
     for separator in (*SEPARATORS, BLANK):
         try:
             fields = next(csv.reader([line], delimiter=separator), [])

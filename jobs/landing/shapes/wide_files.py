@@ -1,4 +1,4 @@
-"""Turn the rows of a wide file, which has a column for each series, into rows of one measurement each."""
+"""Turn the rows of a wide file (one column per series) into long rows with one measurement each."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
 from jobs.specs.files import Files, Wide
 
 _YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
-"""How the World Bank, and R after it, call the column of a year."""
+"""Pattern of a year's column name as the World Bank and R write it."""
 
 
 HOUR_NAME = re.compile(r"(?:h|he|hr|hour)?[ _.]?([0-2]?[0-9])", re.IGNORECASE)
-"""How columns of the hours of a day are called: H1, HE01, Hour 1, 01."""
+"""Pattern of column names for the hours of a day: H1, HE01, Hour 1, 01."""
 
 
 class WideColumns(NamedTuple):
-    """Which columns of a file become rows.
+    """Columns of a wide file that become rows.
 
-    names, values  the columns that take their names and the values of their cells
+    names, values  names of the new columns for the old column names and for the cell values
     kept           the other columns that are wanted
-    listed         the columns that become rows; empty: all that are not kept, or those named by digits
-    by_digits      the columns that become rows have names that begin with a digit
+    listed         columns that become rows; empty: all columns that are not kept, or those named by digits
+    by_digits      only columns whose names begin with a digit become rows
     """
 
     names: str
@@ -39,23 +39,23 @@ class WideColumns(NamedTuple):
     by_digits: bool
 
     def of(self, columns: Sequence[str]) -> list[str]:
-        """Return those of a file's columns that become rows."""
+        """Return the columns of a file that become rows."""
         if self.listed:
             return list(self.listed)
         others = [name for name in columns if name not in (*self.kept, CORRUPT, FIELDS, BYTES)]
         return [name for name in others if name[:1].isdigit()] if self.by_digits else others
 
     def label(self, name: str) -> str:
-        """Return what a column's name becomes in a row: of a year its first day, of an hour its number, for times."""
+        """Return the label of a column in its rows: the first day of a year, the number of an hour, else the name."""
         year = _YEAR.fullmatch(name) if self.by_digits else None
         hour = HOUR_NAME.fullmatch(name) if self.by_digits else None
         return f"{year[1]}-01-01" if year is not None else hour[1] if hour is not None else name
 
 
 def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
-    """Return which columns of files become rows, where a spec says that some do.
+    """Return the columns that become rows by the spec's setting for files; None without such a setting.
 
-    columns: that the rows have.
+    columns: columns of the long rows.
     """
     wide = named.wide
     if wide is None:
@@ -65,16 +65,16 @@ def wide_columns(named: Files, columns: Sequence[str]) -> WideColumns | None:
 
 
 def wide_words(wide: Wide) -> str:
-    """Return in words what a row of a wide file becomes."""
+    """Describe in words how a row of a wide file is turned into long rows."""
     of = "time" if wide.key is None else "series"
     return f"a column for each {of}, each filled cell a row ({wide.names}: its column, {wide.measurement}: its value)"
 
 
 def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
-    """Return the names and types of the rows of a wide file.
+    """Return the schema of the long rows of a wide file.
 
     Raises:
-        UserError: the file lacks a column that becomes rows, or these have several types, or it is not wide.
+        UserError: the file lacks a column that becomes rows, these columns have several types, or it is not wide.
     """
     series = wide.of(schema.names)
     lacking = [name for name in series if name not in schema.names]
@@ -95,11 +95,11 @@ def long_schema(path: Path, schema: pa.Schema, wide: WideColumns) -> pa.Schema:
 
 
 def long_rows(source: Source, wide: WideColumns, columns: Sequence[str] | None) -> Source:
-    """Return a row for each filled cell of the columns that become rows, by row, then by column.
+    """Return a long row for each filled cell of the columns that become rows, ordered by row, then by column.
 
-    A row that is misshapen or not UTF-8 stays one row. An empty cell is no row.
+    A row that is misshapen or not UTF-8 stays one row. An empty cell makes no row.
 
-    columns: that are wanted; None: all.
+    columns: the wanted columns; None: all.
     """
     series = wide.of(list(source.columns))
     kinds = {source.columns[name].type for name in series}

@@ -1,4 +1,4 @@
-"""Check rows of files and tables in Spark's tasks, for the verbs that do not land them."""
+"""Check rows of files and tables in Spark tasks, for verbs that do not land them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def checked_files(
     """Return the rows of files: `_reason` and `_payload`, null where a row is accepted, and the spec's columns.
 
     Raises:
-        UserError: a file cannot be read; also where the frame is computed.
+        UserError: a file cannot be read; raised also when the frame is computed.
     """
     pieces = [(path, part) for path in files for part in reader_of(spec, path).pieces()]
     inputs = known_inputs()
@@ -54,10 +54,10 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
     """Return the rows of a table as `checked_files` does.
 
     Args:
-        rows: of the table.
+        rows: rows of the table.
         spec: the model.
-        key_types: of the key and id columns.
-        table: its name, for errors.
+        key_types: types of the key and id columns.
+        table: name of the table, for errors.
     """
     names = spec.file_names(spec.columns)
 
@@ -68,9 +68,9 @@ def checked_table(rows: DataFrame, spec: ModelSpec, key_types: KeyTypes, table: 
             source = Source(columns, batch.num_rows, landed=began)
             yield check_rows(spec, source, key_types, table)
 
-    # `mapInArrow` takes a point in a name for a field of a structure.
+    # `mapInArrow` reads a dot in a name as access to a struct field.
     numbered = [column.alias(f"c{place}") for place, column in enumerate(_columns(spec))]
-    # The time of a micro-batch stays when it is repeated.
+    # The timestamp of a micro-batch stays the same when it is repeated.
     return rows.select(*numbered, F.current_timestamp().alias(_BEGAN)).mapInArrow(
         check, _ddl(spec, key_types)
     )
@@ -81,9 +81,9 @@ def table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "")
 
     Args:
         spec: the model.
-        rows: of the table.
-        table: its name, for errors.
-        remedy: what to do where a column is missing.
+        rows: rows of the table.
+        table: name of the table, for errors.
+        remedy: advice for a missing column.
 
     Raises:
         UserError: a column is missing, or its type cannot hold the values that the spec expects.
@@ -99,7 +99,7 @@ def table_schema(spec: ModelSpec, rows: DataFrame, table: str, remedy: str = "")
 
 
 def _columns(spec: ModelSpec) -> list[Column]:
-    """Return the columns of a table that the spec is read from."""
+    """Return a table's columns that the spec reads."""
     return [F.col("`" + name.replace("`", "``") + "`") for name in spec.file_names(spec.columns)]
 
 

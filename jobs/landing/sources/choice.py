@@ -1,4 +1,4 @@
-"""Land the source that a spec names: a topic, several, a Delta table, or made-up rows."""
+"""Land the source of a spec: one or several topics, a Delta table, or made-up rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from jobs.specs.model_spec import ModelSpec
 def land_source(settings: Settings, spec: ModelSpec, seconds: float | None, lossy: bool) -> Report:
     """Land the source of a spec, until SIGTERM if `seconds` is given.
 
-    lossy: continue with what the source has now, where it has lost what has not landed, or was made anew.
+    lossy: if the source was recreated, or has lost data before it landed, continue with its present data.
 
     Raises:
-        UserError: the spec names no source, another process lands it, or it does not continue where it has landed.
+        UserError: the spec has no source, another process lands it, or it does not continue at its landed position.
     """
     source = spec.source
     if source is None:

@@ -1,10 +1,10 @@
-"""Land the micro-batches of a source in the measurements table: of a table, of several topics, or of one.
+"""Land the micro-batches of a source (a table, one or several topics) in the measurements table.
 
-Spark fixes the end of a micro-batch before it runs. Its tasks write the rows as they are read, as the processes do that
-read files (`jobs.landing.written_pieces`). The micro-batch commits first to quarantine, then to the
-measurements, each in the Delta transaction (query, micro-batch); so after a crash at any point, also between a commit
-and Spark's note of it, the next run repeats the micro-batch, which is idempotent. Each commit to the measurements
-records the place in the source up to which it has landed.
+Spark fixes the end of a micro-batch before it runs. Its tasks write rows while they read them, as the processes for
+files do (`jobs.landing.written_pieces`). The micro-batch commits first to quarantine, then to the measurements, each
+in the Delta transaction (query, micro-batch). After a crash at any point, also before Spark has recorded the
+micro-batch as done, the next run repeats the micro-batch, which is idempotent. Each commit to the measurements records
+the position in the source up to which rows have landed.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 _TRIES = 3
-"""How often a query is started that ends before it has landed anything, if a new one may go on."""
+"""Maximum starts of a query that fails before it lands any row, if its error allows a restart."""
 
 
 class Reader(ABC):
-    """A source as the landing needs it.
+    """Source that can land.
 
-    unit: what one of its rows is called in reports; restarts: names of errors after which a new query goes on.
+    unit: the word for one of its rows in reports; restarts: names of errors after which a new query can continue.
     """
 
     unit: str = "row"
@@ -59,45 +59,45 @@ class Reader(ABC):
     checkpoint: Checkpoint
 
     def is_empty(self) -> bool:
-        """Tell if there is nothing after the position, and no query can begin there yet."""
+        """Tell if the source has no data after the position yet, so that no query can begin there."""
         return False
 
     @abstractmethod
     def rows(self) -> DataFrame:
-        """Return the stream of checked rows (`_reason`, `_payload`, and what the other functions need).
+        """Return the stream of checked rows (`_reason`, `_payload`, and columns for the other methods).
 
         Raises:
-            UserError: the source does not continue where it has landed up to.
+            UserError: the source does not continue at its landed position.
         """
 
     @abstractmethod
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the place at the end of a micro-batch, before its rows are read."""
+        """Return the position at the end of a micro-batch, before its rows are read."""
 
     @abstractmethod
     def check(self) -> None:
-        """Check, once the rows of a micro-batch are read, that the source still is the one that it was before.
+        """Check, after the rows of a micro-batch are read, that the source is still the same.
 
         Raises:
-            UserError: it was made anew, or is gone.
+            UserError: the source was recreated or deleted.
         """
 
     @abstractmethod
     def placed(self, rows: DataFrame) -> DataFrame:
-        """Return checked rows with the columns that tell where they came from: `_origin`, `_source`, `_position`."""
+        """Return checked rows with the columns of their origin: `_origin`, `_source`, `_position`."""
 
     def explained(self, error: PySparkException) -> str:
         """Return why the query failed."""
         return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
-        """Return up to where the source has landed, for the report: words to add, and data."""
+        """Return the landed position for the report, as words and as data."""
         return "", {}
 
 
 @dataclass
 class SourceLanding:
-    """The `foreachBatch` function that lands checked rows, and counts of what it has landed."""
+    """`foreachBatch` function that lands checked rows, with counts of the landed rows."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -128,7 +128,7 @@ class SourceLanding:
 
 
 def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
-    """Let tasks write checked rows as files of both tables, which no commit names yet, and count them."""
+    """Write checked rows in Spark tasks as uncommitted files of both tables, and count the rows."""
     task, attempt = tables.task(), tables.attempt
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -138,16 +138,16 @@ def _write(rows: DataFrame, tables: LandingTables) -> list[WrittenRows]:
         written = write_rows(task._replace(name=name), batches)
         yield pa.RecordBatch.from_pydict({"written": [pickle.dumps(written)]})
 
-    # Of small micro-batches each partition would be a file.
+    # Without this, each partition of a small micro-batch would become a file.
     few = rows.coalesce(rows.sparkSession.sparkContext.defaultParallelism)
     return [pickle.loads(row["written"]) for row in few.mapInArrow(write, "written binary").collect()]
 
 
 def run(landing: SourceLanding, seconds: float | None, stop: threading.Event) -> None:
-    """Land what a source has; with `seconds`, repeat at that interval until `stop` is set.
+    """Land the available rows of a source; with `seconds`, repeat at that interval until `stop` is set.
 
     Raises:
-        UserError: the source does not continue where it has landed up to, or the query failed.
+        UserError: the source does not continue at its landed position, or the query failed.
     """
     spec, reader = landing.spec, landing.reader
     name = f"ingest {spec.name}"
@@ -178,13 +178,13 @@ def land(
     lossy: bool,
     opened: Callable[[Warehouse, ModelSpec, bool], tuple[Reader, str | None]],
 ) -> Report:
-    """Run the landing of a source as a command of its own, until SIGTERM if `seconds` is given.
+    """Run the landing of a source as a separate command, until SIGTERM if `seconds` is given.
 
-    lossy: continue with what the source has now.
-    opened: returns the reader of the source, and a sentence on what was given up before it, if anything was.
+    lossy: accept lost data, and continue with the source's present data.
+    opened: returns the reader of the source, and a sentence on skipped data, or None.
 
     Raises:
-        UserError: another process lands the model, or as of `run`.
+        UserError: another process lands the model, or see `run`.
     """
     assert spec.source is not None
     began, title = time.monotonic(), f"ingest {spec.name}"

@@ -1,8 +1,8 @@
-"""Make up rows for a model, to try it out (`source: {kind: rate}`): the same seed gives the same rows, whenever asked.
+"""Make up rows for a model, to try it out (`source: {kind: rate}`): the same seed always gives the same rows.
 
-Row n is a function of the seed and n alone: n picks the key in turn and the time, and Philox, a random generator that
-can begin at any number, the noise. So nothing is kept but the number of rows that have landed, which each commit to the
-measurements records: rows land once, and a landing that was killed goes on where it was.
+Row n is a function of only the seed and n: n determines the key (in turn) and the time; the Philox generator, which can
+begin at any number, determines the noise. So the only state is the number of landed rows, which each commit to the
+measurements records. Rows land once, and a landing that was killed continues at the same row.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 WAVE_ROWS = 200
-"""Rows of a key in one wave of its level."""
+"""Rows of a key per wave of its level."""
 
 
 class Made(NamedTuple):
-    """How many rows have landed, and since when (seconds since 1970) they come at the rate of the spec."""
+    """Number of landed rows, and the time (seconds since 1970) since which rows come at the spec's rate."""
 
     rows: int
     since: float
@@ -48,8 +48,8 @@ class Made(NamedTuple):
 def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table:
     """Return rows `first` to `stop` (excluded) with the spec's columns.
 
-    Each measurement is a wave of its key with a standard normal noise, rounded to what the filter can take; a control
-    is a wave too.
+    Each measurement is a wave of its key with standard normal noise, rounded to values that the filter accepts. A
+    control is a wave, too.
     """
     assert spec.source is not None
     rate = spec.source.rate
@@ -60,7 +60,7 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
     if begin is None:
         raise UserError(f"source.rate.begin: '{rate.begin}' is not a time; write it as 2024-01-01")
     columns: dict[str, pa.Array] = {}
-    for place, name in enumerate(spec.key):  # of several columns the first tells the keys apart
+    for place, name in enumerate(spec.key):  # only the first key column differs between keys
         value = key if place == 0 else np.zeros_like(key)
         texts = [f"{name}-{one}" for one in value.tolist()]
         columns[name] = arrow.integers(value) if types[name] == "bigint" else arrow.texts(texts)
@@ -82,10 +82,10 @@ def made_up(spec: ModelSpec, first: int, stop: int, types: KeyTypes) -> pa.Table
 
 
 def _noise(seed: int, number: NDArray[np.int64], m: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return standard normal and uniform numbers (m, N) that depend on the seed and each row's number alone."""
+    """Return standard normal and uniform numbers (m, N) that depend only on the seed and each row's number."""
     normal, uniform = np.empty((m, len(number))), np.empty((m, len(number)))
     for place in range(m):
-        # Philox makes four 64-bit numbers a step; three uniform ones a row are taken from a step of its own.
+        # Philox makes four 64-bit numbers per step. Each row has one step, and uses three of its numbers.
         counter = np.random.Philox(key=[seed, place], counter=[int(number[0]) if len(number) else 0, 0, 0, 0])
         raw = np.random.Generator(counter).random((len(number), 4))
         radius = np.sqrt(-2.0 * np.log1p(-raw[:, 0]))  # Box and Muller (1958)
@@ -94,7 +94,7 @@ def _noise(seed: int, number: NDArray[np.int64], m: int) -> tuple[NDArray[np.flo
 
 
 def _of_kind(spec: ModelSpec, place: int, wave: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return values that a filter can take: counts, zeros and ones, or codes for mixtures of these."""
+    """Round values to those that the filter accepts: counts, zeros and ones, or codes for such mixtures."""
     if spec.filter == "poisson_mixture":
         return np.maximum(np.rint(wave), 0.0)
     if spec.filter == "bernoulli_mixture":
@@ -144,7 +144,7 @@ def _land(
 
 
 def landed(warehouse: Tables, spec: ModelSpec) -> Made | None:
-    """Return what has landed of a spec's made-up rows; None before the first."""
+    """Return the progress of a spec's made-up rows; None before the first landing."""
     assert spec.source is not None
     seed = spec.source.rate.seed
     known = (one.detail.get("made_up") for one in warehouse.log_entries(measurements(spec.name)))

@@ -1,7 +1,7 @@
 """Land the rows of a user's Delta table (`source: {kind: delta}`), each once, as it grows.
 
-Rows are only ever added: the measurements that streams have counted cannot be taken back, so a commit that changes or
-removes rows of the table is refused.
+Rows can only be added: streams cannot undo measurements that they have counted. So a commit that changes or removes
+rows of the table is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _CHANGED_COLUMNS = ("DELTA_SCHEMA_CHANGED", "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE")
-"""Beginnings of Delta's names of errors about columns that were changed since a query was started."""
+"""Prefixes of Delta's error names for columns that have changed since a query started."""
 _FAILURES = (
     (
         ("DELTA_SOURCE_IGNORE_DELETE", "DELTA_SOURCE_TABLE_IGNORE_CHANGES"),
@@ -57,7 +57,7 @@ _FAILURES = (
         "files of its commits that have not landed are gone, as VACUUM removes them",
     ),
 )
-"""Delta's names of an error, and what it means."""
+"""Delta's error names, with their meaning."""
 
 
 _ANY_CHANGE = (
@@ -65,33 +65,33 @@ _ANY_CHANGE = (
     "streaming.unsafeReadOnIncompatibleSchemaChangesDuringStreamStart",
     "streaming.unsafeReadOnPartitionColumnChanges",
 )
-"""Settings of Delta with which a stream reads the columns that a table has now, whatever was renamed or dropped since.
+"""Delta settings with which a stream reads a table's present columns, after any renames and drops.
 
-Those of the spec are checked here, at each start; the others are not read. Rows that were written before a column got
-its name are read as the table itself shows them."""
+The columns of the spec are checked here at each start; other columns are not read. Rows from before a column was
+renamed are read under its present name, as in the table."""
 
 
 class TableReader(Reader):
-    """Reads a user's table from where it has landed up to."""
+    """Reader of a user's table from its landed position."""
 
     restarts: tuple[str, ...] = _CHANGED_COLUMNS
 
     def __init__(
         self, warehouse: Warehouse, spec: ModelSpec, table: UserTable, start: TableStart, types: KeyTypes
     ) -> None:
-        """Open the table at a position. types: of the key columns."""
+        """Open the table at a position. types: types of the key columns."""
         self._spec, self._table, self._start, self._types = spec, table, start, types
         self.checkpoint = Checkpoint(warehouse, start.checkpoint)
 
     def is_empty(self) -> bool:
-        """Tell if the version after the position, at which a new query begins, has not been written yet."""
+        """Tell if the version after the position does not exist yet: a new query begins at that version."""
         begins = self._start.after != NOTHING and self.checkpoint.last_planned() is None
         return begins and self._table.home.latest_version(self._table.name) <= self._start.after
 
     def rows(self) -> DataFrame:
-        """Return the rows after the position as a stream, checked."""
+        """Return the rows after the position as a stream of checked rows."""
         spec, types, path = self._spec, self._types, self._table.path
-        _schema(spec, self._table)  # which may have changed since the last query
+        _schema(spec, self._table)  # columns may have changed since the last query
         session = self._table.home.spark
         for name in _ANY_CHANGE:
             session.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
@@ -109,18 +109,18 @@ class TableReader(Reader):
         return self._start.detail(self._table.path)
 
     def check(self) -> None:
-        """Check that the table is the one that was read before."""
+        """Check that the table was not replaced since it was read."""
         table = self._table
         refuse_other(self._spec, table._replace(id=table.home.table_id(table.name)), self._start)
 
     def placed(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the table's name as their origin; the place of each is that of its micro-batch."""
+        """Return rows with the table's name as origin and the micro-batch's position as position."""
         start, source = self._start, F.lit(f"delta:{self._table.path}")
         place = {"table": self._table.path, "table_id": start.table_id, "version": start.version}
         return rows.withColumns({ORIGIN: source, SOURCE: source, POSITION: F.lit(json.dumps(place))})
 
     def explained(self, error: PySparkException) -> str:
-        """Return what is wrong with the table, in words, as far as Delta's error is known."""
+        """Explain a Delta error in words, if it is a known error."""
         text = str(error)
         for names, meaning in _FAILURES:
             if any(name in text for name in names):
@@ -129,11 +129,11 @@ class TableReader(Reader):
 
 
 def open_table_reader(warehouse: Warehouse, spec: ModelSpec, lossy: bool) -> tuple[Reader, str | None]:
-    """Return the reader of a table; lossy: begin after what it has now (`table_start.accept_loss`).
+    """Return the reader of a table; lossy: begin after its present rows (`table_start.accept_loss`).
 
     Raises:
-        UserError: there is no such table, it lacks a column or has an unusable one, or it does not continue where it
-            has landed up to.
+        UserError: the table does not exist, a column is missing or unusable, or the table does not continue at its
+            landed position.
     """
     table = open_table(warehouse, spec)
     types = prepare(warehouse, spec, key_types_of(spec.naming_columns, _schema(spec, table)))

@@ -1,7 +1,7 @@
-"""Where the landing of a user's Delta table begins: after what has landed, at its start, or after an accepted loss.
+"""Find the start of the landing of a user's Delta table: the landed position, its start, or after an accepted loss.
 
-A position is the table's id, the latest version of which rows have landed, and the id of that version's commit: a table
-that is made anew has another id, and one that is put back from a backup other commits under the same versions.
+A position is the table's id, the latest version with landed rows, and the id of that version's commit. A recreated
+table has another id. A table that was restored from a backup has other commits under the same versions.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import home_of
 
 NOTHING = -1
-"""In place of a version: nothing has landed yet, and the table's present rows come first."""
+"""Version before any landing: the table's present rows come first."""
 
 
 class UserTable(NamedTuple):
-    """A user's Delta table: its name in a spec, its warehouse and its name there, and its id."""
+    """A user's Delta table: its name in a spec, its warehouse, its name there, and its id."""
 
     path: str
     home: Warehouse
@@ -32,12 +32,12 @@ class UserTable(NamedTuple):
     id: str
 
     def commit(self, version: int) -> str | None:
-        """Return the id of a version's commit, or None if the log does not have it."""
+        """Return the commit id of a version, or None if the log does not have the version."""
         return None if version == NOTHING else commit_id(self.home, self.name, version)
 
 
 class TableStart(NamedTuple):
-    """Up to which version, of which commit, a table has landed; the checkpoint of the query that lands it.
+    """Landed position of a table: its version, commit id, and the checkpoint of the landing query.
 
     after: the version after which that query began, or `NOTHING`.
     """
@@ -49,15 +49,15 @@ class TableStart(NamedTuple):
     after: int
 
     def detail(self, path: str) -> dict[str, Any]:
-        """Return the metadata of a commit that has landed so far."""
+        """Return the commit metadata that record this position."""
         return {"source_table": path, **self._asdict()}
 
 
 def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
-    """Return the table that a spec names.
+    """Return the source table of a spec.
 
     Raises:
-        UserError: there is none, or it is a table of measurements that this would feed into itself.
+        UserError: the table does not exist, or is the model's measurements table.
     """
     assert spec.source is not None
     path = spec.source.table
@@ -72,10 +72,10 @@ def open_table(warehouse: Warehouse, spec: ModelSpec) -> UserTable:
 
 
 def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart:
-    """Return where the landing continues; the first one begins at `source.start`, and records it.
+    """Return the position where the landing continues; the first landing begins at `source.start` and records it.
 
     Raises:
-        UserError: the table does not continue where it has landed up to.
+        UserError: the table does not continue at the landed position.
     """
     found = _newest(warehouse, spec, table)
     if found is None:
@@ -93,10 +93,10 @@ def start_of(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableSt
 
 
 def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
-    """Refuse a table that is not the one of a position.
+    """Refuse a table that differs from the table of a position.
 
     Raises:
-        UserError: it was made anew, or put back from a backup.
+        UserError: the table was recreated, or restored from a backup.
     """
     if known.table_id != table.id:
         raise _refused(
@@ -116,10 +116,10 @@ def refuse_other(spec: ModelSpec, table: UserTable, known: TableStart) -> None:
 
 
 def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str | None:
-    """Begin the landing anew after the table's present version, or, of a table made anew, at `source.start`.
+    """Restart the landing after the table's present version, or at `source.start` for a recreated table.
 
     Returns:
-        A sentence that says what is left out; None before the first landing.
+        A sentence on the skipped rows; None before the first landing.
     """
     found = _newest(warehouse, spec, table)
     if found is None:
@@ -138,7 +138,7 @@ def accept_loss(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> str 
 
 
 def _left_out(table: UserTable, landed: int, begin: int) -> str:
-    """Return the sentence on the rows of the versions after `landed`, up to `begin`, that will not land."""
+    """Return the sentence on the skipped rows: those of versions after `landed`, up to `begin`."""
     rows, changed, unknown = 0, [], []
     log = table.home.files(f"{table.name}/_delta_log")
     for version in range(landed + 1, begin + 1):
@@ -165,7 +165,7 @@ def _left_out(table: UserTable, landed: int, begin: int) -> str:
 
 
 def _versions(numbers: list[int]) -> str:
-    """Return numbers of versions in words."""
+    """Return version numbers in words."""
     if len(numbers) == 1:
         return f"version {numbers[0]}"
     if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:
@@ -175,7 +175,7 @@ def _versions(numbers: list[int]) -> str:
 
 
 def way_out(spec: ModelSpec) -> str:
-    """Return the sentence that says how to continue with what a table has now."""
+    """Return the sentence on how to continue with the table's present rows."""
     return (
         f"Nothing was skipped, and nothing of it has landed. To continue after what the table has now: "
         f"`kalman-pipeline ingest --model {spec.name} --accept-loss`"
@@ -196,7 +196,7 @@ def _checkpoint(spec: ModelSpec, table: UserTable) -> str:
 
 
 def _newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableStart | None:
-    """Return where the last landing ended: that of this very table, else that of another one at its place."""
+    """Return the last landed position of this table, else of another table that was at its path."""
     known = [one.detail for one in warehouse.log_entries(measurements(spec.name))]
     for name, value in (("table_id", table.id), ("source_table", table.path)):
         found: Any = next((one for one in known if "source_table" in one and one.get(name) == value), None)
@@ -208,7 +208,7 @@ def _newest(warehouse: Warehouse, spec: ModelSpec, table: UserTable) -> TableSta
 def _record(
     warehouse: Warehouse, spec: ModelSpec, table: UserTable, version: int, checkpoint: str
 ) -> TableStart:
-    """Commit where the landing begins, without rows."""
+    """Commit the start position of the landing, without rows."""
     start = TableStart(table.id, version, table.commit(version), checkpoint, version)
     record_start(warehouse, spec, table.id, start.detail(table.path))
     return start

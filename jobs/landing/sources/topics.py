@@ -1,8 +1,8 @@
-"""Land topics in the measurements table: one, from which `pretrain` reads what the stream reads itself, or several.
+"""Land topics in the measurements table: one topic for `pretrain` (the stream reads it directly), or several.
 
-Several are named or given by a pattern, and the stream reads their rows from the table. A topic that appears later,
-because it now exists or is named, is read from its beginning. One that disappears, or is no longer named, may have had
-messages that have not landed, so it is told, and the landing ends until that is accepted.
+Several topics are listed or matched by a pattern, and the stream reads their rows from the table. A topic that appears
+later, because it now exists or is listed, is read from its beginning. A topic that disappears, or is no longer listed,
+may have had messages that have not landed. Then the landing stops with an error until the user accepts the loss.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class TopicsReader(Reader):
-    """Reads topics from where they have landed up to."""
+    """Reader of topics from their landed position."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TopicsReader(Reader):
         have: Mapping[str, Topic],
         types: KeyTypes,
     ) -> None:
-        """Open topics at a position. have: the topics as they are; types: of the key columns."""
+        """Open topics at a position. have: the topics as they are now; types: types of the key columns."""
         assert spec.source is not None
         self._warehouse, self._spec, self._source, self._types = warehouse, spec, spec.source, types
         self._start, self._next, self._have = start, start, have
@@ -71,7 +71,7 @@ class TopicsReader(Reader):
         return checked_messages(messages, self._spec, source, self._types, several=True)
 
     def reached(self, batch: int) -> dict[str, Any]:
-        """Return the position at the end of a micro-batch, with the ids of topics that are new."""
+        """Return the position at the end of a micro-batch, with the ids of new topics."""
         known, reached = self._start.topics, self.checkpoint.offset(batch)
         ids = {name: one.id for name, one in known.items()}
         new = reached.keys() - known.keys()
@@ -87,7 +87,7 @@ class TopicsReader(Reader):
         return self._next.detail(self._source)
 
     def check(self) -> None:
-        """Check that each topic is the one that was read before."""
+        """Check that no topic was recreated since it was read."""
         spark, topics, remedy = self._warehouse.spark, self._next.topics, way_out(self._spec)
         if self._source.streamed:
             with TopicWatch(spark, self._source.topic, topics[self._source.topic].id, remedy) as watch:
@@ -115,7 +115,7 @@ class TopicsReader(Reader):
         return rows.withColumns({ORIGIN: origin, SOURCE: source, TOPIC_ID: self._ids()})
 
     def explained(self, error: PySparkException) -> str:
-        """Return why the query failed: a topic that is gone, or has lost messages, or what Spark says."""
+        """Return why the query failed: a deleted topic, lost messages, or Spark's message."""
         try:
             refuse_gaps(self._spec, self._start, topics_of(self._warehouse.spark, self._source))
         except NoAnswer as silence:
@@ -125,7 +125,7 @@ class TopicsReader(Reader):
         return cause_of(error)
 
     def place(self) -> tuple[str, dict[str, Any]]:
-        """Return up to where one topic has landed; of several the report names the measurements' version alone."""
+        """Return the landed position of one topic; for several topics the report has only the measurements' version."""
         if not self._source.streamed:
             return "", {}
         topic = self._source.topic
@@ -144,11 +144,11 @@ class TopicsReader(Reader):
 def open_topics(
     warehouse: Warehouse, spec: ModelSpec, lossy: bool = False
 ) -> tuple[TopicsReader, str | None]:
-    """Return the reader of a source's topics; lossy: continue with what they have now (`topic_start.accept_loss`).
+    """Return the reader of a source's topics; lossy: continue with their present messages (`topic_start.accept_loss`).
 
     Raises:
-        UserError: a topic is gone or was made anew, messages that have not landed are gone, there is no topic, or the
-            brokers do not answer.
+        UserError: a topic was deleted or recreated, messages were deleted before they landed, there is no topic, or
+            the brokers do not answer.
     """
     source = spec.source
     assert source is not None
@@ -165,10 +165,10 @@ def open_topics(
 def land_present(
     warehouse: Warehouse, spec: ModelSpec, on_progress: Callable[[SourceLanding], None] = lambda landing: None
 ) -> None:
-    """Land what the topics have now, within another command.
+    """Land the messages that the topics have now, within another command.
 
     Raises:
-        UserError: as of `open_topics`.
+        UserError: see `open_topics`.
     """
     reader, _ = open_topics(warehouse, spec)
     run(SourceLanding(warehouse, spec, reader, on_progress), None, threading.Event())

@@ -1,1 +1,1 @@
-"""What the values of raw rows mean: numbers, keys, and what is missing."""
+"""Interpret the values of raw rows: numbers, times, keys and missing values."""

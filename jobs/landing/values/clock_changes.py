@@ -1,4 +1,4 @@
-"""Tell the hours apart that the clocks of a time zone repeat, and count the rows that meet a change of the clocks."""
+"""Resolve the two passes of an hour that clocks repeat, and count the rows at clock changes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _DAY, _SECOND = UNIT_US["day"], UNIT_US["second"]
 
 
 class Change(NamedTuple):
-    """A change of the clocks: its moment in microseconds UTC, and by how much they were put forward."""
+    """Clock change: its moment in microseconds UTC, and the step forward in microseconds (negative: back)."""
 
     at: int
     forward: int
 
 
 def changes_on(zone: tzinfo, days: Iterable[int]) -> list[Change]:
-    """Return the changes of clocks on some days, counted from 1970 in UTC, and on those before and after each."""
+    """Return the clock changes on days (counted from 1970 in UTC), and on the day before and after each."""
     around = sorted({day + one for day in days for one in (-1, 0, 1)})
     found = (_change_on(zone, day) for day in around)
     return [one for one in found if one is not None]
@@ -34,7 +34,7 @@ def changes_on(zone: tzinfo, days: Iterable[int]) -> list[Change]:
 
 @cache
 def _change_on(zone: tzinfo, day: int) -> Change | None:
-    """Return the change of clocks on a day of UTC, or None."""
+    """Return the clock change on a UTC day, or None."""
     low, high = day * _DAY, (day + 1) * _DAY
     if not (MIN_US + _DAY < low and high < MAX_US - _DAY):
         return None
@@ -48,13 +48,13 @@ def _change_on(zone: tzinfo, day: int) -> Change | None:
 
 
 def offset_us(zone: tzinfo, micros: int) -> int:
-    """Return by how many microseconds the clocks are ahead of UTC at a moment."""
+    """Return the offset of a zone from UTC at a moment, in microseconds."""
     offset = to_datetime(micros).replace(tzinfo=UTC).astimezone(zone).utcoffset() or timedelta(0)
     return offset // timedelta(microseconds=1)
 
 
 def repeats_between(zone: tzinfo, first: int, last: int) -> list[datetime]:
-    """Return when the clocks of a zone repeated an hour from the first to the last time, on the local clock."""
+    """Return the beginnings (local clock) of repeated hours of a zone between two times."""
     days = range(max(first, last - 20_000 * _DAY) // _DAY, last // _DAY + 1)
     found = [
         one for one in changes_on(zone, days) if one.forward < 0 and first <= one.at <= last - one.forward
@@ -63,13 +63,13 @@ def repeats_between(zone: tzinfo, first: int, last: int) -> list[datetime]:
 
 
 class ClockChanges(NamedTuple):
-    """How many rows met a change of the clocks.
+    """Numbers of rows at clock changes.
 
-    repeated rows of an hour that came twice
-    second   rows of the second pass of an hour that came twice
-    unclear  rows of such an hour, taken for the first pass, though their order fits neither one pass nor two
-    skipped  rows with a time that the clocks skipped
-    is_cut   rows of such an hour begin a part of a file, so that only the rows before it tell the pass
+    repeated rows in a repeated hour
+    second   rows in the second pass of a repeated hour
+    unclear  rows in a repeated hour whose order fits neither one pass nor two; they count as the first pass
+    skipped  rows with a local time that the clocks skipped
+    is_cut   a part of a file begins in a repeated hour, so only the rows before the part show the pass
     """
 
     repeated: int = 0
@@ -86,16 +86,16 @@ def settle(
     key: Ints,
     walls: Callable[[Ints], tuple[Ints, Bools]],
 ) -> tuple[Ints, ClockChanges]:
-    """Return times of which the second pass of a repeated hour is told from the first, and what was met.
+    """Return times with the second pass of repeated hours resolved, and the counts of clock changes.
 
-    Within a key rows come in the order of time. So a step back within a repeated hour begins its second pass.
+    The rows of a key are in the order of time. So a step back within a repeated hour begins the second pass.
 
     Args:
-        zone: of the times.
-        micros: (N,) microseconds UTC, in repeated hours those of the first pass.
-        known: (N,) which of them are times.
+        zone: time zone of the times.
+        micros: (N,) microseconds UTC, in repeated hours as of the first pass.
+        known: (N,) which values are times.
         key: (N,) codes of the keys.
-        walls: returns the local clock of some rows, and which of them have no offset of their own.
+        walls: returns the local clock of given rows, and which of these rows have no explicit offset.
     """
     if zone is UTC or not known.any():
         return micros, ClockChanges()
@@ -108,7 +108,7 @@ def settle(
         if not len(rows):
             continue
         if change.forward > 0:
-            # A skipped time was moved on by the gap: its own clock differs from the one after the change.
+            # A skipped time was moved forward by the gap: its clock differs from the clock after the change.
             moved = int((clock - micros[rows] != offset_us(zone, change.at)).sum())
             found = found._replace(skipped=found.skipped + moved)
             continue
@@ -128,7 +128,7 @@ def settle(
 def _by_key(
     rows: Ints, key: Ints, micros: Ints, known: Bools
 ) -> Iterator[tuple[Ints, int | None, int | None]]:
-    """Yield the rows of each key in the order of time, and the times of the key's rows just before and after them."""
+    """Yield each key's rows in the order of time, with the times of the key's neighbouring rows before and after."""
     near, has = np.zeros(len(key), bool), np.zeros(int(key.max()) + 1, bool)
     near[rows], has[key[rows]] = True, True
     wanted = np.flatnonzero(has[key] & known)
@@ -145,19 +145,19 @@ def _by_key(
 
 
 def _second_pass(times: Ints, before: int | None, after: int | None, length: int) -> tuple[Ints, bool]:
-    """Return which rows of a repeated hour are of its second pass, and whether that is unclear.
+    """Return which rows of a repeated hour are in the second pass, and whether that is unclear.
 
     Args:
-        times: of a key's rows in that hour, as those of the first pass.
-        before: the key's time before them.
-        after: the key's time after them.
-        length: of the hour.
+        times: times of a key's rows in that hour, as of the first pass.
+        before: the key's last time before these rows, or None.
+        after: the key's first time after these rows, or None.
+        length: length of the repeated hour in microseconds.
     """
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back) == 1:
         return np.arange(back[0] + 1, len(times)), False
     if len(times) == 2 and times[0] == times[1]:
-        # Rows by the hour have the same clock twice; other rows are copies.
+        # Hourly rows have the same clock time twice; other equal rows are copies.
         steps = (
             None if before is None else times[0] - before,
             None if after is None else after - times[0] - length,

@@ -1,4 +1,4 @@
-"""A file a key: the key column whose value is the name of the file (`key_from_name` of a spec)."""
+"""Add the key column whose value is the file's name (`key_from_name` of a spec): one file per key."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from jobs.specs.model_spec import ModelSpec
 
 
 def name_of(path: str | Path) -> str:
-    """Return a file's name without its folder and its ending, which may be two as in `.csv.gz`.
+    """Return a file's name without folder and ending, also without a double ending such as `.csv.gz`.
 
     Raises:
-        UserError: nothing is left.
+        UserError: no name is left.
     """
     name = Path(path).name
     bare = Path(name[:-3] if name.lower().endswith(".gz") else name).stem
@@ -27,7 +27,7 @@ def name_of(path: str | Path) -> str:
 
 
 def with_key(spec: ModelSpec, source: Source, path: str | Path) -> Source:
-    """Return a file's rows with the key from its name, where the model's spec has one."""
+    """Return a file's rows with the key from its name, if the spec has `key_from_name`."""
     name = spec.key_from_name
     if name is None:
         return source
@@ -35,7 +35,7 @@ def with_key(spec: ModelSpec, source: Source, path: str | Path) -> Source:
 
 
 def document_with_key(spec: ModelSpec, document: str, path: str | Path) -> str:
-    """Return a JSON object of a file as text, with the key from the file's name; any other text as it is."""
+    """Return the text of a JSON object with the key from the file's name added; any other text unchanged."""
     name = spec.key_from_name
     if name is None:
         return document
@@ -47,10 +47,10 @@ def document_with_key(spec: ModelSpec, document: str, path: str | Path) -> str:
 
 
 def schema_with_key(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.Schema:
-    """Return a file's schema with the key from its name, where the model's spec has one.
+    """Return a file's schema with the key from its name, if the spec has `key_from_name`.
 
     Raises:
-        UserError: the file has a column of that name itself.
+        UserError: the file already has a column of that name.
     """
     name = spec.key_from_name
     if name is None:
@@ -65,5 +65,5 @@ def schema_with_key(spec: ModelSpec, schema: pa.Schema, path: str | Path) -> pa.
 
 
 def salt_of(spec: ModelSpec, path: str | Path) -> bytes:
-    """Return what is hashed before a file's content: its name where that is a key, as two keys may have equal rows."""
+    """Return the bytes to hash before a file's content: its name if that is a key, as two keys may have equal rows."""
     return b"" if spec.key_from_name is None else f"{name_of(path)}\0".encode()

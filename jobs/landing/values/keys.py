@@ -1,4 +1,4 @@
-"""Number the keys and the ids of raw rows, and turn them into the types that the measurements table has."""
+"""Assign integer codes to the keys and ids of raw rows, and convert them to the measurements table's types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 NOT_WHOLE = "not a whole number"
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
-"""How a whole number is written: 007, +7 and -0 may name other systems than 7 and 0 do."""
+"""Pattern of a whole number: 007, +7 and -0 may name other systems than 7 and 0."""
 _INT64 = range(-(2**63), 2**63)
 
 _NO_KEYS = (
@@ -36,7 +36,7 @@ _NO_KEYS = (
 def codes_of_keys(
     spec: ModelSpec, source: Source, file: str, reason: NDArray[np.object_]
 ) -> tuple[Ints, int]:
-    """Return codes (N,) of the rows' keys from 0, and how many there are; reject rows without a key.
+    """Return codes (N,) from 0 of the rows' keys, and the number of keys; reject rows without a key.
 
     Raises:
         UserError: the type of a column cannot hold keys.
@@ -62,16 +62,16 @@ def codes_of_keys(
 
 
 def codes_of(column: pa.Array) -> Ints:
-    """Return codes (N,) from 0 of a column's values; a null is a value of its own."""
+    """Return codes (N,) from 0 of a column's values; null counts as a distinct value."""
     encoded = column.dictionary_encode()
     return arrow.to_numpy(encoded.indices, len(encoded.dictionary)).astype(np.int64)
 
 
 def join_codes(parts: Iterable[Ints]) -> Ints:
-    """Return codes (N,) from 0 that are equal where the codes (N,) of all parts, one at least, are equal."""
+    """Join one or more arrays of codes (N,): rows get the same code if all their parts are equal."""
     first, *others = parts
     for part in others:
-        # Codes are dense after every part, so that the product of the parts' sizes cannot overflow.
+        # Codes are made dense after every part, so that the product of the parts' sizes cannot overflow.
         first = np.unique(first * (int(part.max(initial=0)) + 1) + part, return_inverse=True)[1]
     return first.astype(np.int64, copy=False)
 
@@ -79,12 +79,12 @@ def join_codes(parts: Iterable[Ints]) -> Ints:
 def find_places(
     keys: Sequence[pa.Array], among: Sequence[pa.Array], size: int, known: int
 ) -> NDArray[np.int64]:
-    """Return the place (N,) of each key among K known ones, -1 where it is none of them.
+    """Return the index (N,) of each key among K known keys, -1 for an unknown key.
 
     Args:
-        keys: the texts of each key column, N values each.
-        among: the same of the known keys, K values each.
-        size: N. Without key columns all keys are one.
+        keys: texts of each key column, N values each.
+        among: texts of the known keys' columns, K values each.
+        size: N. Without key columns all rows have the same key.
         known: K.
     """
     both = [codes_of(pa.concat_arrays([a, b])) for a, b in zip(among, keys, strict=True)]
@@ -129,16 +129,16 @@ def typed_key(
     reason: NDArray[np.object_],
     missing: NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """Return a column of keys or ids in the table's type; a value that has no exact equivalent is rejected.
+    """Return a column of keys or ids in the table's type; reject a value without an exact equivalent.
 
-    A text is a whole number if it is written as that number is: two texts never become one key.
+    A text is a whole number only in that number's usual notation, so two texts never become one key.
 
     Args:
         what: the column's role and name, for reasons.
         column: N values.
         wanted: bigint or string.
         reason: (N,) why each row is rejected; updated in place.
-        missing: (N,) which values may be absent; None: none of them.
+        missing: (N,) which values may be absent; None: no value may be absent.
     """
     kind = column.type
     if wanted == "string":

@@ -1,4 +1,4 @@
-"""Find how the numbers of a table's columns are written, and read numbers that are written so."""
+"""Find how the columns of a table write their numbers, and read such numbers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ ABSENT = (
     ),
     *("#div/0!", "#value!", "#ref!", "#num!", "unavailable", "unknown", "no data", "nodata"),
 )
-"""Texts that many programs write for a missing number, in lower case."""
+"""Texts that many programs write for a missing number (lower case)."""
 NUMERIC = 0.9
-"""Share of a column's different texts that must be numbers."""
+"""Share of a column's distinct texts that must be numbers."""
 BLANKS = " \u00a0\u2007\u2009\u202f"
 PLAIN_NUMBER = r"[+-]?(?:[0-9]+(?:[.][0-9]*)?|[.][0-9]+)(?:[eE][+-]?[0-9]+)?"
 WORDS: tuple[dict[str, float], ...] = (
@@ -56,7 +56,7 @@ _CURRENCY = (
     f"[A-Z]{{0,3}}{_MONEY}|Rs[.]?|kr[.]?|R|"
     "USD|EUR|GBP|CHF|JPY|CNY|INR|AUD|CAD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|BRL|MXN|ZAR|KRW|TRY|RUB|SGD|HKD"
 )
-# A unit of letters touches its number only if it is a known one: 12a and 12b are more often names.
+# A unit of letters may touch its number only if the unit is known: 12a and 12b are more often names.
 _TOUCHING = (
     "[nu\u00b5\u03bcmcdhkKMGT]?(?:m|g|s|l|L|A|V|W|Wh|VA|VAr|Hz|Pa|J|N|B|b|t|F|H|K|Bq|Sv|lx|lm|bar|eV|cal|mol)[23\u00b2\u00b3]?|"
     "[KMGT]i?B|ha|h|hr|hrs|min|sec|d|C|F|psi|dB|dBm|dBA|ppm|ppb|rpm|kn|kt|kts|mph|kph|ft|mi|lb|lbs|oz|gal|in|yd|kr|zl|"
@@ -71,23 +71,23 @@ _TOKEN = re.compile(
     rf"(?P<open2>[(]?)(?P<core>{_CORE})(?P<close2>[)]?)(?P<after2>-?)[{BLANKS}]*(?P<unit>{_UNIT})?[{BLANKS}]*"
     rf"(?P<after>-?)(?P<close>[)]?)"
 )
-"""Any number that people write: a sign, a unit and marks on either side of digits."""
+"""Pattern of numbers as people write them: digits with a sign, a unit and marks on either side."""
 _MARKED = re.compile(rf"[+-]?{_CORE}[{BLANKS}]*(?P<mark>[*\u2020\u2021#!^~?]{{1,3}})")
-"""A number with a mark, such as that of a footnote."""
+"""Pattern of a number with a mark, such as a footnote mark."""
 _CONVENTIONS: tuple[tuple[str, str | None], ...] = (
     *((".", None), (",", None), (".", ","), (",", "."), (".", " "), (",", " "), (".", "'"), (",", "'")),
 )
-"""What precedes the fraction, and what stands between thousands: the simplest first."""
+"""Decimal mark and thousands separator, the simplest pair first."""
 _THREE = re.compile(r"[1-9][0-9]{0,2}[.,][0-9]{3}")
 _TRIED = 200
 _WORDS = 20
-"""A column of so few texts that are no plain numbers may be one of words."""
+"""Distinct texts, apart from plain numbers, up to which a column may be a column of words."""
 _FROM = 5_000
-"""From so many rows on, Arrow reads numbers faster than Python."""
+"""Number of rows from which Arrow reads numbers faster than Python."""
 
 
 class Token(NamedTuple):
-    """The parts of a number as people write it: digits with their marks, unit, and how it is made negative."""
+    """Parts of a written number: digits with their marks, the unit, and the notation of a negative number."""
 
     core: str
     unit: str
@@ -95,13 +95,13 @@ class Token(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """How the numbers of a table are written.
+    """Notation of the numbers of a table.
 
-    files   what a spec has to say of it, for all columns
-    notes   column name: what else its texts could mean, and the setting
-    refused column name: why its texts are no numbers of one kind
-    words   column name: the numbers that its words stand for
-    verbal  columns of words alone
+    files   settings that a spec needs, for all columns
+    notes   column name: another possible meaning of its texts, and the setting for it
+    refused column name: why its texts are not numbers of one kind
+    words   column name: its words, and the number that each stands for
+    verbal  columns that have only words
     """
 
     files: Files
@@ -111,7 +111,7 @@ class Writing(NamedTuple):
     verbal: frozenset[str]
 
     def added_to(self, written: Files, names: Collection[str] | None = None) -> Files:
-        """Return what a spec has to say of files: how they are `written` beside their numbers, and of these columns."""
+        """Add the settings for numbers, of all or the named columns, to the other settings `written`."""
         said = {
             name: getattr(self.files, name) for name in ("decimal", "thousands", "negative", "units", "words")
         }
@@ -124,10 +124,10 @@ class Writing(NamedTuple):
 
 
 class NumberReader:
-    """Reads a column's texts that are numbers, as a spec says that they are written."""
+    """Reader of numbers in texts, in the notation that a spec sets."""
 
     def __init__(self, files: Files, unit: str | None = None) -> None:
-        """Prepare to read numbers, with a unit or none beside them."""
+        """Prepare to read numbers, with or without a unit beside them."""
         self.unit = None if unit is None else _one_mu(unit)
         self.negative = files.negative
         self.decimal = files.decimal
@@ -141,7 +141,7 @@ class NumberReader:
         self._usual = f"^-?{digits}(?:{point}[0-9]+)?$"
 
     def __call__(self, text: str) -> str | None:
-        """Return a number as Python writes it, or None."""
+        """Return the number in Python's notation, or None."""
         text = text.strip(BLANKS).replace(_MINUS, "-")
         flips = False
         if self.negative == "parentheses" and (parts := re.fullmatch(r"([^()]*)\(([^()]+)\)([^()]*)", text)):
@@ -157,7 +157,7 @@ class NumberReader:
         return ("-" if flips else "") + self._bare(text)
 
     def read_usual(self, column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-        """Return a column's numbers (double) without Python, and which (N,) of its texts are plain enough for that."""
+        """Return a column's numbers (double) by Arrow alone, and which texts (N,) are plain enough for that."""
         pc = arrow.compute()
         if len(column) < _FROM:
             return pa.nulls(len(column), pa.float64()), np.zeros(len(column), bool)
@@ -168,7 +168,7 @@ class NumberReader:
                 pass
             else:
                 known = np.isfinite(arrow.to_numpy(read, 0.0))
-                if known.all():  # a text that is a finite number to Arrow is the same number here
+                if known.all():  # a finite number for Arrow is the same number here
                     return read, known
         fits = pc.match_substring_regex(column, self._usual)
         texts = pc.if_else(fits, column, pa.nulls(len(column), pa.string()))
@@ -194,12 +194,12 @@ class NumberReader:
 
 
 def _one_mu(text: str) -> str:
-    """Return a text in which the two characters for micro are one."""
+    """Return a text with one character for micro in place of the two that Unicode has."""
     return text.replace("\u00b5", "\u03bc")
 
 
 def token_of(text: str) -> Token | None:
-    """Return the parts of a number as people write it; None if a text is no number."""
+    """Return the parts of a written number; None if a text is not a number."""
     found = _TOKEN.fullmatch(text.strip(BLANKS).replace(_MINUS, "-"))
     if found is None:
         return None
@@ -217,7 +217,7 @@ def token_of(text: str) -> Token | None:
 
 
 def setting_of(text: str, files: Files, column: str) -> dict[str, Any] | None:
-    """Return the settings of `files` to change, so that a text of a column is a number; None if none are known."""
+    """Return the settings of `files` that make a column's text a number; None if no settings are known."""
     token = token_of(text)
     if token is None:
         if (marked := _MARKED.fullmatch(text)) is not None:
@@ -257,13 +257,13 @@ def setting_text(changed: Mapping[str, Any]) -> str:
 
 
 class _Column(NamedTuple):
-    """The different texts of a column that are numbers.
+    """Distinct texts of a column of numbers.
 
     cores     an example of each shape of digits and marks
-    units     how many have each unit; none has the empty one
-    words     texts that are no numbers
-    negatives how negative numbers are written
-    forms     conventions in which nearly all are numbers
+    units     count of each unit; the empty unit means no unit
+    words     texts that are not numbers
+    negatives notations of negative numbers
+    forms     conventions in which nearly all texts are numbers
     """
 
     name: str
@@ -275,16 +275,16 @@ class _Column(NamedTuple):
 
 
 _MOST_UNITS = 8
-"""Different units of one column at the most; a text with more is none of numbers."""
+"""Maximum units of a column of numbers; a column with more units is text."""
 
 
 def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separator: str = ",") -> Writing:
-    """Find how the numbers in a table's columns are written, over all their cells.
+    """Find how a table's columns write their numbers, from all cells.
 
     Args:
-        columns: of the table; those that are not text are left out.
+        columns: columns of the table; columns that are not text are ignored.
         missing: texts that mean a missing number.
-        separator: of the fields. Where 1,234 is all that there is, a semicolon says that its comma precedes a fraction.
+        separator: separator of the fields. If 1,234 is the only evidence, a semicolon shows a decimal comma.
     """
     absent = {text.casefold() for text in (*missing, *ABSENT)}
     texts = {name: column for name, column in columns.items() if pa.types.is_string(column.type)}
@@ -318,7 +318,7 @@ def find_writing(columns: Mapping[str, pa.Array], missing: Sequence[str], separa
 
 
 def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
-    """Return what a column of numbers holds, or None if it holds other texts."""
+    """Summarise a column of numbers; None if it holds other texts."""
     pc = arrow.compute()
     texts = pc.utf8_trim(column.drop_null().unique(), BLANKS)
     plain = arrow.to_numpy(pc.match_substring_regex(texts, f"^(?:{PLAIN_NUMBER})$"))
@@ -364,12 +364,12 @@ def _look_at(name: str, column: pa.Array, absent: set[str]) -> _Column | None:
 
 
 def _shape(core: str) -> str:
-    """Return digits and marks, with all digits alike but a 0 at the beginning."""
+    """Return the shape of a number: all its digits replaced by one, except a 0 at the beginning."""
     return core[:1] + re.sub("[0-9]", "1", core[1:]) if core.startswith("0") else re.sub("[0-9]", "1", core)
 
 
 def _choose(seen: Sequence[_Column], separator: str) -> tuple[tuple[str, str | None], dict[str, str]]:
-    """Return the convention in which most columns are numbers, and notes on columns that another one fits as well."""
+    """Return the convention in which most columns are numbers, and notes on columns that another also fits."""
     point, comma = (".", None), (",", None)
     preferred = list(_CONVENTIONS)
     if separator != ";":

@@ -1,4 +1,4 @@
-"""Read the numbers of raw rows: what is missing, what is a number, and what is neither."""
+"""Read the numbers of raw rows: decide if a value is missing, a number, or invalid."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NARROW = {pa.float32(): np.float32, pa.float16(): np.float16}
 
 
 class NumberRules(NamedTuple):
-    """What a spec says of numbers: how files write them, and which texts and numbers mean a missing one."""
+    """Rules of a spec for numbers: how files write them, and which texts and numbers mean a missing value."""
 
     files: Files
     texts: frozenset[str]
@@ -35,7 +35,7 @@ class NumberRules(NamedTuple):
 
 
 def rules_of(missing_values: Sequence[str], files: Files) -> NumberRules:
-    """Return the rules of a spec; a text of `missing_values` that is a number means it however it is written."""
+    """Return the rules of a spec; a number in `missing_values` matches every way to write it."""
     numbers: list[float] = []
     for text in (one.strip(BLANKS) for one in missing_values):
         written = NumberReader(files)(text) or (text if _PLAIN.fullmatch(text) else None)
@@ -53,14 +53,14 @@ def numbers_of(
     file: str,
     reason: NDArray[np.object_],
 ) -> Floats:
-    """Return the numbers (d, N) in columns, NaN where missing; rows with anything else are rejected.
+    """Return the numbers (d, N) in columns, NaN where missing; reject rows with any other value.
 
     Args:
-        names: of the columns.
-        what: their role, for reasons.
+        names: names of the d columns.
+        what: role of the columns, for reasons.
         source: N rows.
-        rules: of the spec.
-        file: names the rows in errors.
+        rules: rules of the spec.
+        file: name of the rows' file, for errors.
         reason: (N,) why each row is rejected; updated in place.
 
     Raises:
@@ -96,7 +96,7 @@ def _remedy(kind: pa.DataType) -> str:
 
 
 def _read_stored(column: pa.Array, rules: NumberRules) -> Floats:
-    """Return stored numbers or truth values (N,), NaN where missing."""
+    """Return stored numbers or booleans (N,), NaN where missing."""
     kind = column.type
     if pa.types.is_boolean(kind):
         of_true, of_false = (rules.files.words[word] for word in ("true", "false"))
@@ -106,13 +106,13 @@ def _read_stored(column: pa.Array, rules: NumberRules) -> Floats:
     narrow = _NARROW.get(kind, np.float64)
     with np.errstate(over="ignore"):
         missing = np.array([float(narrow(number)) for number in rules.numbers])
-    if pa.types.is_decimal(kind):  # of which Arrow makes a number that may be the next one
+    if pa.types.is_decimal(kind):  # Arrow's cast may return a neighbour of the nearest double
         missing = np.unique([np.nextafter(missing, -np.inf), missing, np.nextafter(missing, np.inf)])
     return _without(values, missing)
 
 
 def _without(values: Floats, missing: Sequence[float] | Floats) -> Floats:
-    """Return values (N,) with NaN in place of the missing ones."""
+    """Return values (N,) with NaN in place of missing values."""
     absent = np.isin(values, missing) if len(missing) else np.zeros(0, bool)
     return np.where(absent, np.nan, values) if absent.any() else values
 
@@ -120,7 +120,7 @@ def _without(values: Floats, missing: Sequence[float] | Floats) -> Floats:
 def _read_texts(
     column: pa.Array, rules: NumberRules, decimal: str, name: str
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the numbers (N,) of texts, NaN where missing, and whether each is one."""
+    """Return the numbers (N,) of texts, NaN where missing, and the state of each text."""
     files = rules.files
     thousands = None if files.thousands == decimal else files.thousands
     if (decimal, thousands) != (files.decimal, files.thousands):

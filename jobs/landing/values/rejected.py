@@ -1,4 +1,4 @@
-"""Tell why rows were rejected: a value, the likely cause, and the setting that mends it."""
+"""Explain why rows were rejected: a value, the likely cause, and the setting that mends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.landing.values.times import AFTER_LANDING, BEFORE_RANGE, now_us
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5
-"""Reasons that are told of, the most frequent ones."""
+"""Number of the most frequent reasons that are explained."""
 _SHOWN = 60
 _THREE = re.compile(r"(?<![0-9])[1-9][0-9]{0,2},[0-9]{3}(?![0-9])")
 _PLAIN = re.compile(r"[+-]?[0-9]+(?:[.][0-9]*)?")
@@ -34,9 +34,9 @@ def advice(
     """Return a sentence for each of the most frequent reasons.
 
     Args:
-        spec: of the model.
+        spec: the model.
         reasons: number of rejected rows by reason.
-        examples: the payload of a rejected row by reason.
+        examples: payload of one rejected row by reason.
         newest: time of the newest accepted row, in microseconds since 1970.
     """
     most = sorted(reasons, key=lambda reason: (-reasons[reason], reason))[:MOST]
@@ -44,7 +44,7 @@ def advice(
 
 
 def explained(spec: ModelSpec, reason: str, payload: str | None, newest: int | None = None) -> str:
-    """Return a reason with a value that has it, the likely cause and the setting that mends it.
+    """Return a reason with an example value, the likely cause and the setting that mends it.
 
     newest: time of the newest accepted row, in microseconds since 1970.
     """
@@ -66,7 +66,7 @@ def _row(payload: str | None) -> dict[str, Any]:
 
 
 def _value(spec: ModelSpec, reason: str, row: Mapping[str, Any], payload: str | None) -> str | None:
-    """Return the value for which a row was rejected; None where there is none."""
+    """Return the value that caused a row's rejection; None if no single value did."""
     kind, _, rest = reason.partition(" ")
     column = rest.partition(":")[0]
     if kind in ("key", "time", "measurement", "control", "id", "input"):
@@ -113,7 +113,7 @@ def _cause(spec: ModelSpec, reason: str, row: Mapping[str, Any], value: str | No
 
 
 def _not_whole(value: str) -> str:
-    """Return why a text is no key of a table of whole numbers, and what to do."""
+    """Explain why a text cannot be a key in a table of whole-number keys, and what to do."""
     table = "the measurements table has whole numbers in this column, from the first file that landed"
     try:
         number = int(float(value.strip()))
@@ -126,7 +126,7 @@ def _not_whole(value: str) -> str:
 
 
 def _no_time_together(spec: ModelSpec) -> str:
-    """Return what may be wrong with columns that make no time together, and the setting."""
+    """Explain why several columns may not make a time together, and name the setting."""
     parts = spec.time_parts
     names = " and ".join(parts.values())
     if "time" in parts:
@@ -145,7 +145,7 @@ def _no_time_together(spec: ModelSpec) -> str:
 
 
 def _no_number(spec: ModelSpec, value: str, column: str) -> str:
-    """Return what a text looks like that is no number as the spec reads it, and the setting that reads it."""
+    """Explain what a text looks like that the spec cannot read as a number, and name the setting for it."""
     listed = json.dumps([*spec.missing_values, value], ensure_ascii=False)
     if spec.files.decimal == "," and _PLAIN.fullmatch(value):
         return (
@@ -161,7 +161,7 @@ def _no_number(spec: ModelSpec, value: str, column: str) -> str:
 
 
 def _as_written(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
-    """Return how a number is written, and the settings that read it."""
+    """Describe the notation of a number, with the settings that read it."""
     setting = f"set {setting_text(changed)} in the spec"
     if value.count(",") == 1 and "." not in value and changed.get("decimal") == "," and _THREE.search(value):
         other = setting_text({**{k: v for k, v in changed.items() if k != "decimal"}, "thousands": ","})
@@ -182,7 +182,7 @@ def _as_written(spec: ModelSpec, value: str, changed: Mapping[str, Any]) -> str:
 
 
 def _no_time(spec: ModelSpec, value: str) -> str:
-    """Return why a text is no time in the spec's format, and which format it has."""
+    """Explain why a text is not a time in the spec's format, and which format fits."""
     if spec.time_format is not None and TimeParser(None, UTC)(value) is not None:
         return f"it is in ISO 8601; if all times are, take time_format: {json.dumps(spec.time_format)} out of the spec"
     readings = [one for one in readings_of(value) if one.form != spec.time_format]
@@ -212,7 +212,7 @@ def _no_time(spec: ModelSpec, value: str) -> str:
 
 
 def _out_of_range(spec: ModelSpec, reason: str, value: str, newest: int | None) -> str:
-    """Return how far a time lies out of the range of the spec, and the setting that lets it in."""
+    """Explain how far a time is outside the spec's range, and name the setting that admits it."""
     zone = zone_of(spec.time_zone)
     found = (TimeParser(form, zone)(value) for form in (spec.time_format, None))
     micros = next((one for one in found if one is not None), None)
@@ -244,7 +244,7 @@ def _span(micros: int) -> str:
 
 
 def clock_notes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
-    """Return what to tell of rows at changes of the clocks."""
+    """Return notes on rows at clock changes."""
     notes: list[str] = []
     if clocks.second:
         notes.append(
@@ -265,9 +265,9 @@ def clock_notes(spec: ModelSpec, clocks: ClockChanges) -> list[str]:
 
 
 def doubtful_epoch(spec: ModelSpec, first: int | None, last: int | None) -> str | None:
-    """Return a doubt about the unit of times (microseconds since 1970) that are numbers, or None.
+    """Return a doubt about the unit of numeric times (microseconds since 1970), or None.
 
-    A count of seconds that is read as milliseconds lies in January 1970.
+    Seconds that are read as milliseconds give times in January 1970.
     """
     count = count_of(spec.time_format)
     if count is None or count.is_years or first is None or last is None:
@@ -289,13 +289,13 @@ def repeated(
     span: tuple[int, int] | tuple[None, None] = (None, None),
     in_part: bool = False,
 ) -> str:
-    """Return the note about accepted rows that repeat key and time of another row of their file.
+    """Return the note about accepted rows that repeat key and time of another row in their file.
 
     Args:
-        spec: of the model.
-        rows: how many they are.
-        span: first and last time among which they are, in microseconds since 1970.
-        in_part: rows were compared within each part of a large file alone.
+        spec: the model.
+        rows: number of repeats.
+        span: first and last time of the accepted rows, in microseconds since 1970.
+        in_part: rows were compared only within each part of a large file.
     """
     first, last = span
     dates = [] if first is None or last is None else repeats_between(zone_of(spec.time_zone), first, last)

@@ -1,6 +1,6 @@
-"""Take the columns of a file, a message or a table as the columns of a spec.
+"""Map the columns of a file, a message or a table to the columns of a spec.
 
-This is the one place where the names of a file become those of the spec, and several columns become one time.
+Only this module renames a file's columns to the spec's names, and joins several columns into one time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from jobs.specs.model_spec import ModelSpec
 
 
 def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = None) -> Source:
-    """Return unparsed rows with the columns of the spec alone, by the spec's names.
+    """Return unparsed rows with only the columns of the spec, by the spec's names.
 
-    A column that the rows do not have is left out. The key from the file's name has the spec's name already.
+    A column that the rows lack is left out. The key from the file's name already has the spec's name.
 
     Args:
-        spec: with the names of the files' columns.
-        source: N rows with the files' names.
-        names: of the spec's columns to take; None: all that rows have.
+        spec: the model, with the names of the files' columns.
+        source: N rows with the files' column names.
+        names: spec columns to take; None: all columns that the rows have.
     """
     if not spec.files.names:
         return source
@@ -45,7 +45,7 @@ def take_columns(spec: ModelSpec, source: Source, names: Sequence[str] | None = 
 
 
 def spec_schema(spec: ModelSpec, schema: pa.Schema) -> pa.Schema:
-    """Return the types of a file's columns by the spec's names; the time that several make is left out."""
+    """Return the types of a file's columns by the spec's names, without a time that several columns make."""
     if not spec.files.names:
         return schema
     names = {name: spec.file_names([name])[0] for name in spec.columns if name != spec.key_from_name}

@@ -1,8 +1,7 @@
-"""Make one column of times from several: a date beside a time of day, or year, month, day and hour.
+"""Join several columns into one column of times: a date and a time of day, or year, month, day and hour.
 
-Each distinct value is read once, by the rules of `jobs.core.times`. Where each row has a time, the result is stored
-timestamps; else it is text: a time in ISO 8601, or the parts of a row that make no time, which no reader of times takes
-for one.
+Each distinct value is read once, by the rules of `jobs.core.times`. If each row has a time, the result is stored
+timestamps. Else it is texts: times in ISO 8601, and the raw parts of the other rows, which never parse as a time.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _CLOCK_DIRECTIVE = re.compile(r"%[HIMSfpzZ]")
 
 
 class _ClockValues(NamedTuple):
-    """N times of day, or parts of them.
+    """Times of day (N), or parts of them.
 
     micros (N,) microseconds
     valid  (N,) which values can be read
-    offset (N,) microseconds by which the clock is ahead of UTC
+    offset (N,) offset of the clock from UTC in microseconds
     zoned  (N,) which values have an offset
     """
 
@@ -40,14 +39,14 @@ class _ClockValues(NamedTuple):
 
 
 def combine_times(columns: Mapping[str, pa.Array], names: Mapping[str, str], form: str | None) -> pa.Array:
-    """Return N times as timestamps, or as text where some rows have parts that make no time.
+    """Return N times as timestamps; as texts if some rows have parts that are not a time.
 
     A row that lacks a part has no time. The hour 24 is the next day's 0:00.
 
     Args:
         columns: N values of each part of the time (`jobs.specs.column_names.TIME_PARTS`).
-        names: what the column of each part is called, for the text of a row that has no time.
-        form: `time_format` of the spec: of the date, or of date and time joined with a blank; None: any usual one.
+        names: column name of each part, for the text of a row without a time.
+        form: `time_format` of the spec: for the date, or for date and time joined by a blank; None: any usual format.
     """
     present = np.logical_and.reduce([_are_present(column) for column in columns.values()])
     if form is not None and _date_form(form) is None:
@@ -102,7 +101,7 @@ def _read_clock(column: pa.Array, part: str) -> _ClockValues:
 
 
 def _distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
-    """Return the distinct values as trimmed texts, and each row's place among them; "" stands for a missing value."""
+    """Return the distinct values as trimmed texts, and each row's index into them; "" stands for a missing value."""
     is_number = arrow.is_number(column.type)
     if pa.types.is_nested(column.type):
         column = arrow.texts(as_texts(column))
@@ -113,7 +112,7 @@ def _distinct_texts(column: pa.Array) -> tuple[list[str], Ints]:
 
 
 def as_texts(column: pa.Array) -> list[str]:
-    """Return values as texts; a whole number without a fraction, a missing value as ""."""
+    """Return values as texts: a whole number without a fraction, a missing value as ""."""
     write = digits_of if arrow.is_number(column.type) else str
     return ["" if value is None else write(value) for value in column.to_pylist()]
 
@@ -126,7 +125,7 @@ def _are_present(column: pa.Array) -> Bools:
 
 
 def _date_form(form: str) -> str | None:
-    """Return the format of the date in one of a date, a blank and a time of day; None if it is another one."""
+    """Return the date part of a format that has a date, a blank and a time of day; None for any other format."""
     found = _CLOCK_DIRECTIVE.search(form)
     if found is None:
         return form
@@ -138,7 +137,7 @@ def _date_form(form: str) -> str | None:
 def _read_rows(
     columns: Mapping[str, pa.Array], read: Callable[[dict[str, str]], int | None]
 ) -> tuple[Ints, Bools]:
-    """Read each distinct row of texts once; return the time (N,) of each row, and which rows are times."""
+    """Read each distinct row of texts once; return the time (N,) of each row, and which rows have a time."""
     rows: list[dict[str, str]] = [{}]
     which = np.zeros(len(next(iter(columns.values()))), np.int64)
     for part, column in columns.items():
@@ -150,7 +149,7 @@ def _read_rows(
 
 
 def _read_joined(columns: Mapping[str, pa.Array], form: str) -> tuple[Ints, Bools]:
-    """Return the times in a format that has date and time of day otherwise than side by side."""
+    """Return the times for a format that is not a date followed by a time of day."""
     parser, blank = TimeParser(form, UTC), " " if " " in form else ""
     return _read_rows(columns, lambda row: parser(blank.join(row.values())))
 

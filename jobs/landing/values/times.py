@@ -1,4 +1,4 @@
-"""Read a column of times: text, stored times, or counts of a unit."""
+"""Read a column of times: texts, stored timestamps, or counts of a unit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from jobs.specs.model_spec import ModelSpec
 
 _PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"
-"""Why a time that can be read is rejected."""
+"""Reasons to reject a time that can be read."""
 _AHEAD = timezone(timedelta(hours=1))
 _OF_UTC = "(?:Z| ?UTC| ?GMT)"
 ARROW_FROM = 5_000
-"""From so many rows on, Arrow parses times faster than Python."""
+"""Number of rows from which Arrow parses times faster than Python."""
 
 
 class Times(NamedTuple):
-    """A column of times (N,): microseconds since 1970 UTC, which values are times, which are missing.
+    """Column of times (N,): microseconds since 1970 UTC, masks of valid and of missing values.
 
-    clocks: how local times met changes of the clocks.
+    clocks: counts of local times at clock changes.
     """
 
     micros: Ints
@@ -42,10 +42,10 @@ class Times(NamedTuple):
 
 
 def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times:
-    """Return the times of a spec's time column; key (N,) are the codes of the rows' keys.
+    """Return the times of a spec's time column; key (N,): codes of the rows' keys.
 
     Raises:
-        UserError: as of `read_times`.
+        UserError: see `read_times`.
     """
     zone = zone_of(spec.time_zone)
     form = None if spec.time_parts else spec.time_format  # which `combine_times` has applied
@@ -59,14 +59,14 @@ def find_times(spec: ModelSpec, column: pa.Array, key: Ints, file: str) -> Times
     def walls(rows: Ints) -> tuple[Ints, Bools]:
         taken = column.take(arrow.integers(rows))
         here, ahead = (read_times(taken, form, one, "the time")[0] for one in (UTC, _AHEAD))
-        return here, here != ahead  # a time with an offset of its own is the same in every zone
+        return here, here != ahead  # a time with an explicit offset is the same in every zone
 
     micros, clocks = settle(zone, micros, known, key, walls)
     return Times(micros, known, missing, clocks)
 
 
 def after_landing(spec: ModelSpec, micros: Ints, landed: int | Ints | None) -> Bools:
-    """Return which times (N,) lie further after the landing than the spec allows; landed None: now."""
+    """Return which times (N,) are later than the spec allows, relative to the landing; landed None: now."""
     limit = spec.time_range.latest_us
     if limit is None:
         return np.zeros(len(micros), bool)
@@ -90,12 +90,12 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
 
     Args:
         column: N values.
-        time_format: as in a spec.
-        zone: of times without an offset.
-        what: names the column in errors.
+        time_format: format as in a spec.
+        zone: time zone of times without an offset.
+        what: name of the column, for errors.
 
     Raises:
-        UserError: the column's type cannot hold times, or holds numbers and the format is none of numbers.
+        UserError: the column's type cannot hold times, or holds numbers but the format is not for numbers.
     """
     kind = column.type
     if pa.types.is_string(kind):
@@ -119,7 +119,7 @@ def read_times(column: pa.Array, time_format: str | None, zone: tzinfo, what: st
 
 
 def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> tuple[Ints, Bools]:
-    """Parse times written as text. Of many, Arrow parses the plainest ones, with the same result as `TimeParser`."""
+    """Parse times in texts. In a long column Arrow parses the plainest, with the same result as `TimeParser`."""
     rest = np.ones(len(column), bool)
     micros, known = np.zeros(len(column), np.int64), np.zeros(len(column), bool)
     if time_format is None and len(column) >= ARROW_FROM:
@@ -147,7 +147,7 @@ def _written_times(column: pa.Array, time_format: str | None, zone: tzinfo) -> t
 
 
 def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
-    """Return stored timestamps or dates in microseconds, and which of them are within the years 1 to 9999."""
+    """Return stored timestamps or dates in microseconds, and which are within the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind):
         return _counted(arrow.to_numpy(column.cast(pa.int32())), Count(UNIT_US["day"]))
@@ -159,9 +159,9 @@ def _stored_times(column: pa.Array) -> tuple[Ints, Bools]:
 
 
 def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
-    """Return the times of numbers that count a unit, on the count's clock, and which of them are times."""
+    """Return the times of numbers that count a unit, on the count's clock, and which numbers are times."""
     first, last = ((end - count.origin) * count.parts for end in (MIN_US, MAX_US))
-    # Of unsigned numbers the limits are beyond their range or within it, but never wrap.
+    # For unsigned numbers the limits are beyond or within the type's range; they never wrap.
     known = (values <= last // count.micros) & (values >= -(-first // count.micros))
     numbers = np.where(known, values, 0)
     if values.dtype.kind != "f":
@@ -176,10 +176,10 @@ def _counted(values: NDArray[Any], count: Count) -> tuple[Ints, Bools]:
 def _written_numbers(
     column: pa.Array, time_format: str | None, zone: tzinfo, what: str
 ) -> tuple[Ints, Bools]:
-    """Parse numbers whose digits are a date, or decimal years, as the same text would be.
+    """Parse numbers whose digits are a date, or decimal years, in the same way as texts.
 
     Raises:
-        UserError: the time format is none of numbers.
+        UserError: the time format is not for numbers.
     """
     parser = TimeParser(time_format, zone)
     if not parser.reads_numbers:
@@ -192,23 +192,23 @@ def _written_numbers(
 
 
 def digits_of(value: Any) -> str:
-    """Return a number as the text of a file would have it, without the fraction of a whole one."""
+    """Return a number as the text that a file would have; a whole number has no fraction."""
     return str(int(value)) if math.isfinite(value) and value == int(value) else str(value)
 
 
 def spread(found: Sequence[int | None], which: Ints) -> tuple[Ints, Bools]:
-    """Return a number for each row, of those of its distinct values, and which rows have one.
+    """Spread the results of distinct values over the rows; return them (N,), and which rows have a result.
 
     Args:
-        found: of each distinct value; None: it has no number.
-        which: (N,) each row's place among them; a place after the last has no number.
+        found: result of each distinct value, or None.
+        which: (N,) index of each row's distinct value; an index after the last has no result.
     """
     micros = np.array([*(0 if value is None else value for value in found), 0], np.int64)
     return micros[which], np.array([*(value is not None for value in found), False])[which]
 
 
 def _from_local(micros: Ints, zone: tzinfo) -> Ints:
-    """Return local times as microseconds UTC, by the offset of the day, or of the time on days that have several."""
+    """Convert local times to microseconds UTC by the day's offset, or by each time's on days with a clock change."""
     day = UNIT_US["day"]
     days, places = np.unique(micros // day, return_inverse=True)
     starts = days * day
