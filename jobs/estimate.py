@@ -1,7 +1,7 @@
-"""Estimate every row of a table in batch: history's estimates, with the bits that the stream gives the same rows.
+"""Estimate every row of a table in batch, with the same bits as the stream's estimates of these rows.
 
-The rows of an interval of event time are replaced in the table, never doubled, in a few commits, each of some of the
-keys. A run that was killed is continued after its last commit (`jobs.history.table`).
+The rows of an interval of event time are replaced in the table, never doubled. The run makes a few commits, each for
+some of the keys. After a kill the next run continues after the last commit (`jobs.history.table`).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _report(spec: ModelSpec, result: Result, seconds: float) -> Report:
 
 
 def _left_out(spec: ModelSpec, result: Result) -> list[str]:
-    """Return which rows have no estimate, and what mends it."""
+    """Return sentences about the rows without an estimate, with the remedy."""
     from jobs.landing.values.rejected import advice
 
     counts, rejected = result.counts, result.rejected
@@ -163,7 +163,7 @@ def _left_out(spec: ModelSpec, result: Result) -> list[str]:
 
 
 def _start_line(result: Result) -> str:
-    """Return where parameters and states came from."""
+    """Return the sentence about the source of parameters and states."""
     manifest = result.start.manifest
     if manifest is None:
         parameters = "the spec's parameters"

@@ -1,7 +1,7 @@
 """Pretrain a model in batch: learn its parameters, filter every key to its latest state, commit a snapshot.
 
-The snapshot's id is a digest of everything that determines its content, so a retry gives the same snapshot and finds
-one that is committed. Nothing is visible before the manifest's commit.
+The snapshot's id is a digest of everything that determines its content, so a retry gives the same snapshot, or finds it
+committed. Nothing is visible before the manifest's commit.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run(
 
         found = snapshot_at(deployed, table, cut, window, progress, beside if estimates else None)
         if estimates and not results:
-            beside(found.manifest)  # the snapshot was there
+            beside(found.manifest)  # the snapshot already existed
         told = summary(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
@@ -254,7 +254,7 @@ def _input_lines(manifest: Manifest) -> list[str]:
 
 
 def _error(learned: Learned, name: str) -> str:
-    """Return a parameter's standard error in brackets, or nothing."""
+    """Return a parameter's standard error in brackets, or an empty text."""
     if learned.errors is None or name not in learned.errors:
         return ""
     error = json.dumps(_rounded(learned.errors[name], 3))
@@ -262,7 +262,7 @@ def _error(learned: Learned, name: str) -> str:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Return numbers with so many digits, None for those that are not finite."""
+    """Round numbers to so many digits; a number that is not finite becomes None."""
     if isinstance(value, dict):
         return {name: _rounded(item, digits) for name, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):

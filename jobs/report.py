@@ -1,7 +1,7 @@
 """Write a report as self-contained HTML: the health of a model, two of its generations compared, or an index of all.
 
-They are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and `reports/index.html`
-in the warehouse; the next report of the same name replaces them. No report starts Spark.
+The files are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and
+`reports/index.html` in the warehouse; the next report of the same name replaces them. No report starts Spark.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
     try:
         spec = load_spec(model, settings.models)
     except UserError:
-        spec = None  # the model may be without a spec by now, and its tables still be there
+        spec = None  # the spec may be gone while the tables remain
         if not is_model_name(model):
             raise
     name = model if spec is None else spec.name
@@ -154,7 +154,7 @@ def _comparison(
     history: bool,
     started: float,
 ) -> Report:
-    """Compare two generations; named: the new one, the old one, and the snapshot that the new one began from."""
+    """Compare two generations; named: the new and the old generation, and the snapshot at the start of the new one."""
     from jobs.specs.loading import load_spec
     from jobs.storage.warehouse import Tables
     from jobs.upgrades.comparison.decision import comparison_lines
@@ -197,7 +197,7 @@ def _comparison(
 
 
 def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
-    """Return what a report says of a generation's learned parameters, and these; nothing where it has none."""
+    """Return the source of a generation's learned parameters as text, and the parameters; empty without any."""
     from jobs.migration.parameters import value_text
     from jobs.snapshots.manifests import record
     from kalman.models.groups import GROUPS
@@ -216,10 +216,10 @@ def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, 
 def _pair_with_history(
     warehouse: Tables, model: str, run: str | None, against: str | None
 ) -> tuple[Generation, Generation]:
-    """Return a run over history as a generation, and the one to compare it with.
+    """Return a run over history as a generation, and the generation to compare it with.
 
     Raises:
-        UserError: there is no such run, or nothing is live.
+        UserError: the run does not exist, or no generation is live.
     """
     from jobs.history.table import runs_of
     from jobs.lineage import generations

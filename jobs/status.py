@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 _READERS = 16
-"""Models that are read at once."""
+"""Number of models that are read at once."""
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
@@ -70,7 +70,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
     catalog = Catalog(warehouse)
     if model is None:
         names = sorted({*names, *catalog.models})
-    with ThreadPoolExecutor(_READERS) as readers:  # a store answers many questions in the time of one
+    with ThreadPoolExecutor(_READERS) as readers:  # a store answers many requests in the time of one
         data = list(readers.map(partial(model_status, catalog, last_outcomes(warehouse)), names))
     advice = _advice(settings, catalog, names)
     problems = [] if after is None else alarms(data, after, datetime.now(UTC))
@@ -83,7 +83,7 @@ def _report(settings: Settings, warehouse: Tables, model: str | None, after: flo
 
 
 def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]:
-    """Return what was measured of these models says about their layout and retention."""
+    """Return advice on the layout and retention of these models, from their measurements."""
     from jobs.operations.advice import advise, measured
     from jobs.specs.loading import load_spec
 
@@ -93,7 +93,7 @@ def _advice(settings: Settings, catalog: Catalog, names: list[str]) -> list[str]
         try:
             spec = load_spec(name, settings.models)
         except UserError:
-            spec = None  # a warehouse has a status without its specs too
+            spec = None  # status also works without specs
         found += advise(measured(catalog, name, spec, cores), datetime.now(UTC))
     return found
 
@@ -150,7 +150,7 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
 
 
 def _position(lineage: dict[str, Any], newest: int | None) -> str:
-    """Return a generation's position, with the newest one where it is known."""
+    """Return a generation's position, and the newest position if it is known."""
     from jobs.storage.positions import KAFKA, describe
 
     if lineage["position"]["source"] == KAFKA:

@@ -1,8 +1,9 @@
 """Start or resume a model's stream, with at most one driver at a time.
 
-Without a live generation, one starts from the newest good snapshot, at its exact position. A live generation resumes
-from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at any
-moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible half-written.
+Without a live generation, a new one starts from the newest good snapshot, at its exact position. A live generation
+resumes from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at
+any moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible
+half-written.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _WANTED = {
 
 
 LONGEST = 500
-"""Characters of a field, a problem or a remedy in a message: they may quote what was given."""
+"""Maximum length of a field, a problem or a remedy in a message: they may quote the user's text."""
 
 
 def _cut(text: str) -> str:
