@@ -63,7 +63,7 @@ def run(
             raise UserError(
                 "--monitor exports the rules' states at their last micro-batch: leave out the others"
             )
-        _ = warehouse.spark  # reading the columns needs Spark
+        _ = warehouse.spark  # PySpark's columns need a session
         return _rules_report(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         source = named(warehouse, name, generation)

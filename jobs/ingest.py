@@ -173,7 +173,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
 def _all_rejected(
     spec: ModelSpec, one: Landed, explained: Callable[[ModelSpec, str, str | None], str]
 ) -> str:
-    """Return the sentence about a file of which every row was rejected."""
+    """Return the sentence about a file with only rejected rows."""
     first = max(one.reasons, key=lambda reason: one.reasons[reason])
     return (
         f"{one.path}: every row was rejected ({plural(sum(one.reasons.values()), 'row')}, now in quarantine), most for "

@@ -1,8 +1,8 @@
 """Find a model for files of measurements, and write its spec. No Spark.
 
 The command finds the columns' roles, the key, the usual step, gaps and repeats, and the period of a season. It fits a
-few structures on the first rows of a sample of keys and ranks them by the predictive log-likelihood of the other rows.
-It writes the best as a spec with comments, and filters the files with it. Details: `docs/choosing.md`.
+few structures on the first rows of a sample of keys. It ranks them by the predictive log-likelihood of the other rows,
+writes the best as a spec with comments, and filters the files with it. Details: `docs/choosing.md`.
 """
 
 from __future__ import annotations

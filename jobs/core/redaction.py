@@ -1,7 +1,8 @@
 """Keep secrets out of the output of commands and of the tracebacks that they save.
 
-Secrets are: the values of environment variables with a secret's name, registered values (the passwords in the file of
-Kafka's properties), and text that looks like a secret, as a wrongly named file may contain many.
+There are three kinds of secrets: values of environment variables with a secret's name, registered values (the passwords
+in the file of Kafka's properties), and text that looks like a secret. A file that was named by mistake may contain
+many.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def is_secret(name: str) -> bool:
 
 
 def register(name: str, value: str) -> None:
-    """Hide a setting's value from now on, and each quoted part of it, if its name is that of a secret."""
+    """Hide a setting's value from now on, and each quoted part of it, if the name stands for a secret."""
     if is_secret(name):
         parts = [value, *re.findall(r"""["']([^"']+)["']""", value)]
         _registered.update(part for part in parts if len(part) >= _SHORTEST)

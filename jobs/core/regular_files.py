@@ -105,7 +105,7 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
 def secret_file(path: Path, most: int) -> bytes:
     """Return the content of a file with secrets, as `read_regular` does; a link must not lead out of its folder.
 
-    So a link to another file that somebody else put in the place of the secret is not followed.
+    So nobody can replace the secret by a link to another file.
 
     Raises:
         UnfitFile: as in `read_regular`, or a link leads out of the folder.

@@ -302,7 +302,7 @@ def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
 
 
 def _wall_us(parts: _Parts) -> int | None:
-    """Return the microseconds from 1970 to a time on its own clock; None if the date or time does not exist."""
+    """Return the microseconds from 1970 to a time on its clock; None if the date or time does not exist."""
     epoch = parts.get("epoch")
     if epoch:
         return int(epoch) * 1_000_000 + _micros(parts)

@@ -140,8 +140,8 @@ def stream_conf(kafka: bool) -> dict[str, str]:
 def set_codegen_for(session: SparkSession, rows: int) -> None:
     """Let a session compile or interpret its next plans, whichever is faster for this number of rows.
 
-    Spark reuses compiled code while its text stays the same, so numbers that change from one micro-batch to the next
-    must not be literals in a plan.
+    Spark reuses compiled code while its text stays the same. So numbers that change between micro-batches must not be
+    literals in a plan.
     """
     for name, value in (compiled_conf() if rows >= COMPILED_FROM else interpreted_conf()).items():
         session.conf.set(name, value)

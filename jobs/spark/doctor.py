@@ -1,7 +1,7 @@
 """Check before installation that this machine has the Python and the Java that the pipeline needs.
 
 Run it as `python jobs/spark/doctor.py` with any Python from 3.6 on. It imports only the standard library and uses old
-syntax, so that a Python that is too old can run it and report the problem.
+syntax: a Python that is too old can run it and report the problem.
 """
 
 import os

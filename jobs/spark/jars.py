@@ -4,9 +4,13 @@
 not touched: an incomplete one makes Spark's own resolution fail.
 
 Jars that only some models need form optional sets, each in a subfolder. A set is fetched by its first use or by `python
--m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo, `yarn` a YARN
-cluster in one process for a test, `s3` the client of S3 with the project's classes (`jobs.spark.compiled`), `azure` and
-`google` are Hadoop's clients of those stores.
+-m jobs.spark.jars SET ...`:
+
+- `kafka`: Spark's connector.
+- `broker`: a Kafka broker for tests and the demo.
+- `yarn`: a YARN cluster in one process for a test.
+- `s3`: the client of S3 with the project's classes (`jobs.spark.compiled`).
+- `azure`, `google`: Hadoop's clients of those stores.
 
 `jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
 when a command starts.

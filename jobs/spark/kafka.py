@@ -221,9 +221,9 @@ def _ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | None]:
 class TopicWatch:
     """Repeated check that a topic still has a known id, with one open client.
 
-    Spark notices that a topic was made anew only if its offsets go backwards, not if the topic has grown past them by
-    the next micro-batch. An id never comes back. So if the topic still has the known id after a micro-batch was read,
-    the whole micro-batch came from the known topic.
+    Spark notices a topic that was made anew only if its offsets go backwards. It does not notice if the topic has grown
+    past them by the next micro-batch. An id never comes back. So if the topic still has the known id after a
+    micro-batch was read, the whole micro-batch came from the known topic.
     """
 
     def __init__(self, spark: SparkSession, name: str, known: str | None, way_out: str) -> None:

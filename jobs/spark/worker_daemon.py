@@ -1,7 +1,7 @@
 """A daemon for Spark's Python workers that has already loaded everything that the operators import.
 
 Spark forks its Python workers from a daemon. Spark's daemon loads next to nothing, so every new worker imports NumPy,
-pandas, Arrow and the filters, which takes longer than filtering a million rows (docs/decisions/0018). This daemon
+pandas, Arrow and the filters. That takes longer than filtering a million rows (docs/decisions/0018). This daemon
 imports them once, and its forks share them; otherwise it is Spark's daemon. `spark.python.daemon.module` selects it
 (`jobs.spark.conf`).
 """

@@ -1,8 +1,8 @@
 """Map the names of a file's columns to the plain names that tables and outputs have.
 
 A spec may name any column of a file. Spark and Delta allow fewer names, and treat `Temp` and `temp` as equal. So every
-other name gets a plain name, and `files.names` of the spec maps the plain name to the file's column, or to the columns
-that together make the time.
+other name gets a plain name. `files.names` of the spec maps the plain name to the file's column, or to the columns that
+together make the time.
 """
 
 from __future__ import annotations

@@ -655,8 +655,8 @@ class ModelSpec(Section):
     def stored_text(self) -> str:
         """Return the spec as JSON for a manifest, without the settings of landing that have their defaults.
 
-        Stored states do not depend on how files are read, and a driver of an earlier release refuses a manifest with
-        settings that it does not know.
+        Stored states do not depend on how files are read. A driver of an earlier release refuses a manifest with
+        unknown settings.
         """
         said = self.model_dump(include={"files", "time_range"}, exclude_defaults=True)
         landing = {"files": type(self.files), "time_range": type(self.time_range)}
@@ -683,8 +683,7 @@ class ModelSpec(Section):
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
 
     def _timing(self) -> dict[str, Any]:
-        """Return the options on time that determine the meaning of the state, without those that have their defaults.
-        """
+        """Return the options on time that determine the meaning of the state, without those at their defaults."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
         if self.duplicates is not None:
             parts["distinct"] = self.duplicates.meaning()

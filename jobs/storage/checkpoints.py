@@ -26,7 +26,7 @@ from jobs.storage.positions import (
 from jobs.storage.warehouse import Tables
 
 _SCHEMAS = "state/0/_stateSchema/default"
-"""Spark's file with the types of the state variables."""
+"""Spark's folder with the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
 
 

@@ -197,8 +197,8 @@ class _Part:
         self._bucket = ObjectFiles(folder) if self._folder is None else None
         self._file = self._open()
         self._ends: list[pq.FileMetaData] = []
-        # Numbers in estimates rarely repeat, nor do keys of neighboring rows: a dictionary would cost time and then be
-        # given up. Integers and times are close to their neighbors, or need few bits.
+        # Numbers in estimates rarely repeat, nor do keys of neighbouring rows: a dictionary would cost time and then be
+        # given up. Integers and times are close to their neighbours, or need few bits.
         repeat: Any = [field.name for field in schema if _is_text(field.type)]
         packed = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)}
         try:

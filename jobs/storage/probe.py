@@ -3,7 +3,8 @@ listing must show the object at once.
 
 Some stores that speak S3 ignore the condition of a put, or check it only before the write. Two drivers there would
 overwrite each other's commits, and rows would be lost silently. After a passed probe a note is written beside the
-tables, and later commands only read it. The note contains the store's address, as objects may be copied elsewhere.
+tables, and later commands only read it. The note contains the store's address, as another address may lead to the same
+objects.
 """
 
 from __future__ import annotations

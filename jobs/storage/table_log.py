@@ -339,7 +339,7 @@ class FileTable:
         return log
 
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
-        """Check the table and the files again: hours may have passed since `ready`, days in a frozen process."""
+        """Check the table and the files again: minutes may have passed, or days in a frozen process."""
         again = "run the command again, which writes its rows again"
         if self._asked is not None:
             why = self._refusal(log, self._asked)
