@@ -1,8 +1,8 @@
 """A verb as a command: the parameters of its `run` are its options, declared once, in the verb's file.
 
-`@command` makes a `Command` of a verb's `run`. Python calls it as a function; `kalman-pipeline VERB`, `python -m
-jobs.VERB` and `spark-submit jobs/VERB.py` call it with parsed options. The global options may stand before or after the
-verb. A report is printed; an error becomes one clear line and an exit code.
+`@command` makes a `Command` of a verb's `run`. Python calls it as a function; `kalman-pipeline VERB`,
+`python -m jobs.VERB` and `spark-submit jobs/VERB.py` call it with parsed options. The global options may stand before
+or after the verb. A report is printed; an error becomes one clear line and an exit code.
 """
 
 from __future__ import annotations

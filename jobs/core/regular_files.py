@@ -17,8 +17,8 @@ OF_SYSTEM = f"lies in {' or '.join(SYSTEM)}, which show the state of the system 
 
 
 class UnfitFile(Exception):
-    """A path to something other than a regular file, or to a file that is too large; the message completes `the file
-    ...`.
+    """A path to something other than a regular file, or to a file that is too large; the message completes
+    `the file ...`.
     """
 
 

@@ -3,8 +3,8 @@
 `python -m jobs.spark.jars` resolves them with PySpark's Ivy in a separate folder. The user's Ivy and Maven folders are
 not touched: an incomplete one makes Spark's own resolution fail.
 
-Jars that only some models need form optional sets, each in a subfolder. A set is fetched by its first use or by `python
--m jobs.spark.jars SET ...`:
+Jars that only some models need form optional sets, each in a subfolder. A set is fetched by its first use or by
+`python -m jobs.spark.jars SET ...`:
 
 - `kafka`: Spark's connector.
 - `broker`: a Kafka broker for tests and the demo.

@@ -166,7 +166,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     unchanged. Values of a wrong type are left to the spec's checks.
 
     Raises:
-        ValueError: in the form of the spec's own checks.
+        ValueError: the error of `problems.invalid`.
     """
     names = _Names(spec)
     result = dict(spec)

@@ -46,7 +46,7 @@ class Inputs(Section):
         """Check that the key columns belong to the model's key.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         if not key:
             remedy = "write the numbers into the entries, or name `key`"

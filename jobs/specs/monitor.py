@@ -268,7 +268,7 @@ class Monitor(Section):
         """Check that the columns of groups are columns of the model's rows.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         kinds = {
             **dict.fromkeys(readings.measurement, "measured"),
@@ -289,7 +289,7 @@ class Monitor(Section):
         """Check that the model has all named states.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
@@ -300,7 +300,7 @@ class Monitor(Section):
         """Check that the model's estimates have all named readings.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for place, one in enumerate(self.aggregates):
             readings.find(one.of, f"monitor.aggregates[{place}].of")

@@ -66,7 +66,7 @@ class SpecError(UserError):
 
 
 def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
-    """Return the exception with which a validator reports a problem, its remedy and its field within the section."""
+    """Return a validator's error with a problem, its remedy and its field within the section."""
     context = {"problem": problem, "remedy": remedy, "field": field}
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 

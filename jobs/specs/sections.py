@@ -330,7 +330,7 @@ class Stream(Section):
 
 
 def check_duration(text: str | None, field: str) -> None:
-    """Refuse text that is not a duration, in the form of the spec's own checks."""
+    """Refuse text that is not a duration, with an error of `problems.invalid`."""
     if text is not None:
         try:
             duration_us(text)

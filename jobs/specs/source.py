@@ -159,7 +159,7 @@ class Source(Section):
         """Check that names are key columns or, in `whole_keys`, columns of ids.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for field, names, known in (
             ("whole_keys", self.whole_keys, [*key, *ids]),

@@ -16,8 +16,8 @@ _compute: Any = pc
 Filter = Sequence[Sequence[tuple[str, str, Any]]]
 """Row filter in the form of `filters` of `pyarrow.parquet`: a row must meet all conditions of one of the lists.
 
-A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition except `not
-in`.
+A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition except
+`not in`.
 """
 _ROUNDED_US = 1000
 """Statistics of times are in whole milliseconds, which Delta in Java rounds down."""
