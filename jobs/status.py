@@ -42,7 +42,7 @@ def run(
     """Show models, snapshots, generations, positions, lag and the last error.
 
     Raises:
-        UserError: the model is unknown, or `alarm_after` is no duration.
+        UserError: the model is unknown, or `alarm_after` is not a duration.
     """
     from jobs.storage.warehouse import Tables
 

@@ -67,7 +67,7 @@ def run(
     """Start the model's stream from its newest snapshot, or resume it where it stopped.
 
     Raises:
-        UserError: no snapshot to start from, another driver, a state that means something else, rows that would have
+        UserError: no snapshot to start from, another driver, a state with another meaning, rows that would have
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock

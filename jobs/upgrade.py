@@ -69,7 +69,7 @@ def run(
 
     Raises:
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
-            predicts worse, or whose comparison cannot tell.
+            predicts worse, or a comparison that cannot decide.
     """
     from jobs.lineage import generations, live_table
     from jobs.lineage.model import DeployedModel

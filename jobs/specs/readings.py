@@ -48,9 +48,7 @@ class Readings(NamedTuple):
         """Return a reading by name.
 
         Raises:
-            ValueError: the reading does not exist, or the outputs leave it out; in the form of the spec's own checks,
-                about
-                `field`.
+            ValueError: the reading does not exist, or the outputs leave it out (`problems.invalid`, about `field`).
         """
         known = self.by_name
         if name not in known:

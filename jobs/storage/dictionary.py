@@ -413,7 +413,7 @@ def comments(table: str) -> Mapping[str, str]:
 
 
 def estimate_comments(states: Sequence[str], keys: Sequence[str], version: int) -> dict[str, str]:
-    """Return the further comments for the estimates of a model that name its states and keys, besides `comments`."""
+    """Return the comments of a model's estimates that name its states and keys; `comments` has the others."""
     order = ", ".join(f"{place} {name}" for place, name in enumerate(states, 1))
     of = f"(version {version}; of other versions: table live, column states)"
     named = {

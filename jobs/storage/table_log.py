@@ -47,8 +47,9 @@ NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_log
 """Properties of all commits: checkpoints are written separately here, so that their failure does not fail the commit.
 """
 _TRIES, _PAUSE_SECONDS, _LOCAL_SECONDS = 8, (0.1, 1.0), (0.0, 0.1)
-"""Attempts of a commit that others came before, and the random pause between them. The pause in a folder is shorter:
-there a lock orders the commits of our commands."""
+"""Maximum attempts of a commit if others come first, and the seconds of random pause between them. In a folder the
+pause is shorter, as a lock orders the commits of our commands.
+"""
 _LOOKS, _LOOK_SECONDS = 5, 0.3
 """Attempts to find a commit whose answer was lost, and the pause between them."""
 _COMMIT = "kalmanCommit"

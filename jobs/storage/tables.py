@@ -145,7 +145,7 @@ def run_name(model: str, version: int, digest: str) -> str:
 
 
 def is_run(generation: str) -> bool:
-    """Return whether a generation of estimates is a run over history; ids of a stream's generations are numbers."""
+    """Return whether a generation's name is that of a run over history; a stream's generation has only a number."""
     return _RUN in generation
 
 
