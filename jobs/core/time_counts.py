@@ -67,7 +67,7 @@ class Count(NamedTuple):
         return (-size if digits < 0 else size) + self.origin
 
     def of_us(self, micros: int) -> float:
-        """Return the number that represents a time in microseconds since 1970."""
+        """Return the number that represents a time in microseconds since 1970; a year only approximately."""
         if self.is_years:
             return 1970.0 + micros / (365.2425 * _DAY)
         return (micros - self.origin) * self.parts / self.micros

@@ -42,7 +42,7 @@ class ForecastSkill(Section):
 
     @property
     def snapshot(self) -> str | None:
-        """Return the snapshot whose parameters the forecasts use; None: the snapshot that each generation started from."""
+        """Return the snapshot with the forecasts' parameters; None: the snapshot that each generation started from."""
         return self._snapshot
 
     def with_snapshot(self, snapshot: str | None) -> Self:
