@@ -2,5 +2,5 @@
 
 import os
 
-# In KiB. Arrow's allocator reserves 1 GB at once, within which the system would not limit it (jobs.landing.bounds).
+# In KiB. By default Arrow's allocator reserves 1 GB at once, which would defeat memory limits (jobs.landing.bounds).
 os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")

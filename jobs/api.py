@@ -1,7 +1,7 @@
-"""What notebooks and other programs import: a Spark session, the warehouse, model specs and the estimates.
+"""The public interface for notebooks and other programs: a Spark session, the warehouse, model specs and the estimates.
 
-Everything listed here keeps its name and meaning from release to release; other modules of `jobs` may change. The
-numerics are `kalman`; pictures are drawn by `jobs.offline.plots`, which needs matplotlib.
+Every name listed here keeps its meaning from release to release; other modules of `jobs` may change. The numerics are
+in `kalman`; `jobs.offline.plots` draws pictures and needs matplotlib.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The command `kalman-pipeline`: its verbs, in the order of a model's life.
 
-Each verb's options, run and report are in `jobs/VERB.py`. Importing a verb imports nothing heavy, so `--help` and a
-mistyped option answer at once.
+The options, run and report of a verb are in `jobs/VERB.py`. The import of a verb loads no heavy module, so `--help` and
+a mistyped option answer at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Compare models of the same measurements by how well they predict rows that they were not fitted on.
+"""Compare models of the same measurements by their predictions of held-out rows.
 
-Of each sampled key every model learns, as its spec's `learn` says, from the first part of the rows, and predicts the
-others one by one. The rows are those that have landed for the first model, or those of files. No Spark.
+For each sampled key every model learns from the first part of the rows, as its spec's `learn` says. Then it predicts
+the other rows one by one. The rows are the landed rows of the first model, or the rows of files. No Spark.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Show how files are read: the first rows as written and as understood, and what is assumed of each column. No Spark.
+"""Show how files are read: the first rows as written and as parsed, and the role of each column. No Spark.
 
-Without a model the columns are found as `init` finds them; with one they are read as its spec says.
+Without a model the columns are found as `init` finds them; with a model they are read by its spec.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _data(found: Description) -> dict[str, Any]:
 
 
 def _tables(found: Description) -> list[Any]:
-    """Return the rows as written, as understood, and the readings of the columns."""
+    """Return three tables: the rows as written, the rows as parsed, and the roles of the columns."""
     tables = [_table("as written", found.written)]
     if found.understood:
         tables.append(_table("as understood, times in UTC", found.understood))
@@ -81,7 +81,7 @@ def _tables(found: Description) -> list[Any]:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Any:
-    """Return rows as a table with all their columns; a missing value is a blank."""
+    """Return rows as a table with all columns; a missing value is blank."""
     from rich import box
     from rich.table import Table
 

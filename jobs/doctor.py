@@ -1,4 +1,4 @@
-"""Check what the pipeline needs of this machine and of the warehouse's store, before anything relies on it."""
+"""Check the requirements of the pipeline on this machine and on the warehouse's store, before first use."""
 
 from __future__ import annotations
 

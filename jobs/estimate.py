@@ -1,4 +1,4 @@
-"""Estimate every row of a table in batch: history's estimates, with the bits that the stream gives the same rows.
+"""Estimate every row of a table in batch, with the same bits as the stream's estimates of these rows.
 
 The rows of an interval of event time are replaced in the table, never doubled, in a few commits, each of some of the
 keys. A run that was killed is continued after its last commit (`jobs.batch.history_table`).

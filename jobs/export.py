@@ -1,8 +1,8 @@
 """Export a stream's state at the end of a micro-batch to a snapshot, without disturbing the stream.
 
 Spark's state reader reads the state of a committed micro-batch from the checkpoint, so the stream may keep running, in
-this process or another. The snapshot has the position of the micro-batch's end and the format of a pretrained one. The
-same micro-batch gives the same snapshot; a crash leaves nothing visible.
+this process or another. The snapshot has the position at the micro-batch's end and the format of a pretrained snapshot.
+The same micro-batch gives the same snapshot; a crash leaves nothing visible.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run(
             raise UserError(
                 "--monitor exports the rules' states at their last micro-batch: leave out the others"
             )
-        _ = warehouse.spark  # which columns need
+        _ = warehouse.spark  # PySpark's columns need a session
         return _rules_report(warehouse, spec, time.monotonic() - started)
     with Progress(f"export {name}", None, quiet=settings.quiet) as progress:
         source = named(warehouse, name, generation)

@@ -1,8 +1,7 @@
-"""Filter a file without Spark, to try a model out, with the same step function as in batch and stream.
+"""Filter a file without Spark, to try a model out, with the step function of batch and stream.
 
-The command writes one row for each input row, in input order: its key and time unchanged, mean, covariance,
-log-likelihood, NIS and flag, and what the spec's `outputs` ask for; with --smooth also the state given all rows of its
-key.
+The command writes one row for each input row, in input order: key and time unchanged, mean, covariance, log-likelihood,
+NIS and flag, and the columns of the spec's `outputs`; with --smooth also the state given all rows of the key.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def run(
     estimates = filter_rows(spec, rows, smooth, prior)
     written = {name: source.columns[name] for name in (*spec.key, spec.time)}
     if target.suffix.lower() == ".parquet" and files[0].suffix.lower() not in (".parquet", ".orc"):
-        # A CSV file, JSON or text, has times as text only; Parquet has a type for them.
+        # CSV, JSON and text files store times as text; Parquet has a type for them.
         written[spec.time] = arrow.times(rows.time, estimates.applied)
     write(target, spec, written, estimates)
     told += _faults(spec, source, rows, estimates)

@@ -1,9 +1,9 @@
 """Forecast the state and the measurements of keys, some steps ahead, until a given time, or at the spec's horizons.
 
-From what is live: the state of the running stream after its last micro-batch, or of a snapshot, for all keys or some,
-on Spark into a table; or, from a snapshot, without Spark into a file. From the rows of a file (`--input`), without
-Spark: these are filtered as by `filter`, and each key is forecast from its newest row. One row for each key and future
-time.
+A forecast starts from the state of the running stream after its last micro-batch, or from a snapshot, for all keys or
+some. It runs on Spark and writes a table; from a snapshot it can also run without Spark and write a file. With a file
+of rows (`--input`) the command filters the rows as `filter` does, without Spark, and forecasts each key from its newest
+row. The result has one row for each key and future time.
 """
 
 from __future__ import annotations

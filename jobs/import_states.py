@@ -1,7 +1,7 @@
-"""Turn a table of states, made by another system or by hand, into a snapshot that a stream or an upgrade starts from.
+"""Turn a table of states, made by another system or by hand, into a snapshot from which a stream or upgrade starts.
 
-Each key's state is checked as in a migration; a key with an invalid one is left out and put into quarantine. The same
-table gives the same snapshot; a killed run leaves nothing visible.
+Each key's state is checked as in a migration; a key with an invalid state is left out and quarantined. The same table
+gives the same snapshot; a killed run leaves nothing visible.
 """
 
 from __future__ import annotations

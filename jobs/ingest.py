@@ -106,7 +106,7 @@ def _land_files(settings: Settings, spec: ModelSpec, input: list[str], changed: 
         Progress(f"ingest {spec.name}", len(files), settings.quiet, "file") as progress,
     ):
         if needs_workers(size, len(files)):
-            workers.start()  # while the files are checked
+            workers.start()  # start while the files are checked
         progress.note(f"checking {megabytes(size)}")
         landing = FileLanding(Tables(settings.warehouse), spec, changed, history, workers)
         for some in land_all(landing, files, on_read=BytesRead(progress, size)):
@@ -172,7 +172,7 @@ def _report(spec: ModelSpec, landed: list[Landed], history: bool, written: list[
 def _all_rejected(
     spec: ModelSpec, one: Landed, explained: Callable[[ModelSpec, str, str | None], str]
 ) -> str:
-    """Return the sentence about a file without an accepted row."""
+    """Return the sentence about a file with only rejected rows."""
     first = max(one.reasons, key=lambda reason: one.reasons[reason])
     return (
         f"{one.path}: every row was rejected ({plural(sum(one.reasons.values()), 'row')}, now in quarantine), most for "

@@ -1,8 +1,8 @@
 """Find a model for files of measurements, and write its spec. No Spark.
 
-The command finds the columns' roles, the key, the usual step, gaps and repeats, and the period of a season; fits a few
-structures on the first rows of a sample of keys; ranks them by the predictive log-likelihood of the other rows; writes
-the best as a spec with comments; and filters the files with it. `docs/choosing.md` says how.
+The command finds the columns' roles, the key, the usual step, gaps and repeats, and the period of a season. It fits a
+few structures on the first rows of a sample of keys. It ranks them by the predictive log-likelihood of the other rows,
+writes the best as a spec with comments, and filters the files with it. Details: `docs/choosing.md`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jobs.choosing.model_finding import Found
 
 QUICK = (8, 300)
-"""Sampled keys and rows of each with --quick."""
+"""Number of sampled keys, and of rows for each key, with --quick."""
 
 
 @command
@@ -120,7 +120,7 @@ def run(
         time, time_format, time_zone, key or [], key_from_name, measurement or [], structure, *sample, no_key
     )
     found = find(input, wishes)
-    path.parent.mkdir(parents=True, exist_ok=True)  # the folder of models, before the first one
+    path.parent.mkdir(parents=True, exist_ok=True)  # the first model also makes the folder of models
     spec = write_spec(path, spec_text(model, input, found), force)
     drawn, note = (
         (None, None) if no_picture else _draw(Path(picture or path.with_suffix(".png")), spec.name, found)
@@ -131,7 +131,7 @@ def run(
 
 
 def _draw(path: Path, name: str, found: Found) -> tuple[Path | None, str | None]:
-    """Return the picture's path, or why there is none."""
+    """Return the picture's path, or the reason why there is none."""
     start = perf_counter()
     try:
         from jobs.choosing.picture import draw
@@ -208,7 +208,7 @@ def _structures(found: Found) -> list[str]:
 
 
 def _fitted(found: Found) -> list[str]:
-    """Return the NIS: of one key that of the spec; of several also with each key's own numbers."""
+    """Return the NIS: of a single key by the spec; of several keys also by each key's own numbers."""
     keys = f"all {plural(found.keys.count, 'key')}"
     own, of_spec = (
         "unknown" if one is None else f"{one:.3f}" for one in (found.filtered.ratio, found.filtered.of_spec)

@@ -74,7 +74,7 @@ def run(
 
 
 def _key_types(warehouse: Tables, spec: ModelSpec, by: list[str], file: str) -> dict[str, str]:
-    """Return the types of the key columns: those of the measurements table if it exists, else those of the file."""
+    """Return the types of the key columns: of the measurements table if it exists, else of the file."""
     from jobs.landing.file_rows import columns_of, files_of
     from jobs.landing.reading import ALWAYS_READ
     from jobs.landing.values.keys import key_types_of

@@ -1,4 +1,4 @@
-"""The deprecated name of `jobs.spark.jars`, for one release."""
+"""Deprecated alias of `jobs.spark.jars`, kept for one release."""
 
 from __future__ import annotations
 

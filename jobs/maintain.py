@@ -1,11 +1,11 @@
-"""Remove what nothing needs any more, and compact and vacuum the tables.
+"""Remove data that nothing needs any more, and compact and vacuum the tables.
 
 `jobs.insight.retention_plan` decides what is removed. Every step is a commit, or finds by itself what is left to do:
 killed between any two steps, a retry converges to the same end. A generation or snapshot is first marked as removed, in
 one commit, and only then its checkpoint and report, or its rows, are removed; so nothing reads a half removed one.
 
 The measurements are not touched. Their versions are the positions of streams, snapshots and backfills, so every version
-must stay readable, which OPTIMIZE with VACUUM would end.
+must stay readable. OPTIMIZE with VACUUM would break that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Monitor a model's live estimates: windows over event time, and rules over each key's readings that raise alerts.
 
-Two queries over the estimates table, each with its own checkpoint. Each writes in Delta transactions (query,
-micro-batch), so that a restart after a crash is idempotent.
+The verb runs two queries over the estimates table, each with its own checkpoint. Each writes in Delta transactions
+(query, micro-batch), so that a restart after a crash is idempotent.
 """
 
 from __future__ import annotations

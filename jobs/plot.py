@@ -1,6 +1,6 @@
 """Draw estimates of some keys: measurements, estimates with their bands, and how much each row surprised the model.
 
-They come from the live estimates or those of history in a local warehouse, or from a file that `filter` wrote.
+The estimates are live or of the history in a local warehouse, or come from a file that `filter` wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.core.report import Report, plural
 from jobs.core.settings import Settings
 
 CROWDED = 3_000
-"""Rows of a key from which on a daily season is drawn as one blot."""
+"""Number of a key's rows from which a daily season would be an unreadable blot."""
 
 
 @command
@@ -95,7 +95,7 @@ def run(
 
 
 def _target(output: str) -> Path:
-    """Return where to draw.
+    """Return the path of the picture to write.
 
     Raises:
         UserError: it is neither a PNG nor a page, or its folder does not exist.
@@ -109,10 +109,10 @@ def _target(output: str) -> Path:
 
 
 def _which(root: str, model: str, history: bool) -> str:
-    """Return which estimates of a warehouse to draw: the live ones where there are any.
+    """Return the estimates of a warehouse to draw: live ones if there are any, else those of the history.
 
     Raises:
-        UserError: there are none.
+        UserError: the model has no estimates.
     """
     from jobs.offline.which_estimates import HISTORY, LIVE, need_estimates
     from jobs.storage.tables import estimates, estimates_history

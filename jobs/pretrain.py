@@ -1,7 +1,7 @@
 """Pretrain a model in batch: learn its parameters, filter every key to its latest state, commit a snapshot.
 
-The snapshot's id is a digest of everything that determines its content, so a retry gives the same snapshot and finds
-one that is committed. Nothing is visible before the manifest's commit.
+The snapshot's id is a digest of everything that determines its content, so a retry gives the same snapshot, or finds it
+committed. Nothing is visible before the manifest's commit.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run(
 
         found = snapshot_at(deployed, table, cut, window, progress, beside if estimates else None)
         if estimates and not results:
-            beside(found.manifest)  # the snapshot was there
+            beside(found.manifest)  # the snapshot already existed
         told = summary(warehouse, found.manifest)
         offers = []
         if spec.stream.new_keys == sections.PRETRAINED and cut.before is None:
@@ -263,7 +263,7 @@ def _error(learned: LearningResult, name: str) -> str:
 
 
 def _rounded(value: Any, digits: int) -> Any:
-    """Return numbers with so many digits, None for those that are not finite."""
+    """Round numbers to so many digits; a number that is not finite becomes None."""
     if isinstance(value, dict):
         return {name: _rounded(item, digits) for name, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list):

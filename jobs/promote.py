@@ -1,6 +1,7 @@
-"""Make a shadow generation the live one, and retire the one that was live, in one commit.
+"""Make a shadow generation the live one, and retire the former live generation, in one commit.
 
-The two are compared first: nothing becomes live that predicts worse, or of which nobody can tell, unless it is forced.
+The two are compared first. Without --force no generation becomes live if it predicts worse, or if the comparison cannot
+decide.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ def act(
 ) -> Report:
     """Do one of four actions with a model's rejected rows.
 
-    `list` counts, `show` shows rows, `replay` lands those that fit now, `discard` marks rows. The options are those of
-    the actions; `everything` discards all rows if no condition is given.
+    `list` counts rows, `show` shows them, `replay` lands those that fit now, `discard` marks them. The
+    function takes the options of all actions; `everything` discards all rows if no condition is given.
 
     Raises:
         UserError: no such rows, or a file that cannot be read.

@@ -1,7 +1,7 @@
 """Write a report as self-contained HTML: the health of a model, two of its generations compared, or an index of all.
 
-They are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and `reports/index.html`
-in the warehouse; the next report of the same name replaces them. No report starts Spark.
+The files are `reports/<model>/health.html`, `reports/<model>/<new generation>.html` (and `.json`) and
+`reports/index.html` in the warehouse; the next report of the same name replaces them. No report starts Spark.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _health(settings: Settings, model: str, keys: list[str], started: float) -> 
     try:
         spec = load_spec(model, settings.models)
     except UserError:
-        spec = None  # the model may be without a spec by now, and its tables still be there
+        spec = None  # the spec may be gone while the tables remain
         if not is_model_name(model):
             raise
     name = model if spec is None else spec.name
@@ -198,7 +198,7 @@ def _comparison(
 
 
 def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
-    """Return what a report says of a generation's learned parameters, and these; nothing where it has none."""
+    """Return the source of a generation's learned parameters as text, and the parameters; empty without any."""
     from jobs.migration.parameters import value_text
     from jobs.snapshots.manifests import record
     from kalman.models.groups import GROUPS
@@ -217,10 +217,10 @@ def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, 
 def _pair_with_history(
     warehouse: Tables, model: str, run: str | None, against: str | None
 ) -> tuple[Generation, Generation]:
-    """Return a run over history as a generation, and the one to compare it with.
+    """Return a run over history as a generation, and the generation to compare it with.
 
     Raises:
-        UserError: there is no such run, or nothing is live.
+        UserError: the run does not exist, or no generation is live.
     """
     from jobs.batch.history_table import runs_of
     from jobs.lineage import generations

@@ -58,7 +58,7 @@ def run(
         report = _with_the_last_state(settings, spec, to, dry_run)
     else:
         report = _from_its_checkpoint(tables, spec, to)
-    if not dry_run:  # also if there was nothing to do: an earlier attempt may have ended before
+    if not dry_run:  # even without a change: an earlier attempt may have ended just before
         live_table.refresh(tables, spec.name)
     return report
 

@@ -1,4 +1,4 @@
-"""Print the JSON schema of model specs, with which editors complete and check them."""
+"""Print the JSON schema of model specs, by which editors complete and check them."""
 
 from __future__ import annotations
 

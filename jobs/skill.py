@@ -1,7 +1,7 @@
-"""Score a model's forecasts: those made from its live estimates, against later measurements.
+"""Score forecasts made from a model's live estimates against later measurements.
 
-One query over the estimates, joined with itself (`jobs.downstream.forecast_pairs`), with its own checkpoint. It writes
-in Delta transactions (query, micro-batch), so that a restart after a crash is idempotent.
+The verb runs one query that joins the estimates with themselves (`jobs.downstream.forecast_pairs`), with its own
+checkpoint. It writes in Delta transactions (query, micro-batch), so that a restart after a crash is idempotent.
 """
 
 from __future__ import annotations

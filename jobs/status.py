@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 _READERS = 16
-"""Models that are read at once."""
+"""Number of models that are read at once."""
 NUMBERS = ("landed", "quarantined", "keys", "position", "behind")
 
 
@@ -42,7 +42,7 @@ def run(
     """Show models, snapshots, generations, positions, lag and the last error.
 
     Raises:
-        UserError: the model is unknown, or `alarm_after` is no duration.
+        UserError: the model is unknown, or `alarm_after` is not a duration.
     """
     from jobs.storage.warehouse import Tables
 
@@ -149,7 +149,7 @@ def _table(root: str, data: list[dict[str, Any]], advice: list[str]) -> Any:
 
 
 def _position(lineage: dict[str, Any], newest: int | None) -> str:
-    """Return a generation's position, with the newest one where it is known."""
+    """Return a generation's position, and the newest position if it is known."""
     from jobs.storage.positions import KAFKA, describe
 
     if lineage["position"]["source"] == KAFKA:

@@ -1,8 +1,9 @@
 """Start or resume a model's stream, with at most one driver at a time.
 
-Without a live generation, one starts from the newest good snapshot, at its exact position. A live generation resumes
-from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at any
-moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible half-written.
+Without a live generation, a new one starts from the newest good snapshot, at its exact position. A live generation
+resumes from its checkpoint. `--adopt` starts a new generation from a snapshot and retires the old one. After a crash at
+any moment the next start resumes after the last committed micro-batch; no row is lost, duplicated or visible
+half-written.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def run(
     """Start the model's stream from its newest snapshot, or resume it where it stopped.
 
     Raises:
-        UserError: no snapshot to start from, another driver, a state that means something else, rows that would have
+        UserError: no snapshot to start from, another driver, a state with another meaning, rows that would have
             no live estimate, a failed query.
     """
     from jobs.lineage.leases import stream_lock

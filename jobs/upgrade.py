@@ -1,7 +1,7 @@
 """Upgrade a model's stream to another version: no row is lost or counted twice, and a roll-back undoes it.
 
-Each step finds what an earlier, killed attempt has left, so a retry converges to the same end. docs/upgrades.md says
-what each mode does and when to choose it.
+Each step detects the work of an earlier, killed attempt, so a retry converges to the same end. docs/upgrades.md
+describes the modes and when to choose each.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(
 
     Raises:
         UserError: no live generation, no migration between the versions, a driver in the way, a new version that
-            predicts worse, or whose comparison cannot tell.
+            predicts worse, or a comparison that cannot decide.
     """
     from jobs.insight.comparison_page import compare
     from jobs.lineage import generations, live_table

@@ -1,8 +1,8 @@
 """Verify a model's live estimates and state: recompute keys from their lineage in batch, and compare to the bit.
 
-The stream is not disturbed: no lease is taken, and everything is read as of a committed micro-batch and pinned versions
-of the tables, while the stream runs on. Each part that is done is recorded in the table `verifications`, so a run that
-was killed is continued by the next one.
+The stream is not disturbed: no lease is taken, and all reads use a committed micro-batch and pinned versions of the
+tables, while the stream runs on. Each completed part is recorded in the table `verifications`; after a kill the next
+run continues from there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def run(
 
 
 def share_of(text: str) -> int:
-    """Return a share such as 1% or 0.01 in millionths."""
+    """Parse a share such as 1% or 0.01 into millionths."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -99,7 +99,7 @@ def share_of(text: str) -> int:
 
 
 def _nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
-    """Report, before Spark starts, that no generation is live; no run is recorded."""
+    """Report, before Spark starts, that no generation is live; the table gets no run."""
     from jobs.observability.metrics import write_verification
     from jobs.verification.findings import NOTHING, Findings
     from jobs.verification.verifier import Result, code_of

@@ -1,9 +1,9 @@
 """Write an archive of the classes that the jobs load, which Java maps into memory: commands start in half the time.
 
-Spark loads some 20,000 classes for a job, and reading and verifying them is most of a short command. Set-up runs a tiny
-model through ingest, pretrain, stream and status once, and Java writes the loaded classes into the archive
-("application class-data sharing", JEP 350). The archive only saves time: Java ignores one that does not fit its version
-or class path, and commands work without one. KALMAN_CLASS_ARCHIVE=0 disables it.
+Spark loads some 20,000 classes for a job, and reading and verifying them takes most of a short command. Set-up runs a
+tiny model through ingest, pretrain, stream and status once, and Java writes the loaded classes into the archive
+("application class-data sharing", JEP 350). The archive only saves time: Java ignores an archive of another version or
+class path, and commands work without it. KALMAN_CLASS_ARCHIVE=0 disables it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def record() -> bool:
         return False
     with tempfile.TemporaryDirectory(prefix="kalman-warm-up-") as scratch:
         command = [sys.executable, "-m", "jobs.warm_up", "run", scratch]
-        # Java archives nothing if the class path has a folder with files, such as Spark's folder of settings.
+        # Java writes no archive if the class path contains a folder with files, such as Spark's folder of settings.
         environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
         done = subprocess.run(
             command,
@@ -112,7 +112,7 @@ def _run(scratch: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the archive if it does not exist. If it cannot be written, print why and succeed all the same."""
+    """Write the archive if it does not exist. If it cannot be written, print the reason and return 0 all the same."""
     from jobs.spark.conf import archive_path
 
     if arguments[:1] == ["run"]:

@@ -1,8 +1,8 @@
-"""A verb as a command: its options are the parameters of its `run`, declared once, in its own file.
+"""A verb as a command: the parameters of its `run` are its options, declared once, in the verb's file.
 
-`@command` makes a `Command` of a verb's `run`. Python calls it as the function that it is; `kalman-pipeline VERB`,
-`python -m jobs.VERB` and `spark-submit jobs/VERB.py` call it with what they parsed. The global options may stand before
-or after the verb. A report is printed, an error becomes one clear line and an exit code.
+`@command` makes a `Command` of a verb's `run`. Python calls it as a function; `kalman-pipeline VERB`,
+`python -m jobs.VERB` and `spark-submit jobs/VERB.py` call it with parsed options. The global options may stand before
+or after the verb. A report is printed; an error becomes one clear line and an exit code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Skill = Annotated[bool, typer.Option("--skill", help="The model's forecast skill
 
 
 MODULES = {"import": "import_states"}
-"""Verbs that are words of Python's own, which no module that others import can be named after, and their modules."""
+"""Module by verb, for verbs that are keywords of Python and so cannot name an importable module."""
 
 
 def module_of(verb: str) -> str:
@@ -68,8 +68,8 @@ def verb_of(file: Path) -> str:
 class Command(Generic[P]):
     """A verb: a function in Python, and a command whose options are the function's parameters after `settings`.
 
-    The first paragraph of the function's docstring is the command's help. If `announced`, the command first says in a
-    line on standard error what it does, as the report may take minutes.
+    The first paragraph of the function's docstring is the command's help. If `announced`, the command first describes
+    its work in a line on standard error, as the report may take minutes.
     """
 
     def __init__(self, function: Callable[P, Report], announced: bool = True) -> None:
@@ -81,16 +81,16 @@ class Command(Generic[P]):
         return self.function(*args, **options)
 
     def add_to(self, app: typer.Typer, name: str) -> None:
-        """Make the verb a command of an application."""
+        """Add the verb to an application as a command."""
         app.command(name, help=self.help_text)(self._callback())
 
     @property
     def help_text(self) -> str:
-        """What the command does, in its help."""
+        """The help text of the command."""
         return (inspect.getdoc(self.function) or "").partition("\n\n")[0].replace("\n", " ")
 
     def announcement(self, name: str, options: Mapping[str, Any]) -> str:
-        """Return a line that says what the command does: its name, its model and the first sentence of its help."""
+        """Return a line that announces the command: its name, its model and the first sentence of its help."""
         given = options.get("model") or ()
         models = [given] if isinstance(given, str) else given
         first = self.help_text.partition(". ")[0].removesuffix(".")
@@ -106,7 +106,7 @@ class Command(Generic[P]):
         return Path(inspect.getfile(self.function))
 
     def _callback(self) -> Callable[..., None]:
-        """Return what typer calls: the function's parameters, with typer's context in the place of the settings."""
+        """Return the function that typer calls: typer's context takes the place of the settings."""
         hints = get_type_hints(self.function, include_extras=True)
         given = list(inspect.signature(self.function).parameters.values())[1:]
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -126,14 +126,14 @@ class Command(Generic[P]):
 
 
 class Actions:
-    """A verb with actions, each a `Command` of its own: `kalman-pipeline quarantine list`."""
+    """A verb with actions, each of them a `Command`: `kalman-pipeline quarantine list`."""
 
     def __init__(self, help_text: str, actions: Mapping[str, Command[...]]) -> None:
         self.help_text = help_text
         self.actions = actions
 
     def add_to(self, app: typer.Typer, name: str) -> None:
-        """Make the verb a group of commands of an application."""
+        """Add the verb to an application as a group of commands."""
         group = typer.Typer(name=name, no_args_is_help=True, help=self.help_text)
         for action, one in self.actions.items():
             one.add_to(group, action)
@@ -146,17 +146,17 @@ class Actions:
 
 
 def command(function: Callable[P, Report]) -> Command[P]:
-    """Make a command of a verb's function: its first parameter is `settings`, each other one an option."""
+    """Make a command of a verb's function: the first parameter is `settings`, every other parameter is an option."""
     return Command(function)
 
 
 def answer(function: Callable[P, Report]) -> Command[P]:
-    """Make a command of a verb's function that answers within a second or two, so that its report is all it prints."""
+    """Make a command of a verb's function that answers within a second or two, so that it prints only its report."""
     return Command(function, announced=False)
 
 
 def target_of(monitor: bool, skill: bool) -> str:
-    """Return which query a command means: the model's stream, its monitor or its forecast skill.
+    """Return the query that a command addresses: the model's stream, its monitor or its forecast skill.
 
     Raises:
         UserError: both flags are given.
@@ -167,10 +167,10 @@ def target_of(monitor: bool, skill: bool) -> str:
 
 
 def duration_of(option: str, text: str) -> timedelta:
-    """Return the duration that an option gives.
+    """Return the duration in an option's text.
 
     Raises:
-        UserError: it is none.
+        UserError: the text is not a duration.
     """
     try:
         return timedelta(microseconds=duration_us(text))
@@ -194,7 +194,7 @@ def application() -> typer.Typer:
 
 
 def _main(add: Callable[[typer.Typer, str], None], verb: str) -> None:
-    """Run one verb with the options of the command line, the global ones included."""
+    """Run one verb with the options of the command line, including the global options."""
     leave_own_folder()
     app = application()
     add(app, verb)
@@ -203,14 +203,14 @@ def _main(add: Callable[[typer.Typer, str], None], verb: str) -> None:
 
 
 def _is_submitted() -> bool:
-    """Tell whether spark-submit has started this program: for a DAG, whose options' values strangers may have typed."""
+    """Return whether spark-submit has started this program, for a DAG: strangers may have typed its option values."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def submitted(verb: str, words: Sequence[str]) -> list[str]:
     """Return the command line of a verb that spark-submit has started.
 
-    Only the words before the verb's first own option are global options: a value is never taken for one of them.
+    Only words before the first option of the verb can be global options: a value is never read as a global option.
     """
     rest = list(words)
     front: list[str] = []
@@ -221,7 +221,7 @@ def submitted(verb: str, words: Sequence[str]) -> list[str]:
 
 
 def leave_own_folder() -> None:
-    """Take jobs/ itself off the path, where spark-submit puts it: our modules would hide others of the same name."""
+    """Remove jobs/ from the path, where spark-submit puts it: our modules would hide others of the same name."""
     own = Path(__file__).resolve().parents[1]
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry).resolve() != own]
 
@@ -265,12 +265,12 @@ class _Commands(TyperGroup):
 
 
 def _usage(error: Exception) -> int:
-    """Show a usage error of typer, which carries click within itself, as one line."""
+    """Show a usage error of typer, which contains its own copy of click, as one line."""
     describe = getattr(error, "format_message", None)
     if describe is None:
         return show(error)
     message = " ".join(str(describe()).split()).rstrip(".")
-    if not message:  # no verb was given, and typer has shown the help
+    if not message:  # without a verb typer has already shown the help
         return INPUT_ERROR
     context = getattr(error, "ctx", None)
     verb = ""
@@ -301,7 +301,7 @@ def _settings(
 
 
 def _execute(run: Callable[[], Report], settings: Settings) -> None:
-    """Run a verb and show its report; an error, or one that the report names, is its exit code."""
+    """Run a verb and show its report; return the exit code of the error, if any, or of the report."""
     try:
         with sigterm_raises():
             report = run()
@@ -309,7 +309,7 @@ def _execute(run: Callable[[], Report], settings: Settings) -> None:
             report.show(settings.json)
             errors, code = report.errors, report.error_code
     except BrokenPipeError:
-        # The reader (`| head`) has gone, as it may. Leave nothing to flush into the closed pipe.
+        # The reader (`| head`) has closed the pipe, which is allowed. Nothing must be flushed into it later.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (Exception, KeyboardInterrupt, Terminated) as error:
         raise typer.Exit(show(error, settings.debug)) from error

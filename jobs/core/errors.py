@@ -1,4 +1,4 @@
-"""Errors that the user can mend, and the way in which every command shows an error."""
+"""Errors that the user can fix, and how every command shows an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_FAILED = 1  # a run that began and failed
 ALREADY_RUNNING = 3  # another driver has the stream, or there is nothing to do
 
 _LONGEST_LINE = 1500
-"""Characters of a line that a command prints: an error repeats an option's value, which may have any length."""
+"""Maximum characters of a printed line: an error repeats an option's value, which may have any length."""
 
 _FULL = ("No space left on device", "Disk quota exceeded")
 FULL = (
@@ -36,12 +36,13 @@ BUSY = (
 
 
 class UserError(Exception):
-    """An error that the user can mend, in one clear sentence.
+    """An error that the user can fix, in one clear sentence.
 
     Args:
-        message: what is wrong and what to do; one line for each problem.
-        exit_code: of the command: 2 for bad input or usage, 1 for a failed run, 3 for a stream that already has a
-            driver.
+        message: problem and remedy; one line for each problem.
+        exit_code: exit code of the command: 2 for bad input or usage, 1 for a failed run, 3 for a stream that already
+            has
+            a driver.
     """
 
     def __init__(self, message: str, exit_code: int = INPUT_ERROR) -> None:
@@ -51,7 +52,7 @@ class UserError(Exception):
 
 
 class Terminated(BaseException):
-    """The unwinding of a command after SIGTERM; not an Exception, so that no handler swallows it."""
+    """Unwinds a command after SIGTERM; not an Exception, so that no handler swallows it."""
 
 
 def show(error: BaseException, debug: bool = False, stream: TextIO | None = None) -> int:
@@ -83,9 +84,9 @@ def show(error: BaseException, debug: bool = False, stream: TextIO | None = None
 
 
 def _interrupt(error: BaseException) -> BaseException | None:
-    """Return the signal amid which an error was raised, or None.
+    """Return the signal during which an error was raised, or None.
 
-    A signal may cut off an answer of Java: what unwinding then asks of Java fails, with errors that say nothing.
+    A signal may interrupt a call to Java. Further calls while unwinding then fail with meaningless errors.
     """
     one: BaseException | None = error
     while one is not None and not isinstance(one, KeyboardInterrupt | Terminated):
@@ -103,7 +104,7 @@ def _is_model_error(error: BaseException) -> bool:
 def first_line(error: BaseException, limit: int = 300) -> str:
     """Return the first line of an exception's message, cut to `limit` characters."""
     lines = (line.strip().removeprefix(": ") for line in str(error).splitlines() if line.strip())
-    # Py4J begins with the name of its own call, which does not help a reader.
+    # Py4J begins with the name of its call, which does not help a reader.
     text = next(
         (line for line in lines if not line.startswith("An error occurred while calling ")), "no message"
     )
@@ -111,23 +112,23 @@ def first_line(error: BaseException, limit: int = 300) -> str:
 
 
 def printable(text: str, limit: int = _LONGEST_LINE) -> str:
-    """Return a line as it may be printed: what is no printable character escaped, and cut to `limit` characters."""
+    """Return a line with unprintable characters escaped, cut to `limit` characters."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Tell whether an error, or one of its causes, says that a disk is full."""
+    """Return whether an error, or one of its causes, reports a full disk."""
     return _says(error, _FULL)
 
 
 def is_busy(error: BaseException) -> bool:
-    """Tell whether an error is that of a machine that was too busy to start one of Spark's Python processes in time."""
+    """Return whether an error means that the machine was too busy to start one of Spark's Python processes in time."""
     return _says(error, _BUSY)
 
 
 def _says(error: BaseException | None, signs: Sequence[str]) -> bool:
-    """Tell whether an error, or one of its causes, has one of the signs in its text."""
+    """Return whether the text of an error, or of one of its causes, contains one of the signs."""
     while error is not None:
         if any(sign in str(error) for sign in signs):
             return True

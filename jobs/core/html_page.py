@@ -1,4 +1,4 @@
-"""The parts of an HTML page that needs nothing else: head and style, sections, cards, tables, pictures.
+"""The parts of a self-contained HTML page: head and style, sections, cards, tables, pictures.
 
 Every text is escaped here. The page fits a phone: what is wider scrolls within its own box. Functions make it, without
 a template engine, whose import and first template would cost each `report` 30 ms of CPU.
@@ -16,12 +16,12 @@ NO_PICTURES = "Pictures need matplotlib: pip install 'kalman-pipeline[demo]', th
 
 
 def can_draw() -> bool:
-    """Tell if matplotlib, which is optional, is installed."""
+    """Return whether matplotlib, which is optional, is installed."""
     return find_spec("matplotlib") is not None
 
 
 class Card(NamedTuple):
-    """A number, its name, and what it should be or is made of."""
+    """A number, its name, and a note on its goal or its parts."""
 
     value: str
     name: str
@@ -39,7 +39,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def paragraph(text: str, kind: str = "") -> str:
-    """Return a paragraph, with what stands in backticks as code; kind: its class, such as `verdict good`."""
+    """Return a paragraph, with text in backticks as code; kind: its CSS class, such as `verdict good`."""
     named = f' class="{html.escape(kind)}"' if kind else ""
     marked = re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
     return f"<p{named}>{marked}</p>"
@@ -62,13 +62,13 @@ def cards(some: Iterable[Card]) -> str:
 
 
 class Html(str):
-    """HTML in the place of a text: it is not escaped."""
+    """HTML that is not escaped where a text is expected."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = False) -> str:
-    """Return a table, which a phone shows row below row, cell below cell, if it has many columns.
+    """Return a table. If it has many columns, a phone shows its rows and cells below each other.
 
-    Cells are texts or `Html`. of_texts: the columns are aligned as texts, not as numbers.
+    Cells are texts or `Html`. of_texts: align the columns as texts, not as numbers.
     """
     names = [html.escape(name) for name in head]
     top = "".join(f"<th>{name}</th>" for name in names)
@@ -83,18 +83,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], of_texts: bool = F
 
 
 def _cell(text: str) -> str:
-    """Return a cell's text, whose long words may break after an underscore: a phone is no wider than some names."""
+    """Return a cell's text, where long words may break after an underscore: some names are wider than a phone."""
     if isinstance(text, Html):
         return text
     return re.sub(r"\S{16,}", lambda word: word[0].replace("_", "_<wbr>"), html.escape(text))
 
 
 MANY = 5
-"""Columns that a phone shows beside each other; the cells of more stand below each other, each with its name."""
+"""Number of columns that fit side by side on a phone. Cells of wider tables stand below each other, with their names.
+"""
 
 
 def bars(rows: Iterable[tuple[str, float, str]]) -> str:
-    """Return bars below each other: a name, a length of 0 to 1, and a number."""
+    """Return bars below each other: a name, a length from 0 to 1, and a number."""
     parts = [
         f'<div class="bar"><span>{html.escape(name)}</span><i style="width:{100 * min(max(share, 0.0), 1.0):.2f}%"></i>'
         f"<b>{html.escape(number)}</b></div>"
@@ -104,7 +105,7 @@ def bars(rows: Iterable[tuple[str, float, str]]) -> str:
 
 
 def picture(source: str, alt: str) -> str:
-    """Return a picture as wide as its column, which a phone scrolls sideways; source: a data URI."""
+    """Return a picture as wide as its column, which scrolls sideways on a phone; source: a data URI."""
     return f'<div class="wide"><img alt="{html.escape(alt)}" src="{source}"></div>'
 
 
@@ -124,7 +125,7 @@ def beside(*parts: str) -> str:
 
 
 def link(target: str, text: str) -> Html:
-    """Return a link; Airflow shows its pages in a frame of its own, which links leave."""
+    """Return a link that opens outside of the frame in which Airflow shows its pages."""
     return Html(f'<a href="{html.escape(target)}" target="_top">{html.escape(text)}</a>')
 
 

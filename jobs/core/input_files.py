@@ -1,8 +1,8 @@
 """Find the files that an input names, and open them. No Spark.
 
-Whoever writes into a folder of data may put links there. In a folder or a glob a link counts only if it leads to a file
-below the same folder; an input that is a link itself is the word of its user. Each opening of a file checks this anew
-on the opened file, as a path may become a link between two openings.
+Anybody who writes into a folder of data may put links there. A link found in a folder or by a glob counts only if it
+leads to a file below the same folder. An input that is a link itself is trusted, since the user named it. Each opening
+checks the opened file anew, as a path may become a link between two openings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_TEXT = "its name is not UTF-8 text, and rows are kept with the name of their 
 
 
 class KnownInputs(NamedTuple):
-    """What the inputs of this process are: folders (as written, and without links), and files that were named."""
+    """The inputs of this process: folders (as written, and with links resolved), and files that the user named."""
 
     folders: dict[str, str]
     files: set[str]
@@ -34,7 +34,7 @@ class KnownInputs(NamedTuple):
 
 _known = KnownInputs({}, set())
 _warnings: set[str] = set()
-"""What the user has been told."""
+"""Warnings already printed."""
 
 
 def known_inputs() -> KnownInputs:
@@ -43,13 +43,13 @@ def known_inputs() -> KnownInputs:
 
 
 def know_inputs(inputs: KnownInputs) -> None:
-    """Let `open_input` check files as the process does that found them."""
+    """Take over the inputs of another process, so that `open_input` checks files as that process does."""
     _known.folders.update(inputs.folders)
     _known.files.update(inputs.files)
 
 
 def know_folder(folder: Path) -> str:
-    """Let no link lead out of a folder from now on; return the folder's path without links."""
+    """Refuse from now on links that lead out of a folder; return the folder's path with links resolved."""
     written = os.path.abspath(folder)
     _known.folders[written] = real = os.path.realpath(written)
     return real
@@ -59,7 +59,7 @@ def open_input(path: str | Path) -> BufferedReader:
     """Open a file of an input for reading.
 
     Raises:
-        UserError: it is no regular file, shows the state of the system, or is a link that leads out of its folder.
+        UserError: it is not a regular file, shows the state of the system, or is a link that leads out of its folder.
         OSError: it cannot be opened.
     """
     try:
@@ -77,7 +77,7 @@ def part_files(path: Path) -> list[Path]:
 
 
 def _folders_of(path: str | Path) -> list[str] | None:
-    """Return the folders that a path must not lead out of; None if its user has named it, or no folder has it."""
+    """Return the folders that a path must stay in; None if the user named the path, or it is in no known folder."""
     written = os.path.abspath(path)
     if written in _known.files:
         return None
@@ -108,10 +108,10 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def names_several(text: str, suffixes: Sequence[str]) -> bool:
-    """Tell if an input is a folder of files or a glob, not a file; a folder with a file's ending is one file of Spark.
+    """Return whether an input is a folder of files or a glob; a folder with a file's ending is one file of Spark.
 
     Raises:
-        UserError: no path can have this name.
+        UserError: the text cannot be a path.
     """
     path = path_of(text)
     if path.is_dir():
@@ -120,11 +120,12 @@ def names_several(text: str, suffixes: Sequence[str]) -> bool:
 
 
 def path_of(text: str) -> Path:
-    """Return a path as the user wrote it, after checking that the system can have one of this name.
+    """Return a path as the user wrote it, after a check that it is valid on this system.
 
     Raises:
-        UserError: it is too long, has a character that no path has, names a pipe or a device, or lies in a folder that
-            shows the state of the system.
+        UserError: it is too long, contains an invalid character, names a pipe or a device, or lies in a folder that
+            shows
+            the state of the system.
     """
     shown = repr(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
     try:
@@ -150,7 +151,7 @@ def path_of(text: str) -> Path:
 
 
 def inputs_in(folder: Path, endings: tuple[str, ...]) -> list[str]:
-    """Return the inputs in a folder, sorted, and tell once which links lead out of it."""
+    """Return the sorted inputs in a folder, and warn once about links that lead out of it."""
     some = (one for one in folder.iterdir() if one.name[0] not in "._")
     return _within(folder, (one for one in some if one.name.lower().endswith(endings)))
 
@@ -167,12 +168,12 @@ def _named(text: str, endings: tuple[str, ...]) -> list[str]:
 
 
 def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
-    """Return what a glob names; `**` follows no links to folders, which may lead in rings.
+    """Return the paths that match a glob; `**` follows no links to folders, which may lead in circles.
 
     Args:
-        folder: from which the glob's pattern begins.
+        folder: folder in which the glob's pattern begins.
         text: the whole glob.
-        pattern: its part after the folder.
+        pattern: part of the glob after the folder.
     """
     if "**" not in Path(pattern).parts:
         return map(Path, glob.glob(text))
@@ -181,7 +182,7 @@ def _globbed(folder: Path, text: str, pattern: str) -> Iterable[Path]:
 
 
 def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
-    """Return the inputs among paths found in a folder, sorted, and tell which links lead out of it."""
+    """Return the sorted inputs among paths found in a folder, and warn about links that lead out of it."""
     real = [know_folder(folder)]
     found = sorted(str(one) for one in paths if is_input(one))
     stay = [name for name in found if stays_below(Path(name), real)]
@@ -191,23 +192,25 @@ def _within(folder: Path, paths: Iterable[Path]) -> list[str]:
 
 
 def warn_once(text: str) -> None:
-    """Tell the user of a file that is not read, unless that was said."""
+    """Print a warning, unless it was printed before."""
     if text not in _warnings:
         _warnings.add(text)
         print(printable(f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def stays_below(path: str | Path, folders: Sequence[str]) -> bool:
-    """Tell if a path leads to a place below one of some folders, whose own paths have no links."""
+    """Return whether a path leads to a place below one of some folders, whose paths have no links."""
     real = os.path.realpath(path)
     return any(lies_below(real, folder) for folder in folders)
 
 
 def has_text_name(name: str) -> bool:
-    """Tell if a file's name is text: a system may have names of any bytes."""
+    """Return whether a file's name is text: on some systems names may contain any bytes."""
     return name.isascii() or not any("\ud800" <= one <= "\udfff" for one in name)
 
 
 def is_input(path: Path) -> bool:
-    """Tell if a path may be opened: a file, or a folder that Spark wrote; opening a pipe would wait for a writer."""
+    """Return whether a path may be opened: a file, or a folder that Spark wrote; opening a pipe would wait for a
+    writer.
+    """
     return path.is_file() or path.is_dir()

@@ -1,4 +1,4 @@
-"""Show progress on standard error: a bar on a terminal; elsewhere a line now and then, where something has changed."""
+"""Show progress on standard error: a bar on a terminal; elsewhere a line now and then, after a change."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rich.progress import Progress as Bar
 from jobs.core.report import plural, rate, span
 
 LINE_SECONDS = 3.0
-"""Without a terminal, at most one line in so many seconds."""
+"""Minimum seconds between lines without a terminal."""
 BAR_SECONDS = 1.0
-"""On a terminal, how often rate and time left are brought up to date."""
+"""Seconds between updates of the rate and the remaining time on a terminal."""
 RATED_SECONDS = 1.0
-"""A rate or a time left is told once steps have taken so long."""
+"""Seconds of work before a rate or remaining time is shown."""
 FEWEST_PARTS = 4
-"""The parts of an activity are told if it has so many."""
+"""Minimum number of parts of an activity for its parts to be shown."""
 
 Counts = Callable[[], tuple[int, int]]
-"""Returns how many parts of the current activity are done, and how many it has."""
+"""Function that returns how many parts of the current activity are done, and how many it has."""
 
 
 class Progress:
@@ -76,7 +76,7 @@ class Progress:
         self._show()
 
     def follow(self, parts: Counts) -> None:
-        """From now on tell how many parts of the current activity are done, such as the tasks of Spark's stages."""
+        """Show from now on the finished parts of the current activity, such as the tasks of Spark's stages."""
         self._parts = parts
 
     def _show(self) -> None:
@@ -84,7 +84,7 @@ class Progress:
             self._bar.update(self._task, completed=self.done, text=self.text())
 
     def text(self) -> str:
-        """Return what is done of how much, at which rate, in which time the rest will be, and the activity."""
+        """Return a line with the finished and total steps, the rate, the remaining time and the activity."""
         seconds = time.monotonic() - self._started
         parts: list[str] = []
         if self.total is not None:
@@ -97,12 +97,12 @@ class Progress:
         return " · ".join([*parts, *([self._detail] if self._detail else []), *self._part_texts()])
 
     def _part_texts(self) -> list[str]:
-        """Return how much of the current activity is done, and in which time the rest will be."""
+        """Return the finished share of the current activity, and its remaining time."""
         if self._parts is None or not self._detail:
             return []
         try:
             done, total = self._parts()
-        except Exception:  # what shows progress must not end the work: Spark may be stopping
+        except Exception:  # the display must not end the work: Spark may be stopping
             return []
         if total < FEWEST_PARTS:
             return []
@@ -124,7 +124,7 @@ class Progress:
             self._line() if self._bar is None else self._show()
 
     def _line(self) -> None:
-        """Print a line if there is something that the last line did not tell."""
+        """Print a line if something has changed since the last line."""
         parts = self._part_texts()[:1]
         state = f"{self.done} {self._detail} {parts}"
         if state == self._told or not (self.done or self._detail):
@@ -135,7 +135,7 @@ class Progress:
 
 
 class BytesRead:
-    """Shows how many bytes of a total a command has read, from any of its threads."""
+    """Progress display of the bytes that a command has read, from any of its threads."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._read = progress, max(total, 1), 0
@@ -144,7 +144,7 @@ class BytesRead:
     def __call__(self, size: int) -> None:
         with self._lock:
             self._read += size
-            # What is read anew, since a file beside it could not land, counts twice.
+            # A file read again, because another file of its group could not land, counts twice.
             self._progress.note(
                 f"read {min(100, 100 * self._read // self._total)} % of {megabytes(self._total)}"
             )

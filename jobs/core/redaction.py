@@ -1,7 +1,8 @@
-"""Keep secrets out of what commands print and of the tracebacks that they keep.
+"""Keep secrets out of the output of commands and of the tracebacks that they save.
 
-Secret are the values of environment variables that are named so, what a module has registered (the passwords in the
-file of Kafka's properties), and what looks like a secret: a file that was named by mistake may be full of them.
+There are three kinds of secrets: values of environment variables with a secret's name, registered values (the passwords
+in the file of Kafka's properties), and text that looks like a secret. A file that was named by mistake may contain
+many.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LOOKS_SECRET = [
         (r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", HIDDEN, re.S),
         # A user's password in an address.
         (r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)", rf"\1{HIDDEN}", re.I),
-        # NAME=value and NAME: value, in quotes or not. After a colon a word of small letters alone is plain English.
+        # NAME=value and NAME: value, in quotes or not. After a colon a word of small letters is plain English.
         (rf"([\w.-]*(?:{_NAMES})[\w.-]*[\"']?=[\"']?)[^\s\"',;&]{{4,}}", rf"\1{HIDDEN}", re.I),
         (
             rf"((?i:[\w.-]*(?:{_NAMES})[\w.-]*)[\"']?:\s?[\"']?)(?=[^\s\"',;]*[0-9A-Z_+/=!$%^&-])[^\s\"',;]{{6,}}",
@@ -39,27 +40,27 @@ _LOOKS_SECRET = [
         (r"\b[rs]k[_-](?:live|test|proj)[_-][A-Za-z0-9_-]{10,}", HIDDEN, 0),
     )
 ]
-"""Patterns of secrets, and what replaces them."""
+"""Patterns of secrets, and their replacements."""
 _SHORTEST = 6
-"""Shorter values would also be found where they mean nothing."""
+"""Minimum length of a hidden value: shorter values also occur by chance."""
 
 _registered: set[str] = set()
 
 
 def is_secret(name: str) -> bool:
-    """Tell whether a setting of this name holds a secret."""
+    """Return whether a setting with this name contains a secret."""
     return _NAMED.search(name) is not None
 
 
 def register(name: str, value: str) -> None:
-    """Hide a setting's value from now on, and each part of it in quotes, if the setting holds a secret."""
+    """Hide a setting's value from now on, and each quoted part of it, if the name stands for a secret."""
     if is_secret(name):
         parts = [value, *re.findall(r"""["']([^"']+)["']""", value)]
         _registered.update(part for part in parts if len(part) >= _SHORTEST)
 
 
 def redacted(text: str) -> str:
-    """Return a text without the secrets that are known."""
+    """Return a text without the known secrets."""
     here = {value for name, value in os.environ.items() if len(value) >= _SHORTEST and is_secret(name)}
     for value in sorted(here | _registered, key=len, reverse=True):
         text = text.replace(value, HIDDEN)
@@ -69,13 +70,13 @@ def redacted(text: str) -> str:
 
 
 def show_name(name: str, most: int = 60) -> str:
-    """Return the name of a column, or a value, for a message: without secrets, in one line, and not long."""
+    """Return the name of a column, or a value, for a message: without secrets, on one line, shortened."""
     text = redacted(name)
     text = text if text.isprintable() else text.encode("unicode_escape").decode()
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def show_names(names: Sequence[str], most: int = 12) -> str:
-    """Return names of columns for a message, the first of many: `a, b, ... (40 in all)`."""
+    """Return the first names of columns for a message: `a, b, ... (40 in all)`."""
     shown = ", ".join(map(show_name, names[:most]))
     return shown if len(names) <= most else f"{shown}, ... ({len(names):,} in all)"

@@ -1,6 +1,6 @@
-"""Open files that somebody has named: regular files alone, and nothing that waits, never ends, or lies elsewhere.
+"""Open files named by a user: regular files only, so that no pipe, endless device or misleading link is read.
 
-The opened file is checked, not the path: between a look at a path and its opening, somebody could put a link there.
+The opened file is checked, not the path: a link could appear there between a check of the path and its opening.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ from io import BufferedReader
 from pathlib import Path
 
 SYSTEM = ("/proc", "/sys")
-"""Folders in which the kernel shows processes, their environment among it, and devices: none holds data."""
+"""Folders in which the kernel shows processes (with their environment variables) and devices: they contain no data."""
 OF_SYSTEM = f"lies in {' or '.join(SYSTEM)}, which show the state of the system and hold no data"
 
 
 class UnfitFile(Exception):
-    """A path that is no regular file, or one that is too large; the message completes `the file ...`."""
+    """A path to something other than a regular file, or to a file that is too large; the message completes
+    `the file ...`.
+    """
 
 
 def open_regular(path: str | Path, within: Sequence[str] | None = None) -> BufferedReader:
-    """Open a regular file for reading; a link to one counts as one.
+    """Open a regular file for reading; a link to a regular file is allowed.
 
     Args:
-        path: of the file.
-        within: real paths of folders; the file must lie below one of them, wherever links lead. None: anywhere.
+        path: path of the file.
+        within: real paths of folders; the file must lie below one of them after links are resolved. None: anywhere.
 
     Raises:
-        UnfitFile: it is a folder, a pipe or a device, shows the state of the system, lies elsewhere, or its path cannot
-            be one.
+        UnfitFile: it is a folder, a pipe or a device, shows the state of the system, lies elsewhere, or its path is not
+            valid.
         OSError: it cannot be opened.
     """
     try:
-        # Without waiting: opening a pipe would wait for somebody who writes into it.
+        # Opening a pipe would otherwise wait for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:
         raise UnfitFile("has a path that no file can have") from error
@@ -52,17 +54,17 @@ def open_regular(path: str | Path, within: Sequence[str] | None = None) -> Buffe
 
 
 def is_of_system(real: str, status: os.stat_result) -> bool:
-    """Tell if a file shows the state of the system: by its real path, and by its file system, mounted anywhere."""
+    """Return whether a file shows the state of the system, by its real path or by its file system."""
     return any(lies_below(real, folder) or status.st_dev == _device(folder) for folder in SYSTEM)
 
 
 def lies_below(real: str, folder: str) -> bool:
-    """Tell if a real path is that of a folder, or of something in it."""
+    """Return whether a real path is a folder or lies in it."""
     return real == folder or real.startswith(folder.rstrip("/") + "/")
 
 
 def _device(folder: str) -> int | None:
-    """Return the file system of a folder; None if none of its own is mounted there."""
+    """Return the id (`st_dev`) of the file system mounted at a folder; None if none is mounted there."""
     try:
         here = os.stat(folder).st_dev
     except OSError:
@@ -71,10 +73,10 @@ def _device(folder: str) -> int | None:
 
 
 def _real_path(handle: int, path: str | Path) -> str:
-    """Return the path of an open file without links."""
+    """Return the path of an open file, with links resolved."""
     try:
         return os.readlink(f"/proc/self/fd/{handle}")
-    except OSError:  # a system without /proc
+    except OSError:  # the system has no /proc
         real = os.path.realpath(path)
         if not os.path.samestat(os.stat(real), os.fstat(handle)):
             raise UnfitFile("was replaced while it was opened") from None
@@ -82,15 +84,15 @@ def _real_path(handle: int, path: str | Path) -> str:
 
 
 def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> bytes:
-    """Return the content of a regular file; a link to one counts as one.
+    """Return the content of a regular file; a link to a regular file is allowed.
 
     Args:
-        path: of the file.
-        most: bytes that it may have.
-        within: as of `open_regular`.
+        path: path of the file.
+        most: maximum size in bytes.
+        within: as in `open_regular`.
 
     Raises:
-        UnfitFile: as of `open_regular`, or it is larger.
+        UnfitFile: as in `open_regular`, or the file is larger than `most`.
         OSError: it cannot be read.
     """
     with open_regular(path, within) as file:
@@ -103,15 +105,15 @@ def read_regular(path: Path, most: int, within: Sequence[str] | None = None) -> 
 def secret_file(path: Path, most: int) -> bytes:
     """Return the content of a file with secrets, as `read_regular` does; a link must not lead out of its folder.
 
-    So a file that somebody else put in the place of the secret, as a link to another file, is not read.
+    So nobody can replace the secret by a link to another file.
 
     Raises:
-        UnfitFile: as `read_regular`, or a link leads out of the folder.
+        UnfitFile: as in `read_regular`, or a link leads out of the folder.
         OSError: it cannot be read.
     """
     try:
         whole = path.expanduser().absolute()
         folder = os.path.realpath(whole.parent)
-    except (ValueError, RuntimeError) as error:  # a NUL in the path, or a home that is unknown
+    except (ValueError, RuntimeError) as error:  # a NUL in the path, or an unknown home folder
         raise UnfitFile("has a path that no file can have") from error
     return read_regular(whole, most, [folder])

@@ -20,9 +20,9 @@ from jobs.core.errors import RUN_FAILED
 from jobs.core.redaction import redacted
 
 REPORT_FILE = "KALMAN_REPORT_FILE"
-"""The variable that names a file for the report of a command, set by what starts it (Airflow's operator)."""
+"""Environment variable with the file for a command's report, set by Airflow's operator."""
 _AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False}
-"""Settings of a console that shows texts as they are: a key may be called `[red]` or `:bell:`."""
+"""Settings of a console that prints texts unchanged: a key may be called `[red]` or `:bell:`."""
 
 
 def plural(number: int, noun: str, ending: str = "s") -> str:
@@ -31,19 +31,19 @@ def plural(number: int, noun: str, ending: str = "s") -> str:
 
 
 def number(value: float | None, form: str, otherwise: str = "–") -> str:
-    """Return a number as text, or what stands in its place where there is none."""
+    """Return a number as text; without a number, return `otherwise`."""
     return otherwise if value is None else format(value, form)
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return names as a list, of many the first ones: `a, b, c and 6 others`."""
+    """Return the first names of a list as text: `a, b, c and 6 others`."""
     if len(names) <= most + 1:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} others"
 
 
 def rate(count: float, seconds: float, noun: str = "rows") -> str:
-    """Return things a second, with a figure before the point or one after it; per minute or hour where they are few."""
+    """Return a rate per second, below 10 with one decimal; per minute or per hour where it would be below 1."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         number = count * size / max(seconds, 1e-9)
         if number >= 1 or unit == "h":
@@ -52,7 +52,7 @@ def rate(count: float, seconds: float, noun: str = "rows") -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a length of time in its largest unit of which it has two or more, rounded down: `3 h`."""
+    """Return a duration, rounded down, in the largest unit of which it has at least two: `3 h`."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -67,7 +67,7 @@ class Report:
         lines: text for a person.
         data: the same for a program; numbers, text, lists and mappings.
         renderable: a rich renderable, such as a table, shown to a person instead of `lines`.
-        errors: sentences for standard error; with any the command fails, although the verb did its work.
+        errors: sentences for standard error; if there are any, the command fails although the verb did its work.
         tables: rich renderables shown to a person below the lines.
         error_code: exit code of the command if there are errors.
     """
@@ -89,17 +89,16 @@ class Report:
                 print(redacted(line), file=out)
             renderables = [*([] if self.renderable is None else [self.renderable]), *self.tables]
             if renderables:
-                # A log has no width of its own, and rich would cut its lines to 80 columns.
+                # A log has no width, and rich would cut its lines to 80 columns.
                 console = Console(file=out, width=None if out.isatty() else 160, **_AS_IT_IS)
                 for one in renderables:
                     console.print(one)
         out.flush()
 
     def save(self) -> None:
-        """Write lines and data as JSON into the file that the environment names (`REPORT_FILE`), if it names one.
+        """Write lines and data as JSON into the file that the environment variable (`REPORT_FILE`) names, if it is set.
 
-        What started the command may have gone, with its folder: then there is nobody to tell, and the command has done
-        its work.
+        The caller may have ended and removed the file's folder. That is not an error: the command has done its work.
         """
         path = os.environ.get(REPORT_FILE)
         if path:
@@ -111,7 +110,7 @@ class Report:
 def show_again(look: Callable[[], Report], seconds: float, as_json: bool) -> Report:
     """Show a new report of `look` every `seconds` until Ctrl-C: on a terminal in place, elsewhere one below another.
 
-    Returns the last report, for the command to show at its end.
+    Return the last report, for the command to show at its end.
     """
     report = look()
     try:

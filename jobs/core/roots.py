@@ -1,4 +1,4 @@
-"""Where a warehouse is: its root in one spelling, and the stores that it may be in."""
+"""The location of a warehouse: one spelling of its root, and the supported stores."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from urllib.parse import unquote, unquote_to_bytes
 from jobs.core.errors import UserError
 
 STORES = ("abfs", "abfss", "gs")
-"""Schemes of the stores in which one of two commits of the same version of a table fails."""
+"""Schemes of the stores in which exactly one of two commits of the same version of a table succeeds."""
 S3 = "s3a"
-"""The scheme of S3, where one of two commits fails by the log store of our own (docs/deploy.md)."""
+"""The scheme of S3, where the project's log store makes exactly one of two commits succeed (docs/deploy.md)."""
 _OTHER_S3 = ("s3", "s3n")
 _MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f\ud800-\udfff]|(?<=/)_delta_log(?=/|$)")
-"""What a path must not have: the library decodes it, takes it for a separator or for the end, or refuses it."""
+"""Forbidden parts of a path: delta-rs decodes them, reads them as a separator or as the end, or refuses them."""
 _MISREAD_IN_STORE = re.compile(r"[?#]|/(?=/)|/\.\.?(?=/|$)")
-"""What a URI must not have besides: a query, a fragment, and folders that one client takes away and another keeps."""
+"""Further forbidden parts of a URI: a query, a fragment, and folders that one client drops and another keeps."""
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 
 
 def warehouse_root(text: str, base: Path | None = None) -> str:
     """Return a warehouse's root in one spelling: an absolute path, also of a `file:` URI, or the URI of a store.
 
-    base: the folder that a relative path begins from, by default the working directory.
+    base: folder of relative paths, by default the working directory.
 
     Raises:
-        UserError: the tables would not be safe there, or the URI is not understood.
+        UserError: tables in that place would not be safe, or the URI is not understood.
     """
     scheme, rest = _split(text)
     if scheme is None:
@@ -68,25 +68,25 @@ def warehouse_root(text: str, base: Path | None = None) -> str:
 
 
 def _one_spelling(path: Path) -> str:
-    """Return the absolute path of a folder as Python, Java and the library of Delta's tables all understand it.
+    """Return the absolute path of a folder in a spelling that Python, Java and delta-rs all understand.
 
     Raises:
-        UserError: there is no such path.
+        UserError: no such spelling exists.
     """
-    # Java would take the second of two slashes for a host, and drop the folder before `..` even if it is a link.
+    # Java would read a second slash as a host, and drop the folder before `..` even if it is a link.
     folder = path.resolve() if ".." in path.parts else path.absolute()
     return refuse_misread(f"/{str(folder).lstrip('/')}")
 
 
 def refuse_misread(folder: str, what: str = "a warehouse") -> str:
-    """Return the path of a local folder, unless the library that commits to Delta tables takes it for another path.
+    """Return the path of a local folder, unless delta-rs would misread it.
 
     Args:
         folder: an absolute path.
-        what: is to be there, for the sentence.
+        what: future content of the folder, for the sentence.
 
     Raises:
-        UserError: it does, or the path that a link leads to is such a path.
+        UserError: delta-rs would misread the path, or the path behind a link.
     """
     real = os.path.realpath(folder)
     found = _MISREAD.search(real)
@@ -121,11 +121,11 @@ def local_path(root: str) -> Path | None:
 
 
 def _split(text: str) -> tuple[str | None, str]:
-    """Return the scheme of a URI in lower case and what follows its colon; a path has no scheme."""
+    """Return the scheme of a URI in lower case and the part after its colon; a path has no scheme."""
     found = _URI.fullmatch(text)
     if found is None:
         return None, text
     scheme, rest = found[1].lower(), found[2]
-    # A folder may have a colon in its name.
+    # A folder's name may contain a colon.
     known = rest.startswith("/") or scheme in ("file", "hdfs", S3, *_OTHER_S3, *STORES)
     return (scheme, rest) if known else (None, text)

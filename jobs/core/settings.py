@@ -1,4 +1,4 @@
-"""The settings that all verbs share: where warehouse and models are, and how commands print."""
+"""The settings that all verbs share: locations of warehouse and models, and the output of commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Settings:
         """Build settings from flags, then the environment (KALMAN_WAREHOUSE, ...), then defaults.
 
         Raises:
-            UserError: the warehouse is not understood, or in a store where its tables would not be safe.
+            UserError: the warehouse's location is not understood, or tables there would not be safe.
         """
         env = os.environ
         return cls(

@@ -24,7 +24,7 @@ PACK, UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES,
 )  # fmt: skip
 """Steps in Python workers."""
 WAITING = "waiting for rows"
-"""The time in which a step waits for rows belongs to their producer."""
+"""Name of the time in which a step waits for rows. It belongs to the producer of the rows."""
 
 
 class Into(Protocol):
@@ -54,7 +54,7 @@ class Stopwatch:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Time what is done meanwhile as a step."""
+        """Time the block as a step."""
         self.enter(name)
         try:
             yield
@@ -62,7 +62,7 @@ class Stopwatch:
             self.leave()
 
     def each(self, name: str, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, and time how long each takes to produce; the time of their consumer does not count."""
+        """Yield the items, and time their production; the time of their consumer does not count."""
         global _running
         items = iter(items)
         while True:
@@ -128,7 +128,7 @@ def each(name: str, items: Iterable[T]) -> Iterable[T]:
 def watched(
     function: Callable[[Iterator[T]], Iterator[T]], name: str, into: Into
 ) -> Callable[[Iterator[T]], Iterator[T]]:
-    """Return the function from batches to batches, timed: without waiting for batches, its seconds go to `into`."""
+    """Time a function from batches to batches. Its seconds without waiting for batches go to `into`."""
 
     def work(batches: Iterator[T]) -> Iterator[T]:
         watch = Stopwatch()

@@ -1,4 +1,4 @@
-"""Times that are written as a count of a unit from a beginning, by the names of the programs that write them."""
+"""Times written as a count of a unit from an origin, by the names of the programs that write them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SINCE = re.compile(
 _COUNT = re.compile(r"([+-]?)([0-9]{1,19})(?:[.,]([0-9]*))?")
 _THOUSANDS = re.compile(r"[+-]?[1-9][0-9]{0,2}(?:,[0-9]{3})+")
 _SCIENTIFIC = re.compile(r"[+-]?[0-9](?:[.][0-9]{7,})[eE][+]?[0-9]{1,2}")
-"""A number with an exponent and at least eight digits; with fewer a spreadsheet has rounded the time."""
+"""A number with an exponent and at least eight digits; with fewer digits a spreadsheet has rounded the time."""
 
 
 def wall_us(moment: datetime) -> int:
-    """Return the microseconds from 1970-01-01 00:00 to a naive time, both read on the same clock."""
+    """Return the microseconds from 1970-01-01 00:00 to a naive time, both on the same clock."""
     seconds = (
         (moment.toordinal() - EPOCH_DAY) * 86_400 + moment.hour * 3600 + moment.minute * 60 + moment.second
     )
@@ -67,14 +67,14 @@ class Count(NamedTuple):
         return (-size if digits < 0 else size) + self.origin
 
     def of_us(self, micros: int) -> float:
-        """Return the number that stands for a time in microseconds since 1970."""
+        """Return the number that represents a time in microseconds since 1970; a year only approximately."""
         if self.is_years:
             return 1970.0 + micros / (365.2425 * _DAY)
         return (micros - self.origin) * self.parts / self.micros
 
 
 def _year_us(digits: int, scale: int) -> int:
-    """Return the microseconds of a year with a fraction, rounded to milliseconds; out of range for other years."""
+    """Return the microseconds of a year with a fraction, rounded to milliseconds; for other years, an invalid time."""
     year, part = divmod(digits, scale)
     if not 1 <= year <= 9998:
         return MAX_US + 1
@@ -115,14 +115,15 @@ COUNTS: Mapping[str, Count] = {
     "epoch_minutes": Count(60 * _SECOND),
     "epoch_hours": Count(3_600 * _SECOND),
 }
-"""The counts by their names in `time_format`, in the order in which they are probable where several fit.
+"""The counts by their names in `time_format`, most probable first.
 
-No leap seconds are counted: those of gps_seconds run ahead of UTC by them, 18 s since 2017."""
+Leap seconds are not counted: gps_seconds run ahead of UTC by them, 18 s since 2017.
+"""
 
 
 @cache
 def count_of(time_format: str | None) -> Count | None:
-    """Return the count that a time format names, such as epoch_days or `hours since 1900-01-01`; None if it is none."""
+    """Return the count of a time format, such as epoch_days or `hours since 1900-01-01`; None if it is not a count."""
     known = COUNTS.get(time_format or "")
     match = _SINCE.fullmatch(time_format or "")
     if known is not None or match is None:
@@ -135,7 +136,7 @@ def count_of(time_format: str | None) -> Count | None:
 
 
 def count_us(text: str, count: Count) -> int | None:
-    """Return the microseconds of a count that is text, on the count's clock; None if it is none, or out of range."""
+    """Return the microseconds of a count given as text, on the count's clock; None if not valid or out of range."""
     if _SCIENTIFIC.fullmatch(text):
         text = format(Decimal(text), "f")
     match = _COUNT.fullmatch(text)

@@ -1,4 +1,4 @@
-"""Name the time formats that a text or a number can have, and the time that each gives."""
+"""Find the time formats that fit a text or a number, and the time in each format."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ USUAL_FORMATS = (
     ),
     *("%Y-%m-%d %H-%M-%S", "%Y-%m-%d %H.%M.%S", "%Y-%m-%d_%H-%M-%S", "%d.%m.%Y %H.%M", "%Y-%m-%d-%H.%M.%S"),
 )
-"""Formats of text beside ISO 8601, the ones of spreadsheets among them."""
+"""Formats of text besides ISO 8601, including those of spreadsheets."""
 COMPACT_FORMATS = {
     4: ("%Y",),
     6: ("%y%m%d", "%Y%m"),
@@ -71,28 +71,28 @@ COMPACT_FORMATS = {
     14: ("%Y%m%d%H%M%S",),
     17: ("%Y%m%d%H%M%S%f",),
 }
-"""Formats of digits alone, by the number of digits."""
+"""Formats that consist of digits, by the number of digits."""
 EPOCHS = ("epoch_seconds", "epoch_milliseconds", "epoch_microseconds", "epoch_nanoseconds")
-_OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # which are sas_days
+_OTHER_COUNTS = tuple(name for name in COUNTS if name not in (*EPOCHS, "stata_days"))  # equal to sas_days
 EARLY_US = 94_694_400_000_000
-"""Three years: nearer to its beginning hardly any count is, and all numbers of too small a unit are."""
+"""Three years. Counts so near to their origin are rare, while numbers in too small a unit all fall there."""
 _RECENT_US = wall_us(datetime(1990, 1, 1))
 _FINE_US = wall_us(datetime(2000, 1, 1))
 _FINE = ("epoch_microseconds", "epoch_nanoseconds")
-"""Counts that no program wrote before the year 2000."""
+"""Counts that programs have written only since the year 2000."""
 _RARE = ("epoch_minutes", "epoch_hours")
 _FEWEST_DAYS = 10_000
-"""Smaller numbers are years, or days from another day, rather than days from the beginnings of programs."""
+"""Smaller numbers are years, or days from another origin, rather than days from the origins of programs."""
 _OLD_US, _FAR_US = wall_us(datetime(1900, 1, 1)), wall_us(datetime(2103, 1, 1))
 YEARS = (1500, 2200)
-"""Years that dates written as digits may have."""
+"""Plausible years of dates written as digits."""
 _PLAIN = re.compile(r"[+-]?[0-9]{1,19}(?:[.][0-9]*)?")
 _MOST = 4
-"""Readings that a sentence names."""
+"""Maximum number of readings that a sentence names."""
 
 
 class TimeReading(NamedTuple):
-    """A time format, and the time in microseconds that a value has in it."""
+    """A time format, and a value's time in it in microseconds."""
 
     form: str
     micros: int
@@ -105,7 +105,7 @@ class TimeReading(NamedTuple):
 def forms_of(low: float, high: float) -> list[str]:
     """Return the formats in which numbers from `low` to `high` are plausible times, the likeliest first.
 
-    Times of recent years come before older ones; times of the future count if there are no others.
+    Times of recent years come before older times; future times count only if no other format fits.
     """
     now = wall_us(datetime.now(UTC).replace(tzinfo=None)) + UNIT_US["day"]
     tiers: dict[str, int] = {}
@@ -119,7 +119,7 @@ def forms_of(low: float, high: float) -> list[str]:
 
 
 def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
-    """Tell if numbers from `low` on may be times from `first` to `last` in a format."""
+    """Return whether numbers from `low` on can be times from `first` to `last` in a format."""
     count = COUNTS.get(form)
     if count is None:
         return YEARS[0] <= to_datetime(first).year and to_datetime(last).year < YEARS[1]
@@ -132,7 +132,7 @@ def _is_plausible(form: str, low: float, first: int, last: int) -> bool:
 
 
 def lacks_date(text: str) -> bool:
-    """Tell if a text begins with a time of day, so that a date may stand in another column."""
+    """Return whether a text begins with a time of day, so that another column may contain the date."""
     return re.match(r"\s*[0-9]{1,2}:[0-9]{2}(?![0-9])", text) is not None
 
 
@@ -146,12 +146,12 @@ def readings_of(text: str) -> list[TimeReading]:
 
 
 def named(readings: list[TimeReading]) -> str:
-    """Return readings in words: the format, and the time in it."""
+    """Describe readings in words: each format, and the time in it."""
     return ", ".join(f"{one.form} ({one})" for one in readings[:_MOST])
 
 
 def numbers_remedy(first: float | None) -> str:
-    """Return what to set for a column of numbers, with what the first one is in each format that fits."""
+    """Return the remedy for a column of numbers, with the first number's time in each format that fits."""
     setting = "set time_format in the spec to one of"
     readings = [] if first is None else readings_of(f"{first:.9f}".rstrip("0").rstrip("."))
     if readings:
@@ -163,7 +163,7 @@ def numbers_remedy(first: float | None) -> str:
 
 
 def _compact(low: float, high: float) -> tuple[str, ...]:
-    """Return the formats of digits alone that whole numbers may have; two digits of a year may have lost zeros."""
+    """Return the formats of digits that fit whole numbers; two-digit years may have lost leading zeros."""
     if low != int(low) or high != int(high) or low < 0:
         return ()
     sizes = {len(str(int(low))), len(str(int(high)))} - {4}

@@ -1,7 +1,7 @@
 """Durations, and event times as text: one rule for every command.
 
-A time format becomes a regular expression, whose named groups have the parts of a time. Parts that stand in columns of
-their own are read by the same rules.
+A time format becomes a regular expression with a named group for each part of a time. The same rules read parts in
+separate columns.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MONTHS = tuple(
     f"{name[:3]}(?:{name[3:]})?"
     for name in "january february march april may june july august sept(?:ember)? october november december".split()
 )
-"""English names of months, whole or their first three letters (of September also four), as regular expressions."""
+"""Regular expressions for English names of months: whole, or the first three letters (of September also four)."""
 _MONTH_NAMES = "janfebmaraprmayjunjulaugsepoctnovdec"
 _DAY_NAMES = "montuewedthufrisatsun"
 MONTH_NAME = f"(?i:(?:{'|'.join(_MONTHS)})[.]?)"
-"""How the names of months are written, as a regular expression."""
+"""Regular expression of a month's name."""
 _TWO = "[0-9]{1,2}"
 _HALF = "[AaPp][.]?[Mm][.]?"
 _ZONE = "(?:[Uu][Tt][Cc]|[Gg][Mm][Tt])?[+-][0-9]{2}(?::?[0-9]{2})?|[Zz]|[A-Z]{3,5}"
-"""An offset, Z, or an abbreviation: UTC, GMT, or one that the spec's time zone has."""
+"""An offset, Z, or an abbreviation: UTC, GMT, or an abbreviation of the spec's time zone."""
 _DIRECTIVES = {
     "Y": ("year", "[0-9]{4}"),
     "m": ("month", _TWO),
@@ -57,7 +57,7 @@ _DIRECTIVES = {
 }
 DIRECTIVES = " ".join(f"%{one}" for one in _DIRECTIVES)
 _WIDTHS = {"Y": 4, "G": 4, "j": 3, "u": 1, "q": 1, **dict.fromkeys("mdHMSIyV", 2)}
-"""Digits of a directive where no other character stands between it and the next one."""
+"""Digits of a directive that the next directive follows without a separator."""
 _ALIASES = {
     **{"B": "%b", "h": "%b", "A": "%a", "e": "%d", "k": "%H", "l": "%I", "L": "%f", "N": "%f", "Z": "%z"},
     **{"P": "%p", "F": "%Y-%m-%d", "T": "%H:%M:%S", "R": "%H:%M", "D": "%m/%d/%y", "r": "%I:%M:%S %p"},
@@ -70,7 +70,7 @@ _NEEDS = (
     ("hour12", "half", "%p is missing, as %I is an hour from 1 to 12"),
     ("half", "hour12", "%I is missing, as %p is for an hour from 1 to 12"),
 )
-"""Parts of a time that are none without another part, and what to say of it."""
+"""Parts of a time that require another part, and the message if it is missing."""
 
 
 def _clock(marks: str) -> str:
@@ -87,9 +87,9 @@ _ISO = (
     "|-?W(?P<week>[0-9]{2})(?:-?(?P<weekday>[1-7]))?|[- ]?[Qq](?P<quarter>[1-4]))"
     f"(?:(?:[Tt]| {{1,2}}){_clock(':')})?"
 )
-"""ISO 8601, and what is written like it: AM and PM, a comma before fractions, UTC, months and quarters."""
+"""ISO 8601 and similar forms: AM and PM, a comma before fractions, UTC, months and quarters."""
 _WHOLE = "(?:[.]0*)?"
-"""A number may be written with a fraction of zeros."""
+"""A number may have a fraction of zeros."""
 DATE_PARTS: Mapping[str, re.Pattern[str]] = {
     "year": re.compile(f"(?:(?P<year>[0-9]{{3,4}})|(?P<short_year>{_TWO})){_WHOLE}"),
     "quarter": re.compile(f"(?:[Qq] *)?(?P<quarter>[1-4]){_WHOLE}"),
@@ -98,10 +98,10 @@ DATE_PARTS: Mapping[str, re.Pattern[str]] = {
     "day_of_year": re.compile(f"(?P<day_of_year>[0-9]{{1,3}}){_WHOLE}"),
     "week": re.compile(f"(?:[WwKk]+ *)?(?P<week>{_TWO}){_WHOLE}"),
 }
-"""How the parts of a date are written in columns of their own."""
+"""Patterns of the parts of a date in separate columns."""
 _DAY_PART = "(?P<day_part>0?[.][0-9]*[1-9][0-9]*(?:[eE]-[0-9]+)?)"
 _MARKED_CLOCK = f"(?:(?:1899-12-3[01]|1900-01-0[01])[ T])?[ T]*(?=.*[:.hAaPp]){_clock(':.h')}"
-"""A time of day that is no mere number; spreadsheets may write it with the day from which they count."""
+"""A time of day with separators; spreadsheets may write their day 0 before it."""
 _DIGITS = f"(?P<hour>{_TWO})(?P<minute>[0-9]{{2}})(?P<second>[0-9]{{2}})?{_WHOLE}"
 _HOUR, _MINUTE = f"(?P<hour>{_TWO})", f"(?P<minute>{_TWO}){_WHOLE}"
 CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
@@ -117,7 +117,7 @@ CLOCK_PARTS: Mapping[str, tuple[re.Pattern[str], ...]] = {
         ("second", ("(?P<seconds>[0-5]?[0-9](?:[.][0-9]*)?)",)),
     )
 }
-"""How the parts of a time of day are written in columns of their own, of which it is the sum: the first that fits."""
+"""Patterns of the parts of a time of day in separate columns, whose sum is the time; the first pattern that fits."""
 
 
 _Parts = Mapping[str, str | None]
@@ -126,8 +126,8 @@ _Parts = Mapping[str, str | None]
 class TimePattern(NamedTuple):
     """The pattern of a time as text: `regex` matches all of it, trimmed, with a named group for each part.
 
-    width: digits of a format without any other character, such as %Y%m%d; 0 of other formats.
-    lost: how many zeros at its beginning may be missing, as in a number.
+    width: digits of a format without any other character, such as %Y%m%d; 0 for other formats. lost: maximum number of
+    missing leading zeros, as in a number.
     """
 
     regex: re.Pattern[str]
@@ -136,7 +136,7 @@ class TimePattern(NamedTuple):
 
 
 class TimeOfDay(NamedTuple):
-    """Microseconds since 0:00, and by how many the clock is ahead of UTC; None: not written."""
+    """Microseconds since 0:00, and by how many the clock is ahead of UTC; None: no offset was written."""
 
     micros: int
     offset: int | None = None
@@ -201,7 +201,7 @@ def _tokens(time_format: str) -> list[tuple[str, str]]:
 
 
 def _check_complete(parts: list[str]) -> None:
-    """Refuse a format that gives a part of a time twice, or no whole date.
+    """Refuse a format with a repeated part of a time, or without a whole date.
 
     Raises:
         ValueError: the message says what is wrong.
@@ -219,11 +219,11 @@ def _check_complete(parts: list[str]) -> None:
 
 
 class TimeParser:
-    """Parse times as text to microseconds since 1970-01-01 UTC.
+    """Parser of times as text to microseconds since 1970-01-01 UTC.
 
     Args:
         time_format: None for ISO 8601, a count of `jobs.core.time_counts`, or directives such as %Y %m %d %H %M %S.
-        zone: the time zone of a time without an offset of its own.
+        zone: time zone of times without an offset.
 
     Raises:
         ValueError: a directive is unknown or repeated, or the date is incomplete; the message says which.
@@ -237,7 +237,7 @@ class TimeParser:
 
     @property
     def reads_numbers(self) -> bool:
-        """Tell if times in this format may be stored as numbers."""
+        """Return whether times in this format may be stored as numbers."""
         return self._count is not None or self._pattern.width > 0
 
     def __call__(self, text: str) -> int | None:
@@ -261,7 +261,7 @@ class TimeParser:
         return value if MIN_US <= value <= MAX_US else None
 
     def _whole(self, text: str) -> str:
-        """Return a time of digits alone with the zeros that a number has lost, and without a fraction of zeros."""
+        """Return a time of digits without a fraction of zeros, with the leading zeros that a number has lost."""
         digits, _, fraction = text.partition(".")
         if not digits.isdigit() or fraction.strip("0"):
             return text
@@ -270,9 +270,9 @@ class TimeParser:
 
 
 def date_us(texts: Mapping[str, str]) -> int | None:
-    """Return the microseconds from 1970 to a date whose parts stand in columns of their own, or None if it is none.
+    """Return the microseconds from 1970 to a date with parts in separate columns; None if it is not a date.
 
-    texts: what the columns of `DATE_PARTS` hold, trimmed.
+    texts: trimmed values of the columns of `DATE_PARTS`.
     """
     parts: dict[str, str | None] = {}
     for part, text in texts.items():
@@ -284,16 +284,16 @@ def date_us(texts: Mapping[str, str]) -> int | None:
 
 
 def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
-    """Return the time of day, or the part of it, that a trimmed text is in a column of its own; None if it is none.
+    """Parse a trimmed text of a separate column as a time of day or a part of it; None if it is not valid.
 
-    part: what the column has, of `CLOCK_PARTS`.
+    part: content of the column, a name of `CLOCK_PARTS`.
     """
     match = next((found for one in CLOCK_PARTS[part] if (found := one.fullmatch(text))), None)
     if match is None:
         return None
     parts = match.groupdict()
     if day_part := parts.get("day_part"):
-        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as days of a spreadsheet
+        return TimeOfDay(round(float(day_part) * UNIT_US["day"] / 1000) * 1000)  # as a fraction of a day
     if seconds := parts.get("seconds"):
         return TimeOfDay(round(float(seconds) * UNIT_US["second"]))
     micros, zone = _clock_us(parts), parts.get("zone")
@@ -302,7 +302,7 @@ def time_of_day(text: str, part: str = "time") -> TimeOfDay | None:
 
 
 def _wall_us(parts: _Parts) -> int | None:
-    """Return the microseconds from 1970 to a time on its own clock; None if there is no such date or time of day."""
+    """Return the microseconds from 1970 to a time on its clock; None if the date or time does not exist."""
     epoch = parts.get("epoch")
     if epoch:
         return int(epoch) * 1_000_000 + _micros(parts)
@@ -319,7 +319,7 @@ def _micros(parts: _Parts) -> int:
 
 
 def _clock_us(parts: _Parts) -> int | None:
-    """Return the microseconds of a time of day; None if there is no such time."""
+    """Return the microseconds of a time of day; None if the time does not exist."""
     part = parts.get
     hour, minute, second = int(part("hour") or 0), int(part("minute") or 0), int(part("second") or 0)
     half = part("half")
@@ -333,10 +333,10 @@ def _clock_us(parts: _Parts) -> int | None:
 
 
 def _day_of(parts: _Parts) -> date:
-    """Return the day of a time; where it is not written, the first of its week, month, quarter or year.
+    """Return the day of a time; if it is not written, the first day of its week, month, quarter or year.
 
     Raises:
-        ValueError, OverflowError: there is no such day.
+        ValueError, OverflowError: the day does not exist.
     """
     part = parts.get
     year, month, day = part("year") or part("week_year"), part("month"), part("day")
@@ -359,33 +359,33 @@ def _day_of(parts: _Parts) -> date:
 
 
 def _whole_year(text: str | None) -> int:
-    """Return the year of two digits: 1969 to 2068, as in C."""
+    """Return the full year of two digits: 1969 to 2068, as in C."""
     number = int(text or 0)
     return number + (1900 if number >= 69 else 2000)
 
 
 def zone_of(name: str) -> tzinfo:
-    """Return the time zone of a name of the IANA list; UTC is always the same object, compared by `is`."""
+    """Return the time zone of an IANA name; UTC is always the same object, compared by `is`."""
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def local_us(wall: int, zone: tzinfo) -> int:
     """Return the microseconds since 1970 UTC of a time on the clocks of `zone`; both count from 1970.
 
-    A time that occurs twice, as clocks go back, is the earlier one; one that is skipped, as they go forward, moves on
-    by the gap.
+    Of a time that occurs twice, as clocks go back, the earlier one is meant. A time that is skipped, as they go
+    forward, moves on by the gap.
     """
     offset = to_datetime(wall).replace(tzinfo=zone).utcoffset() or timedelta(0)
     return wall - offset // timedelta(microseconds=1)
 
 
 def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
-    """Return the microseconds by which a clock is ahead of UTC; None if the offset cannot be, or has no meaning.
+    """Return the microseconds by which a clock is ahead of UTC; None if the offset is impossible or unknown.
 
     Args:
         zone: an offset or an abbreviation.
-        wall: the time on that clock, for abbreviations.
-        local: the time zone whose abbreviations are known.
+        wall: time on that clock, for abbreviations.
+        local: time zone whose abbreviations are known.
     """
     name = zone.upper()
     if name in ("Z", "UTC", "GMT"):
@@ -404,7 +404,7 @@ def _offset(zone: str, wall: int, local: tzinfo) -> int | None:
 
 
 def trigger_seconds(trigger: str) -> float | None:
-    """Return the seconds between micro-batches; None for `available-now`: process the present rows, then end.
+    """Return the seconds between micro-batches; None for `available-now`: process the available rows, then end.
 
     Raises:
         UserError: the option is neither `available-now` nor a number of seconds.

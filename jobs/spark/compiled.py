@@ -1,7 +1,7 @@
-"""Compile our own classes for Spark's JVM (`jobs/spark/java`) into a jar, by the compiler that Spark carries.
+"""Compile the Java classes of the project (`jobs/spark/java`) into a jar, by Spark's own compiler.
 
-Spark compiles its plans by Janino, which needs a Java runtime alone. Its output depends on the sources only, so the
-jar's SHA-256 is known as every other jar's is; its name has a digest of the sources.
+Spark compiles its plans by Janino, which needs only a Java runtime. Its output depends only on the sources, so the
+jar's SHA-256 is known in advance, as that of every other jar. The jar's name contains a digest of the sources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jobs.core.errors import RUN_FAILED, UserError
 from jobs.spark.doctor import java_command
 
 GROUP = "kalman"
-"""The group of jars that are compiled here and not fetched."""
+"""The Maven group of jars that are compiled here instead of downloaded."""
 SOURCES = Path(__file__).with_name("java")
 _COMPILER = ("janino-", "commons-compiler-")
 _MAIN = "org.codehaus.commons.compiler.samples.CompilerDemo"
@@ -27,7 +27,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def source_digest() -> str:
-    """Return a short digest of the sources: their version."""
+    """Return a short digest of the sources, used as their version."""
     digest = hashlib.sha256()
     for file in sorted(SOURCES.rglob("*.java")):
         digest.update(f"{file.relative_to(SOURCES).as_posix()}\n".encode())
@@ -39,7 +39,7 @@ def compile_into(jar: Path, class_path: Sequence[Path]) -> None:
     """Compile the sources into a jar.
 
     Args:
-        jar: to write.
+        jar: path of the jar to write.
         class_path: jars with the classes that the sources use, and with the compiler.
 
     Raises:
@@ -73,7 +73,7 @@ def compile_into(jar: Path, class_path: Sequence[Path]) -> None:
         if done.returncode or not classes:
             said = (done.stdout + done.stderr).strip()[:400] or "the compiler said nothing"
             raise UserError(f"our classes for Spark could not be compiled: {said}", RUN_FAILED)
-        # Neither times nor another release's compression, so that the jar is the same everywhere.
+        # Without times and compression, which differ between releases, the jar is the same everywhere.
         with zipfile.ZipFile(jar, "w", zipfile.ZIP_STORED) as packed:
             for file in classes:
                 entry = zipfile.ZipInfo(file.relative_to(folder).as_posix(), _LONG_AGO)

@@ -1,7 +1,7 @@
 """Check before installation that this machine has the Python and the Java that the pipeline needs.
 
-Run as `python jobs/spark/doctor.py` by any Python from 3.6 on: it imports the standard library alone, and its syntax
-stays old, because a Python that is too old must be able to run it and report that.
+Run it as `python jobs/spark/doctor.py` with any Python from 3.6 on. It imports only the standard library and uses old
+syntax: a Python that is too old can run it and report the problem.
 """
 
 import os
@@ -13,11 +13,11 @@ from importlib.util import find_spec
 
 PYTHON_AT_LEAST = (3, 11)
 JAVA_VERSIONS = (17, 21)
-JAVA_MODULE = "jdk.incubator.vector"  # Spark asks for it; Java runtimes from PyPI and stripped images lack it
+JAVA_MODULE = "jdk.incubator.vector"  # Spark requires it; Java runtimes from PyPI and stripped images lack it
 
 
 def python_problem() -> str:
-    """Return the problem of this Python with the package that mends it, or an empty text."""
+    """Describe the problem of this Python and the package that solves it; an empty text without a problem."""
     if sys.version_info[:2] < PYTHON_AT_LEAST:
         found = "{}.{}".format(*sys.version_info[:2])
         return (
@@ -35,7 +35,7 @@ def python_problem() -> str:
 
 
 def java_command() -> str:
-    """Return the java that Spark will start: that of JAVA_HOME, else that on PATH; empty if there is none."""
+    """Return the `java` that Spark will start: from JAVA_HOME, else from PATH; empty if there is none."""
     home = os.environ.get("JAVA_HOME")
     if home:
         command = os.path.join(home, "bin", "java")
@@ -44,7 +44,7 @@ def java_command() -> str:
 
 
 def java_problem() -> str:
-    """Return the problem of Spark's Java with the package that mends it, or an empty text."""
+    """Describe the problem of Spark's Java and the package that solves it; an empty text without a problem."""
     command = java_command()
     if not command:
         home = os.environ.get("JAVA_HOME")

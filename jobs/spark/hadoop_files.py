@@ -1,4 +1,4 @@
-"""Small files of a warehouse in a store that only Spark reaches: the only module that calls Hadoop's file system."""
+"""Small files of a warehouse in a store that only Spark can access; the only module that calls Hadoop's file system."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 from jobs.storage.object_files import Seen
 
 _BLOCK = 16_384
-"""How many bytes are read at a time to find the end of a line."""
+"""Bytes per read while looking for the end of a line."""
 
 
 class HadoopFiles:
-    """A folder of the warehouse, read and written by the JVM through the file system that Spark uses for it.
+    """A folder of the warehouse, accessed by the JVM through Spark's file system.
 
-    For a local folder, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
+    Used for local folders, too: Hadoop keeps a checksum beside each file that Spark writes, and verifies it on reading.
     """
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
@@ -58,7 +58,7 @@ class HadoopFiles:
                 stream.hsync()
         finally:
             stream.close()
-        if not self._files.rename(draft, path):  # HDFS does not rename onto a file
+        if not self._files.rename(draft, path):  # HDFS cannot rename a file to an existing name
             self._files.delete(path, False)
             self._files.rename(draft, path)
 

@@ -1,12 +1,16 @@
 """Fetch the jars that Spark needs besides its own, once, so that every later start is offline and fast.
 
-`python -m jobs.spark.jars` resolves them with the Ivy that PySpark carries, in a folder of its own. The user's Ivy
-and Maven folders are not touched: an incomplete one there makes Spark's own resolution fail.
+`python -m jobs.spark.jars` resolves them with PySpark's Ivy in a separate folder. The user's Ivy and Maven folders are
+not touched: an incomplete one makes Spark's own resolution fail.
 
-Jars that only some models need are in sets of their own, each in a subfolder, fetched by its first use or by
-`python -m jobs.spark.jars SET ...`: `kafka` is Spark's connector, `broker` a Kafka broker for tests and the demo,
-`yarn` a YARN cluster in one process for a test, `s3` the client of S3 with classes of our own (`jobs.spark.compiled`),
-`azure` and `google` are Hadoop's clients of those stores.
+Jars that only some models need form optional sets, each in a subfolder. A set is fetched by its first use or by
+`python -m jobs.spark.jars SET ...`:
+
+- `kafka`: Spark's connector.
+- `broker`: a Kafka broker for tests and the demo.
+- `yarn`: a YARN cluster in one process for a test.
+- `s3`: the client of S3 with the project's classes (`jobs.spark.compiled`).
+- `azure`, `google`: Hadoop's clients of those stores.
 
 `jars.sha256` beside this file has the SHA-256 of every jar. A jar with other content is refused when it is fetched, and
 when a command starts.
@@ -38,12 +42,12 @@ from jobs.spark.doctor import java_command, java_problem
 MANIFEST = "manifest.json"
 DIGESTS = Path(__file__).with_name("jars.sha256")
 HOW_TO_FETCH = "run `make setup` (or `python -m jobs.spark.jars`)"
-_ATTEMPTS = 2  # the second continues the downloads of the first
+_ATTEMPTS = 2  # the second attempt continues the downloads of the first
 _SECONDS = 900
 
 
 class Coordinate(NamedTuple):
-    """A Maven artifact; `without` names dependencies of it that the pipeline does not need."""
+    """A Maven artifact; `without` lists its dependencies that the pipeline does not need."""
 
     group: str
     artifact: str
@@ -55,8 +59,8 @@ class Coordinate(NamedTuple):
 
 
 COORDINATES: tuple[Coordinate, ...] = (
-    # Delta's kernel and Unity Catalog's client serve tables that a catalog server manages; the warehouse has folders.
-    # Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tested without them.
+    # Delta's kernel and Unity Catalog's client serve tables managed by a catalog server; the warehouse consists of
+    # folders. Writing, reading, MERGE, streaming, OPTIMIZE, VACUUM and cloning were tested without them.
     Coordinate(
         "io.delta",
         "delta-spark_4.2_2.13",
@@ -76,8 +80,8 @@ COORDINATES: tuple[Coordinate, ...] = (
 _AWS = "2.35.4"
 OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
     "kafka": (
-        # Not every mirror has the connector's own release of the token provider, which only serves delegation tokens
-        # and has not changed since 4.0.0.
+        # Some mirrors lack the token provider of the connector's release. It only serves delegation tokens and has not
+        # changed since 4.0.0.
         Coordinate(
             "org.apache.spark",
             "spark-sql-kafka-0-10_2.13",
@@ -107,7 +111,7 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("org.bouncycastle", "bcpkix-jdk18on", "1.82"),
     ),
     "s3": (
-        # Amazon's bundle has 640 MB; these are its parts that a file system needs, in the release that Hadoop names.
+        # Amazon's bundle has 640 MB; these are the parts that a file system needs, in the release that Hadoop names.
         Coordinate("org.apache.hadoop", "hadoop-aws", "3.5.0", without=("bundle", "wildfly-openssl")),
         Coordinate("software.amazon.awssdk", "s3", _AWS),
         Coordinate("software.amazon.awssdk", "s3-transfer-manager", _AWS),
@@ -115,7 +119,7 @@ OPTIONAL: dict[str, tuple[Coordinate, ...]] = {
         Coordinate("software.amazon.awssdk", "apache-client", _AWS),
     ),
     "azure": (
-        # Without what serves the former `wasb://` alone.
+        # Without the dependencies that only the former `wasb://` needs.
         Coordinate(
             "org.apache.hadoop", "hadoop-azure", "3.5.0", without=("azure-storage", "azure-keyvault-core")
         ),
@@ -128,7 +132,7 @@ _ALONE = {"broker"}
 
 
 def jar_folder() -> Path:
-    """Return the folder of the jars: KALMAN_JARS, else one inside this Python environment."""
+    """Return the folder of the jars: KALMAN_JARS, else a folder inside this Python environment."""
     given = os.environ.get("KALMAN_JARS")
     return Path(given or Path(sys.prefix) / "share" / "kalman-pipeline" / "jars").expanduser().absolute()
 
@@ -137,7 +141,7 @@ def jar_paths() -> list[str]:
     """Return the paths of the fetched jars, sorted.
 
     Raises:
-        UserError: the jars are not fetched, not complete, those of another release, or have other content.
+        UserError: the jars are missing, incomplete, of another release, or have other content.
     """
     folder = jar_folder()
     names = _fetched(folder, COORDINATES)
@@ -147,16 +151,16 @@ def jar_paths() -> list[str]:
 
 
 def known_digests() -> dict[str, str]:
-    """Return the SHA-256 of every jar that a release was tested with, in hex, by its file's name."""
+    """Return the SHA-256, in hex, of every jar that the release was tested with, by file name."""
     lines = DIGESTS.read_text(encoding="utf-8").splitlines()
     return {name: digest for digest, name in (line.split() for line in lines if line and line[0] != "#")}
 
 
 def _checked(folder: Path, names: Iterable[str]) -> list[str]:
-    """Return the paths of jars whose content is that of the release.
+    """Return the paths of jars after a check of their content.
 
     Raises:
-        UserError: one has other content.
+        UserError: the content of a jar is not that of the release.
     """
     known = known_digests()
     for name in names:
@@ -174,7 +178,7 @@ def optional_jars(part: str) -> list[str]:
     Raises:
         UserError: the jars that every job needs are missing, or these cannot be fetched.
     """
-    jar_paths()  # they come first: `fetch` refuses a folder with other content
+    jar_paths()  # checked first: `fetch` refuses a folder with other content
     folder, coordinates = jar_folder() / part, OPTIONAL[part]
     names = _fetched(folder, coordinates)
     if names is None:
@@ -186,12 +190,12 @@ def optional_jars(part: str) -> list[str]:
 def fetch(
     coordinates: Sequence[Coordinate] = COORDINATES, folder: Path | None = None, alone: bool = False
 ) -> bool:
-    """Fetch the jars into `folder` and return True; return False if they are there with the right content.
+    """Fetch the jars into `folder` and return True; return False if it already has them with the right content.
 
     Jars that PySpark contains are left out, unless the set runs `alone`. The folder appears complete or not at all.
 
     Raises:
-        UserError: no Java, no network, a folder with other content, or a jar that is not the one of this release.
+        UserError: no Java, no network, a folder with other content, or a jar whose content is not that of the release.
     """
     target = folder or jar_folder()
     if _fetched(target, coordinates, check_content=True) is not None:
@@ -239,7 +243,7 @@ def _wanted(coordinates: Iterable[Coordinate]) -> list[str]:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    # The folder is replaced as a whole, so it must be one that `fetch` made, or empty.
+    # The folder is replaced as a whole, so it must be empty or made by `fetch`.
     if (
         folder.exists()
         and not (folder / MANIFEST).is_file()
@@ -293,7 +297,7 @@ def _run(command: Sequence[str]) -> tuple[str, bool]:
 
 
 def _ivy_settings(cache: Path) -> str:
-    # A resolver without a root is Ivy's default of Maven Central, the only repository that is needed.
+    # A resolver without a root means Ivy's default, Maven Central. No other repository is needed.
     return f"""<ivysettings>
   <settings defaultResolver="central"/>
   <caches defaultCacheDir={quoteattr(str(cache))}/>
@@ -340,11 +344,11 @@ def _artifact_name(file_name: str) -> str:
 
 
 def _proxy_options() -> list[str]:
-    """Return Java's options for the proxy of the environment, which Java does not read itself."""
+    """Return Java's options for the proxy in the environment variables, which Java does not read."""
     options = []
     for scheme, address in urllib.request.getproxies().items():
         proxy = urllib.parse.urlsplit(address if "//" in address else f"//{address}")
-        with contextlib.suppress(ValueError):  # a port that is not a number: Java reports it as well
+        with contextlib.suppress(ValueError):  # Java also reports a port that is not a number
             if scheme in ("http", "https") and proxy.hostname:
                 options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
                 options.append(f"-D{scheme}.proxyPort={proxy.port or 80}")
@@ -352,7 +356,7 @@ def _proxy_options() -> list[str]:
 
 
 def _reason(output: str) -> str:
-    """Return the cause of a failure in Ivy's output and the remedy, in one sentence."""
+    """Return the cause of a failure, from Ivy's output, and the remedy in one sentence."""
     where = "check the network, the proxy (https_proxy) and, behind a mirror, KALMAN_IVYSETTINGS"
     if re.search(
         r"UnknownHost|Host .* not found|ConnectException|timed out|refused|unreachable|Server access",
@@ -383,7 +387,7 @@ def _swap(complete: Path, target: Path, scratch: Path) -> None:
     try:
         complete.rename(target)
     except OSError:
-        # Another set-up was faster; its folder will do if it is complete.
+        # Another process fetched the jars first; its folder is used if it is complete.
         if not (target / MANIFEST).is_file():
             raise
 
@@ -394,7 +398,7 @@ def _sha256(path: Path) -> str:
 
 
 def main(parts: Sequence[str] = ()) -> int:
-    """Fetch missing jars, also those of the named sets, and print where they are."""
+    """Fetch missing jars, also those of the named sets, and print their folders."""
     began = time.monotonic()
     try:
         unknown = [part for part in parts if part not in OPTIONAL]

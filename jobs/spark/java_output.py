@@ -1,7 +1,7 @@
-"""Filter lines out of the standard error of Spark's processes that are of no use to a user.
+"""Filter useless lines out of the standard error of Spark's processes.
 
-The Python worker in which Spark prepares a stateful query prints each step of its start, in ten lines: no level of
-logging silences it. The standard error of Java and its workers is read line by line, and all other lines are passed on.
+The Python worker in which Spark prepares a stateful query prints ten lines about its start, which no log level
+silences. The standard error of Java and its workers is read line by line, and all other lines are passed on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 LAST_WORDS_SECONDS = 0.1
-"""How long the end of this process waits for lines that are not passed on yet."""
+"""Seconds for which the end of this process waits for remaining lines."""
 
 _NOISE = (
     b"Starting Streaming TransformWithStateInPandas",
@@ -24,15 +24,15 @@ _NOISE = (
 
 @contextmanager
 def filtered() -> Iterator[None]:
-    """Give the processes that are started within a standard error without those lines.
+    """Filter the standard error of the processes that are started in the block.
 
-    They keep it for life. What they write after the end of this process is lost.
+    They keep the filter for life. Lines that they write after the end of this process are lost.
     """
     console = os.dup(2)
     read, write = os.pipe()
     os.dup2(write, 2)
     os.close(write)
-    # The thread ends with the last process that has the pipe: at once if none was started.
+    # The thread ends with the last process that has the pipe: at once if no process was started.
     reader = threading.Thread(target=_forward, args=(read, os.dup(console)), name="java output", daemon=True)
     reader.start()
     atexit.register(reader.join, LAST_WORDS_SECONDS)
@@ -48,6 +48,6 @@ def _forward(read: int, console: int) -> None:
     with os.fdopen(read, "rb") as lines, os.fdopen(console, "wb", buffering=0) as out:
         for line in lines:
             noise = line.startswith(_NOISE)
-            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each of them
+            if not noise and not (after_noise and line == b"\n"):  # an empty line follows each such line
                 out.write(line)
             after_noise = noise

@@ -1,8 +1,8 @@
 """Label jobs in Spark's UI: their descriptions, and the names of their stages.
 
-Spark keeps both for each thread, and a thread that it starts for a query inherits them. Spark labels a stream's own
-thread, in which its sink runs, with the stream and the micro-batch; the sink adds its step. Without a label a stage is
-named after the place in Spark's own code that Python calls.
+Spark keeps both labels per thread; the thread of a query inherits them. The sink of a stream runs in a thread that
+Spark labels with the stream and the micro-batch; the sink adds its step. Without a label a stage is named after the
+line of Spark's code that Python calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def label(spark: SparkSession, subject: str, step: str | None = None, between: s
         spark: the session.
         subject: the owner of the jobs, such as a generation, or a verb and its model.
         step: the purpose of the jobs.
-        between: the separator of the two.
+        between: separator of subject and step.
     """
     text = subject if step is None else f"{subject}{between}{step}"
     for name in (DESCRIPTION, NAME):
@@ -33,7 +33,7 @@ def label(spark: SparkSession, subject: str, step: str | None = None, between: s
 
 @contextmanager
 def labelled(spark: SparkSession, subject: str, step: str | None = None) -> Iterator[None]:
-    """Label the jobs that this thread starts within."""
+    """Label the jobs that this thread starts in the block."""
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in (DESCRIPTION, NAME)}
     label(spark, subject, step)
@@ -41,7 +41,7 @@ def labelled(spark: SparkSession, subject: str, step: str | None = None) -> Iter
         yield
     finally:
         for name, value in before.items():
-            # None removes a property, although the annotation does not allow it
+            # None removes a property, although the annotation does not allow None
             context.setLocalProperty(name, value)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,7 +1,7 @@
-"""Kafka's brokers: how to reach them, the id and offsets of a topic, and if it still has the messages of a position.
+"""Kafka's brokers: their settings, the id and offsets of a topic, and a check that messages after a position exist.
 
-The brokers are a setting of the machine, not of a model: KALMAN_KAFKA has their addresses, and KALMAN_KAFKA_PROPERTIES
-may name a file of Kafka's own client properties, such as those for TLS and SASL.
+The brokers are a setting of the machine, not of a model. KALMAN_KAFKA has their addresses; KALMAN_KAFKA_PROPERTIES may
+name a file of Kafka's client properties, such as those for TLS and SASL.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 SERVERS, PROPERTIES = "KALMAN_KAFKA", "KALMAN_KAFKA_PROPERTIES"
 _MOST_PROPERTIES = 64 * 1024
 PATIENCE_MS = 20_000
-"""How long a request to the brokers may take."""
+"""Time limit of a request to the brokers."""
 
 Offsets = dict[int, int]
-"""By partition, the offset of the next message to process."""
+"""Offset of the next message to process, by partition."""
 
 
 ISOLATION, COMMITTED = "isolation.level", "read_committed"
@@ -37,9 +37,9 @@ ISOLATION, COMMITTED = "isolation.level", "read_committed"
 
 
 class Bounds(NamedTuple):
-    """The offsets of a partition: of its first message, of the end for readers, and of the next one that it will get.
+    """Offsets of a partition: its first message, its end for readers (`end`), and the next message written (`written`).
 
-    While a transaction is open, readers of committed messages do not get beyond its first message, so `end` is before
+    While a transaction is open, readers of committed messages cannot pass its first message, so `end` is before
     `written`.
     """
 
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """A topic: its name, the bounds of its partitions, and its id, None if the brokers do not report ids.
+    """A topic: its name, the bounds of its partitions, and its id (None if the brokers do not report ids).
 
     A topic that is deleted and made anew has the same name, another id, and offsets that begin at 0.
     """
@@ -59,7 +59,7 @@ class Topic(NamedTuple):
     bounds: dict[int, Bounds]
 
     def reaches(self, offsets: Mapping[int, int]) -> bool:
-        """Tell if it has all partitions and is as long as a position says; a topic that was made anew may not be."""
+        """Return whether the topic has these partitions up to these offsets; a topic made anew may be shorter."""
         return all(
             number in self.bounds and self.bounds[number].written >= at for number, at in offsets.items()
         )
@@ -111,12 +111,12 @@ def reading_options() -> dict[str, str]:
 
 
 def stream_reader(spark: SparkSession, max_offsets: int | None) -> DataStreamReader:
-    """Return a stream's reader of topics with its options, without the topics and where they begin.
+    """Return a stream's reader of topics with its options, without the topics and their starting offsets.
 
-    max_offsets: the most messages of a micro-batch; None: no limit.
+    max_offsets: maximum number of messages in a micro-batch; None: no limit.
     """
     stream = spark.readStream.format("kafka").option("failOnDataLoss", "true")
-    # Waits a minute for a broker that restarts.
+    # The reader waits a minute for a broker that restarts.
     stream = stream.option("fetchOffset.numRetries", 30).option("fetchOffset.retryIntervalMs", 2000)
     if max_offsets is not None:
         stream = stream.option("maxOffsetsPerTrigger", max_offsets)
@@ -129,7 +129,7 @@ def read_topic(spark: SparkSession, name: str) -> Topic:
     """Return a topic's id and current bounds.
 
     Raises:
-        UserError: there is no such topic, or the brokers do not answer.
+        UserError: the topic does not exist, or the brokers do not answer.
     """
     jvm: Any = spark._jvm
     spec, level = jvm.org.apache.kafka.clients.admin.OffsetSpec, jvm.org.apache.kafka.common.IsolationLevel
@@ -154,7 +154,7 @@ def read_topic(spark: SparkSession, name: str) -> Topic:
 
 
 def topic_id(spark: SparkSession, name: str) -> str | None:
-    """Return a topic's id; None if there is no such topic, or the brokers do not report ids.
+    """Return a topic's id; None if the topic does not exist, or the brokers do not report ids.
 
     Raises:
         UserError: the brokers do not answer.
@@ -163,7 +163,7 @@ def topic_id(spark: SparkSession, name: str) -> str | None:
 
 
 def topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the ids of those topics that exist; None for each if the brokers do not report ids.
+    """Return the ids of the topics that exist; each is None if the brokers do not report ids.
 
     Raises:
         UserError: the brokers do not answer.
@@ -173,10 +173,10 @@ def topic_ids(spark: SparkSession, names: Iterable[str]) -> dict[str, str | None
 
 
 def topic_names(spark: SparkSession, pattern: str) -> list[str]:
-    """Return the names of the topics that a regular expression of Java matches whole, sorted.
+    """Return the sorted names of the topics that a Java regular expression matches as a whole.
 
     Raises:
-        UserError: it is no regular expression, or the brokers do not answer.
+        UserError: the regular expression is not valid, or the brokers do not answer.
     """
     jvm: Any = spark._jvm
     try:
@@ -194,7 +194,7 @@ def _described(jvm: Any, client: Any, name: str) -> Any:
 
 
 def _descriptions(jvm: Any, client: Any, names: Iterable[str]) -> Mapping[str, Any]:
-    """Ask for the descriptions of topics in one request; return the future answer for each."""
+    """Request the descriptions of topics at once; return a future for each."""
     wanted = jvm.java.util.ArrayList()
     for name in names:
         wanted.add(name)
@@ -219,11 +219,11 @@ def _ids(jvm: Any, client: Any, names: Iterable[str]) -> dict[str, str | None]:
 
 
 class TopicWatch:
-    """Tells, as often as asked, if a topic still is the one with a known id; keeps one client open for that.
+    """Repeated check that a topic still has a known id, with one open client.
 
-    Spark notices a topic that was made anew only if its offsets go backwards, and not if it has grown past them by the
-    next micro-batch. An id never comes back. So if the id is the known one after a micro-batch was read, all of it was
-    read from the known topic.
+    Spark notices a topic that was made anew only if its offsets go backwards. It does not notice if the topic has grown
+    past them by the next micro-batch. An id never comes back. So if the topic still has the known id after a
+    micro-batch was read, the whole micro-batch came from the known topic.
     """
 
     def __init__(self, spark: SparkSession, name: str, known: str | None, way_out: str) -> None:
@@ -238,7 +238,7 @@ class TopicWatch:
         self._open.close()
 
     def check(self) -> None:
-        """Raise unless the topic is the known one, its id is unknown, or the brokers do not answer.
+        """Raise an error if the topic was made anew; not if its id is unknown or the brokers do not answer.
 
         Raises:
             UserError: the topic was made anew.
@@ -249,7 +249,7 @@ class TopicWatch:
             self._client = self._open.enter_context(admin(self._spark))
         try:
             now = _ids(self._spark._jvm, self._client, [self._name]).get(self._name)
-        except UserError:  # Spark waits for brokers that are gone, and the next micro-batch asks again
+        except UserError:  # Spark waits for absent brokers, and the next micro-batch checks again
             return
         refuse_recreated(self._name, self._known, now, self._way_out)
 
@@ -259,7 +259,7 @@ def admin(spark: SparkSession) -> Iterator[Any]:
     """Open Kafka's admin client.
 
     Raises:
-        UserError: it cannot be opened with these addresses and properties.
+        UserError: the addresses or properties are not valid.
     """
     jvm: Any = spark._jvm
     properties = jvm.java.util.Properties()
@@ -268,7 +268,7 @@ def admin(spark: SparkSession) -> Iterator[Any]:
         properties.put(name, value)
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
-    except Py4JJavaError as error:  # no host of that name, or a property that is not valid
+    except Py4JJavaError as error:  # an unknown host, or a property that is not valid
         cause = str(error.java_exception.getCause() or error.java_exception).splitlines()[0]
         where = client_properties()["bootstrap.servers"]
         raise NoAnswer(f"no client can be made for Kafka at {where}: {cause}") from error
@@ -279,7 +279,7 @@ def admin(spark: SparkSession) -> Iterator[Any]:
 
 
 class NoAnswer(UserError):
-    """The brokers do not answer, or there are none at the address."""
+    """The brokers do not answer, or none listen at the address."""
 
 
 class NoSuchTopic(UserError):
@@ -301,10 +301,10 @@ def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str
     """Refuse a topic that was deleted and made anew: its offsets mean other messages.
 
     Args:
-        name: of the topic.
-        known: its id when the position was recorded; None: unknown.
-        now: its id now; None: unknown.
-        way_out: a sentence that says what to do.
+        name: name of the topic.
+        known: id of the topic when the position was recorded; None: unknown.
+        now: present id of the topic; None: unknown.
+        way_out: sentence with the remedy.
 
     Raises:
         UserError: the ids differ.
@@ -317,13 +317,13 @@ def refuse_recreated(name: str, known: str | None, now: str | None, way_out: str
 
 
 def refuse_lost(topic: Topic, needed: Mapping[int, int], what: str, way_out: str) -> None:
-    """Refuse to resume from a position if the topic no longer has the messages after it, or not yet those before it.
+    """Refuse to resume from a position whose next messages the topic has lost, or whose last messages it lacks.
 
     Args:
-        topic: as it is now.
-        needed: the offset of the next message, by partition.
-        what: the reader of the topic, such as "the stream of walk".
-        way_out: a sentence that says what to do about lost messages.
+        topic: present state of the topic.
+        needed: offset of the next message, by partition.
+        what: reader of the topic, such as "the stream of walk".
+        way_out: sentence with the remedy for lost messages.
 
     Raises:
         UserError: messages are gone; it names them for each partition. Or an earlier reader has read messages of a

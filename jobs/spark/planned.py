@@ -1,4 +1,4 @@
-"""A DataFrame whose plan is made once."""
+"""A DataFrame that Spark plans only once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def planned_once(spark: SparkSession, rows: DataFrame) -> DataFrame:
-    """Return the same rows as a DataFrame that Spark does not look into when it plans a query of which they are a part.
+    """Return the same rows as a DataFrame whose plan is hidden from queries that contain it.
 
-    Of a stream Spark plans each micro-batch anew, and with it the initial state, which only the first one reads: a
-    table there costs a look at its log each time, a tenth of a second.
+    Spark plans each micro-batch of a stream anew, including the initial state, which only the first micro-batch reads.
+    A table there would cost a read of its log each time, a tenth of a second.
     """
     java: Any = rows._jdf
     session: Any = spark._jsparkSession  # type: ignore[attr-defined]

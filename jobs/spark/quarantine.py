@@ -1,4 +1,4 @@
-"""Rejected rows as DataFrames: their columns, and how they get into the quarantine."""
+"""Rejected rows as DataFrames: their columns, and appends to the quarantine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def keep(warehouse: Warehouse, rows: DataFrame, transaction: tuple[str, int]) ->
     """Append rejected rows, once per transaction.
 
     Args:
-        warehouse: of the table.
-        rows: of `rejected_rows`.
+        warehouse: warehouse of the quarantine.
+        rows: result of `rejected_rows`.
         transaction: application and number, as in `Warehouse.append`.
     """
     warehouse.append(identified(warehouse, rows), TABLE, transaction, more_columns=True)
@@ -39,11 +39,12 @@ def rejected_rows(
     """Return rejected rows with the columns of the quarantine.
 
     Args:
-        rows: the rejected ones.
-        model: its name.
-        source, position: where a row came from, and its place there as JSON.
-        payload, reason: the row, and what is wrong with it; by default its columns `_payload` and `_reason`.
-        generation, batch_id: of the stream that rejected it, if one did.
+        rows: rejected rows.
+        model: name of the model.
+        source, position: source of each row, and its place there as JSON.
+        payload, reason: the row's content, and the reason of its rejection; by default the columns `_payload` and
+            `_reason`.
+        generation, batch_id: generation and micro-batch of the stream that rejected the rows, if a stream did.
     """
     return rows.select(
         F.lit(model).alias("model"),
@@ -66,7 +67,7 @@ def identified(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
 def topic_quarantine(
     rejected: DataFrame, model: str, topic: str, generation: str, batch_id: int
 ) -> DataFrame:
-    """Return messages (`_reason`, `_payload`, `_position`) that a generation rejected with the quarantine's columns."""
+    """Return messages (`_reason`, `_payload`, `_position`) rejected by a generation, with the quarantine's columns."""
     where = json.dumps({"generation": generation, "batch_id": batch_id})[1:-1]
     position = F.concat(F.expr(f"left({POSITION}, length({POSITION}) - 1)"), F.lit(f", {where}}}"))
     source = F.lit(f"kafka:{topic}")

@@ -1,4 +1,4 @@
-"""Wait for streaming queries to end, and find the cause of one that failed."""
+"""Wait for streaming queries to end, and find the cause of a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_SECONDS = 0.2
 _TRACEBACK = "Traceback (most recent call last):\n"
 _DETAILS = "\n=== Streaming Query ==="
 _AFTER = r"^(?: SQLSTATE: |\tat |== DataFrame ==|Driver stacktrace:|Caused by: |\s*$)"
-"""The line with which the message of an exception has ended."""
+"""The first line after the message of an exception."""
 _CALLED = "py4j.protocol.Py4JJavaError: An error occurred while calling "
 _CAPTURED = "pyspark.errors.exceptions.captured."
 
@@ -26,14 +26,14 @@ STATE_LOST = "CANNOT_LOAD_STATE_STORE"
 """Spark's error class for missing or damaged files of its state."""
 
 LOG_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
-"""Spark's error class for a micro-batch that another driver has planned or committed meanwhile."""
+"""Spark's error class for a micro-batch that another driver has planned or committed first."""
 
 FINISH_SECONDS = 120.0
-"""How long a stop waits for the running micro-batch before interrupting it, which loses nothing."""
+"""Seconds for which a stop waits for the running micro-batch before interrupting it, which loses nothing."""
 
 
 def with_trigger(writer: DataStreamWriter, seconds: float | None) -> DataStreamWriter:
-    """Return the writer with a micro-batch each so many seconds; None: process what is available, then end."""
+    """Return the writer with a micro-batch every so many seconds; None: process the available rows, then end."""
     if seconds is None:
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{seconds} seconds")
@@ -63,7 +63,7 @@ def _last_batch(query: StreamingQuery) -> int:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what is most informative of an error: the last exception raised in Python, else the first line."""
+    """Return the most informative part of an error: the last exception raised in Python, else the first line."""
     if is_full(error):
         return FULL
     if is_busy(error):
@@ -76,9 +76,9 @@ def cause_of(error: BaseException) -> str:
 
 
 def _raised_in_python(text: str) -> str | None:
-    """Return type and message of the exception of the last traceback in a text of Spark's, in one line.
+    """Return type and message of the last traceback's exception in a text of Spark's, in one line.
 
-    A worker's traceback comes after the driver's, which only says that a task has failed.
+    A worker's traceback comes after the driver's, which only reports that a task has failed.
     """
     *_, last = text.partition(_DETAILS)[0].rpartition(_TRACEBACK)
     found = re.search(r"^[A-Za-z_][\w.]*(?::.*)?$", last, re.MULTILINE)  # the first line that is not indented
@@ -86,6 +86,6 @@ def _raised_in_python(text: str) -> str | None:
         return None
     said = re.split(_AFTER, last[found.start() :], maxsplit=1, flags=re.MULTILINE)[0]
     raised, _, java = said.partition(_CALLED)
-    if java:  # what Java says follows the name of the call
+    if java:  # Java's message follows the name of the call
         raised = java.partition("\n: ")[2]
     return re.sub(r" SQLSTATE: \w+", "", " ".join(raised.split())).removeprefix(_CAPTURED)

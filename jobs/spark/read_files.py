@@ -1,4 +1,4 @@
-"""Paths as Spark's readers of files take them."""
+"""Convert paths for Spark's file readers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENCODED = re.compile(r"[^\w!$&'()+,./:;=@~-]")
-"""Characters that Spark does not take as they are: Java encodes them in a URI, or they belong to patterns of names."""
+"""Characters that Spark misreads in a path: Java encodes them in a URI, or they are glob characters."""
 
 
 def path_for_spark(spark: SparkSession, path: str) -> str:
-    """Return a path with which Spark's readers of files find a file or folder, whatever its name.
+    """Return a path with which Spark's file readers find a file or folder, whatever its name.
 
-    Spark takes a name with one of `*?[]{}` for a pattern, which other files may meet, and its reader of states encodes
-    a path twice. In processes of this machine they get a link; elsewhere a backslash keeps a pattern from being one.
+    Spark reads a name with one of `*?[]{}` as a glob, which may match other files, and its state reader encodes a path
+    twice. If all processes run on this machine, they get a link; otherwise a backslash escapes glob characters.
     """
     if not ENCODED.search(path):
         return path
@@ -35,7 +35,7 @@ def path_for_spark(spark: SparkSession, path: str) -> str:
 
 @cache
 def _link_to(path: str) -> str:
-    """Make a link to a file or folder that is there until this process ends, and return its path."""
+    """Make a link to a file or folder that lasts until this process ends, and return its path."""
     folder = tempfile.mkdtemp(prefix="kalman-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.symlink(path, f"{folder}/link")

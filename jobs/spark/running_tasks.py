@@ -1,4 +1,4 @@
-"""How many tasks of the stages that run now are done: what a command shows as progress of one long step."""
+"""Number of finished tasks in Spark's running stages, as the progress of one long step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def running_tasks(warehouse: Warehouse) -> Callable[[], tuple[int, int]]:
-    """Return a function that counts the finished tasks, and all tasks, of the stages that run now."""
+    """Return a function that counts the finished tasks, and all tasks, of the running stages."""
 
     def count() -> tuple[int, int]:
         if not warehouse.has_spark:

@@ -28,7 +28,7 @@ from jobs.storage.table_rows import file_sizes
 from jobs.storage.tables import measurements
 
 QUICK_BYTES = 16 << 20
-"""Measurements up to so many bytes, about a million rows, are read within seconds."""
+"""Size of measurements, about a million rows, that are read within seconds."""
 
 
 def warehouse_of(
@@ -41,11 +41,11 @@ def warehouse_of(
     """Return the warehouse of a command, which starts Spark (`spark_session`) when its session is first needed.
 
     Args:
-        settings: of the command.
+        settings: settings of the command.
         app: name of the session.
         conf: settings of the session, besides those of every job.
         kafka: whether the session needs Kafka's connector.
-        reads_all_of: a model whose measurements the command reads all: if they are few, Java starts as for a short
+        reads_all_of: model of which the command reads all measurements; if they are few, Java starts as for a short
             command.
     """
 
@@ -66,13 +66,13 @@ def spark_session(
     that set-up has fetched.
 
     Raises:
-        UserError: Java is missing, the jars have not been fetched, or a cluster's master does not take this driver, or
-            the warehouse's store has no client here, or is not safe.
+        UserError: Java is missing, the jars have not been fetched, a cluster's master does not take this driver, or the
+            warehouse's store has no client here or is not safe.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     jars = [] if submitted else _jars(kafka, settings.warehouse)
     ready(settings.warehouse)
-    # PySpark logs each exception as a line of JSON with its stack trace; the command prints it in a sentence.
+    # PySpark logs each exception as JSON with its stack trace; the command already prints it as a sentence.
     logging.getLogger("DataFrameQueryContextLogger").disabled = True
     logging.getLogger("SQLQueryContextLogger").disabled = True
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -88,7 +88,7 @@ def spark_session(
         if os.environ.get("LC_ALL") in (
             "C",
             "POSIX",
-        ):  # with which Java finds no file whose name is not ASCII
+        ):  # otherwise Java finds no file with a name outside ASCII
             os.environ["LC_ALL"] = "C.UTF-8"
     try:
         with filtered(), _interrupt_kept():
@@ -113,7 +113,7 @@ def spark_session(
 
 @contextmanager
 def _interrupt_kept() -> Iterator[None]:
-    """Keep the command's handler of Ctrl-C, which PySpark would replace with one that cancels Spark's jobs."""
+    """Keep the command's handler of Ctrl-C, which PySpark would replace by a handler that cancels Spark's jobs."""
     before = signal.getsignal(signal.SIGINT)
     ours = callable(before) and before is not signal.default_int_handler
     try:
@@ -124,6 +124,6 @@ def _interrupt_kept() -> Iterator[None]:
 
 
 def _jars(kafka: bool, root: str) -> list[str]:
-    # A running session takes no more jars: KALMAN_KAFKA_JARS=1 gives them to a session that several jobs share.
+    # A running session takes no more jars; KALMAN_KAFKA_JARS=1 adds them to a session that several jobs share.
     wanted = kafka or os.environ.get("KALMAN_KAFKA_JARS") == "1"
     return [*jar_paths(), *(optional_jars("kafka") if wanted else []), *store_jars(root)]

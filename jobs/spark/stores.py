@@ -1,4 +1,4 @@
-"""The jars that Spark needs for the store of a warehouse: Hadoop's client of it."""
+"""The jars of Hadoop's client for the store of a warehouse."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _CLIENTS = {
     "abfss": _AZURE,
     "gs": ("google", "Google's store"),
 }
-"""The set of jars and the name of a store, by its scheme."""
+"""Set of jars and name of a store, by its scheme."""
 
 
 def store_jars(root: str) -> list[str]:
-    """Return the paths of the jars of a warehouse's store, fetched if need be; none for a folder.
+    """Return the paths of the jars for a warehouse's store, fetched if necessary; none for a folder.
 
     Raises:
-        UserError: they are not there and cannot be fetched.
+        UserError: the jars are missing and cannot be fetched.
     """
     client = _CLIENTS.get(root.partition("://")[0])
     if client is None:
         return []
     part, store = client
-    jar_paths()  # jars that every job needs are another matter
+    jar_paths()  # the error for jars that every job needs stays as it is
     try:
         return optional_jars(part)
     except UserError as error:

@@ -1,6 +1,6 @@
-"""The functions that a spec names as `module:function`: their files, and how Spark's workers get them.
+"""The functions that a spec names as `module:function`: find their files and send them to Spark's workers.
 
-Specs, fingerprints and the data sent to workers contain only their names.
+Specs, fingerprints and the data sent to workers contain only the functions' names.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def ship_named(spark: SparkSession, names: Iterable[str], folder: str | None) ->
 
 
 def _installed(file: Path) -> bool:
-    """Tell whether a file is installed with the Python that the workers run too."""
+    """Return whether a file is installed in the Python environment that the workers share."""
     own = Path(__file__).resolve().parents[2]
     paths = sysconfig.get_paths()
     places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -25,10 +25,10 @@ _WRITE = "spark.databricks.delta.write"
 
 
 class Warehouse(Tables):
-    """The tables below one root, a local folder or the URI of one that Spark can access, with a session of Spark.
+    """The tables below one root, a local folder or a URI that Spark can access, with a Spark session.
 
-    Given a function that starts Spark, the warehouse calls it when the session is first needed: what can be refused or
-    answered from the tables alone starts no Spark.
+    A warehouse that is given a function to start Spark calls it when the session is first needed. Requests that the
+    tables alone can answer or refuse do not start Spark.
     """
 
     def __init__(self, spark: SparkSession | Callable[[], SparkSession], root: str) -> None:
@@ -37,12 +37,12 @@ class Warehouse(Tables):
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The session, which the first use starts."""
+        """The session, started on first use."""
         return self._spark() if callable(self._spark) else self._spark
 
     @property
     def has_spark(self) -> bool:
-        """Tell if the session has been started."""
+        """Return whether the session has been started."""
         return not callable(self._spark) or "spark" in vars(self)
 
     def at(self, root: str) -> Warehouse:
@@ -50,7 +50,7 @@ class Warehouse(Tables):
         return Warehouse(lambda: self.spark, root)
 
     def setting(self, name: str) -> str | None:
-        """Return a setting of the session, None if this version of Spark does not know it."""
+        """Return a setting of the session; None if this version of Spark does not know it."""
         try:
             return str(self.spark.conf.get(name))
         except PySparkException:
@@ -72,13 +72,13 @@ class Warehouse(Tables):
     ) -> int | None:
         """Append rows in one commit; with a `transaction` (application, number), retries append them once.
 
-        Killed before the commit, nothing is written: VACUUM removes files that no commit names.
+        After a kill before the commit the table is unchanged: VACUUM removes files that no commit names.
 
         Args:
-            frame: the rows, with columns of the table; it may lack some.
-            table: to append to; made if there is none.
-            transaction: skipped if the table has it, or a later one of its application.
-            more_columns: the table gets the columns that it lacks.
+            frame: rows with columns of the table, possibly not all.
+            table: name of the table, made if it does not exist.
+            transaction: skip the append if the table has this transaction, or a later one of its application.
+            more_columns: add to the table the columns that it lacks.
 
         Returns:
             The version that the commit made, or None if it was skipped.
@@ -99,8 +99,8 @@ class Warehouse(Tables):
         """Commit a transaction without rows, unless the table has it or a later one of its application.
 
         Args:
-            table: its name; made with the columns if there is none.
-            columns: of rows that are appended to it.
+            table: name of the table, made with the columns if it does not exist.
+            columns: columns of the rows that are usually appended.
             transaction: application and number.
 
         Raises:
@@ -109,19 +109,19 @@ class Warehouse(Tables):
         self._taking(columns, table).commit([], transaction)
 
     def replace(self, frame: DataFrame, table: str, rows: Filter, detail: str | None = None) -> int:
-        """Put rows in the place of those that a filter selects, in one commit; return the version that it made.
+        """Replace the rows of a filter by other rows in one commit; return the version that it made.
 
-        Killed before the commit, nothing has changed: VACUUM removes files that no commit names. Without rows, former
-        ones and a detail there is no commit, and the version is the newest.
+        After a kill before the commit the table is unchanged: VACUUM removes files that no commit names. With nothing
+        to add, remove or note there is no commit, and the newest version is returned.
 
         Args:
             frame: the new rows. The table gets the columns that it lacks.
-            table: which must exist.
-            rows: which the table no longer has.
-            detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
+            table: name of the table, which must exist.
+            rows: filter of the rows to remove.
+            detail: text stored in the commit (`LogEntry.detail` if it is JSON).
 
         Raises:
-            Conflict: others have changed the same rows again and again.
+            Conflict: other commits changed the same rows before each attempt.
             UserError: the table does not take such rows, or the commit failed.
         """
         files = ReplacingTable(self, table)
@@ -136,7 +136,7 @@ class Warehouse(Tables):
         return version
 
     def _taking(self, columns: StructType, table: str) -> FileTable:
-        """Return the log of a table, which is made with columns if there is none."""
+        """Return the log of a table, made with the columns if it does not exist."""
         if not self.exists(table):
             self.make(table, Schema.from_json(columns.json()))
         return FileTable(self, table)
@@ -162,7 +162,7 @@ class Warehouse(Tables):
 
 
 def struct_of(columns: str) -> StructType:
-    """Return columns, given as DDL, as Spark's type of a row."""
+    """Return the Spark type of a row with columns given as DDL."""
     found = StructType.fromDDL(columns)
     assert isinstance(found, StructType)
     return found
@@ -181,9 +181,9 @@ def _metadata(detail: str | None) -> dict[str, str]:
 
 @contextmanager
 def of_transaction(session: SparkSession, application: str, number: int) -> Iterator[None]:
-    """Give a merge in this session a transaction, so that retries merge once.
+    """Attach a transaction to a merge in this session, so that retries merge once.
 
-    Delta reads the transaction from the session's settings, so nothing else may write in that session meanwhile.
+    Delta reads the transaction from the session's settings, so no other write may use the session meanwhile.
     """
     settings = {f"{_WRITE}.txnAppId": application, f"{_WRITE}.txnVersion": str(number)}
     try:

@@ -1,8 +1,8 @@
 """A daemon for Spark's Python workers that has already loaded everything that the operators import.
 
-Spark forks its Python workers from a daemon. Its own daemon loads next to nothing, so every new worker imports NumPy,
-pandas, Arrow and the filters, which takes longer than filtering a million rows (docs/decisions/0018). This daemon
-imports them once, and its forks share them; otherwise it is Spark's own. `spark.python.daemon.module` selects it
+Spark forks its Python workers from a daemon. Spark's daemon loads next to nothing, so every new worker imports NumPy,
+pandas, Arrow and the filters. That takes longer than filtering a million rows (docs/decisions/0018). This daemon
+imports them once, and its forks share them; otherwise it is Spark's daemon. `spark.python.daemon.module` selects it
 (`jobs.spark.conf`).
 """
 
@@ -20,7 +20,7 @@ MODULES = (
     "pyspark.sql.streaming.proto.StateMessage_pb2",
     "pyspark.sql.streaming.stateful_processor_api_client",
     "pyspark.sql.streaming.stateful_processor_util",
-    "pyspark.testing.utils",  # the client of the state uses it at every call
+    "pyspark.testing.utils",  # the state client uses it in every call
     "kalman",
     "jobs.encoding.estimates",
     "jobs.batch.batch_filter",

@@ -1,6 +1,6 @@
-"""Rows of a DataFrame as files of a Delta table: tasks write them, and one commit by delta-rs names them.
+"""Write the rows of a DataFrame as files of a Delta table: tasks write them, and one commit by delta-rs names them.
 
-Killed before the commit, the files are no part of the table, and VACUUM removes them.
+After a kill before the commit the table is unchanged, and VACUUM removes the files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class TaskSums(Protocol):
-    """What a task sums up of the rows that it writes."""
+    """Sums that a task computes of its written rows."""
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add rows with the columns of the table."""
@@ -44,7 +44,7 @@ class TaskSums(Protocol):
 
 
 class TaskFiles(NamedTuple):
-    """The files that tasks wrote, which no commit names yet, and the sums of each task."""
+    """Files written by tasks but not committed yet, and the sums of each task."""
 
     parts: list[PartFile]
     sums: list[dict[str, int]]
@@ -53,15 +53,15 @@ class TaskFiles(NamedTuple):
 def write_files(
     source: DataFrame, make: Make, table: FileTable, sums: Callable[[], TaskSums] | None = None
 ) -> TaskFiles:
-    """Let tasks make rows of those of a source, and write them as files of a table.
+    """Let tasks compute rows from a source and write them as files of a table.
 
-    After an error no file is left.
+    After an error all files are removed.
 
     Args:
-        source: the rows that are given to the tasks.
-        make: makes rows with the columns of the files, and those of partitions, of batches of the source.
-        table: that takes the files.
-        sums: makes what sums up the rows of a task; None: nothing does.
+        source: input rows of the tasks.
+        make: function from batches of the source to batches of rows with the table's and the partitions' columns.
+        table: the table.
+        sums: constructor of a task's sums; None: no sums.
     """
     folder, attempt, by = table.path, uuid.uuid4().hex, table.partition_by
     options = {"full": table.file_bytes, "indexed": table.indexed}
@@ -96,12 +96,12 @@ def write_files(
 
 
 def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[PartFile]:
-    """Let tasks write rows as files of a table, which exists; return the files, which no commit names yet.
+    """Let tasks write rows as files of an existing table; return the files, which are not committed yet.
 
     Args:
-        rows: with columns of the table; it may lack some.
-        table: that takes the files.
-        more_columns: the table gets the columns that it lacks; otherwise they are refused.
+        rows: rows with columns of the table, possibly not all.
+        table: the table.
+        more_columns: add to the table the columns that it lacks; otherwise refuse them.
 
     Raises:
         UserError: the table does not take such rows.
@@ -119,9 +119,9 @@ def write_rows(rows: DataFrame, table: FileTable, more_columns: bool) -> list[Pa
 
 
 def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[pa.Table, Met], KeptRows]:
-    """Return how tasks write the rows to keep of files, some of whose rows go (`ReplacingTable.replace_rows`).
+    """Return a function by which tasks rewrite files without the rows that go (`ReplacingTable.replace_rows`).
 
-    The new files have all columns of the table, of which files of earlier versions of a model may lack some.
+    The new files have all columns of the table, while files of earlier versions of a model may lack some.
     """
     folder, schema = table.path, table.columns()
 
@@ -141,7 +141,7 @@ def keep_rows(spark: SparkSession, table: FileTable, rows: Filter) -> Callable[[
 
 
 def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema:
-    """Return the columns of rows with the table's names and types, in the table's order; further ones follow.
+    """Return the columns of rows with the table's names, types and order, followed by columns that it lacks.
 
     Raises:
         UserError: the table lacks a column.
@@ -159,7 +159,7 @@ def _columns(rows: DataFrame, table: FileTable, more_columns: bool) -> pa.Schema
 
 
 def _widens(kind: pa.DataType, to: pa.DataType) -> bool:
-    """Tell if values of a type are values of another one, too."""
+    """Return whether values of a type can be stored in another type."""
     if pa.types.is_null(kind) or pa.types.is_integer(kind) and pa.types.is_floating(to):
         return True
     for same in (pa.types.is_integer, pa.types.is_floating):

@@ -13,7 +13,7 @@ from jobs.specs.sections import Section, check_duration
 CONTINUOUS = "@continuous"
 
 ON_LANDING = "on-landing"
-"""The schedule of what runs when measurements have landed."""
+"""The schedule of a DAG that runs after each landing of measurements."""
 
 
 class IngestDag(Section):
@@ -105,12 +105,12 @@ class StreamDag(Section):
 
     @property
     def continuous(self) -> bool:
-        """Tell whether the stream runs continuously."""
+        """Return whether the stream runs continuously."""
         return self.schedule == CONTINUOUS
 
     @property
     def on_landing(self) -> bool:
-        """Tell whether the stream runs when measurements have landed."""
+        """Return whether the stream runs when measurements have landed."""
         return self.schedule == ON_LANDING
 
     @property

@@ -1,8 +1,8 @@
 """Map the names of a file's columns to the plain names that tables and outputs have.
 
-A spec may name any column that a file has. Spark and Delta allow fewer names, and do not tell `Temp` from `temp`. So
-each such name gets a plain one, and `files.names` of the spec maps the plain name to the file's column, or to the
-columns that make the time together.
+A spec may name any column of a file. Spark and Delta allow fewer names, and treat `Temp` and `temp` as equal. So every
+other name gets a plain name. `files.names` of the spec maps the plain name to the file's column, or to the columns that
+together make the time.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from jobs.core.times import CLOCK_PARTS, DATE_PARTS
 from jobs.specs.problems import closest, invalid
 
 FileColumns = str | list[str] | dict[str, str]
-"""A column of the files; of the time also several: in order, or by the part of the time that each has."""
+"""A column of the files; for the time also several columns: in order, or by part of the time."""
 
 LONGEST = 128
-"""Characters of a plain name."""
+"""Maximum length of a plain name."""
 # Columns of the `filter` command's output besides key and time.
 OUTPUT_COLUMNS = (
     "mean",
@@ -36,7 +36,7 @@ OUTPUT_COLUMNS = (
     "lagged_covariance",
     "lagged_age",
 )
-# Columns of the estimates table, which no key column may be named after; `key` is the key as text.
+# Columns of the estimates table: reserved names for key columns. `key` is the key as text.
 ESTIMATE_COLUMNS = (
     "correction",
     "event_time",
@@ -79,7 +79,7 @@ _PART_NAMES = {
     "second": "second sec ss s seconds secs sekunde",
 }
 _PART_OF = {name: part for part, names in _PART_NAMES.items() for name in names.split()}
-# What may hold the name of a column outside of the fields of columns.
+# Fields outside of the lists of columns that may refer to a column.
 _REFERENCES = (
     "states", "process", "observation", "initial", "robust", "mixture", "modes", "monitor", "learn", "outputs",
     "source", "key_from_name",
@@ -87,12 +87,12 @@ _REFERENCES = (
 
 
 def is_plain(name: str) -> bool:
-    """Tell if tables can have a column of this name."""
+    """Return whether a table can have a column with this name."""
     return name.isidentifier() and not name.startswith("_") and len(name) <= LONGEST
 
 
 def plain_name(name: str) -> str:
-    """Return a name that tables can have for a column, made of its letters and digits."""
+    """Make a plain name for a column from its letters and digits."""
     if is_plain(name):
         return name
     plain = re.sub(r"\W+", "_", name).strip("_")
@@ -103,13 +103,13 @@ def plain_name(name: str) -> str:
 
 
 def time_parts(columns: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Return which part of the time each of several columns has: part to column.
+    """Return the column of each part of a time that is split over several columns: part to column.
 
-    Of a list, the names of the columns tell it, as `year`, `Hour` or `HH` do. Of two columns with other names the first
-    has the date, the second the time of day.
+    The parts of a list follow from the columns' names, such as `year`, `Hour` or `HH`. If two columns have other names,
+    the first is the date and the second the time of day.
 
     Raises:
-        ValueError: the parts do not make a time, or the names do not tell the parts; the message has a remedy.
+        ValueError: the parts do not make a time, or do not follow from the names; the message has a remedy.
     """
     if not isinstance(columns, Mapping):
         columns = _parts_by_name(columns)
@@ -152,7 +152,7 @@ def _parts_by_name(columns: Sequence[str]) -> dict[str, str]:
 
 
 def part_of_time(column: str) -> str | None:
-    """Return the part of a time that a column's name tells, or None."""
+    """Return the part of a time that a column's name stands for, or None."""
     name = re.sub(r"[^a-z0-9]+", "_", re.sub(r"\(.*?\)|\[.*?\]", "", column).strip().casefold()).strip("_")
     if name == "mm":
         return "month" if column.strip("# ") == "MM" else "minute" if column == "mm" else None
@@ -160,13 +160,13 @@ def part_of_time(column: str) -> str | None:
 
 
 def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
-    """Return a spec's fields with a plain name in place of each other name of a column.
+    """Return a spec's fields with plain names in place of all other column names.
 
-    `files.names` of the result maps each plain name to the file's own. A spec with plain names alone is returned as it
-    is. Values of another type than a spec has are left to its checks.
+    `files.names` of the result maps each plain name to the file's name. A spec with only plain names is returned
+    unchanged. Values of a wrong type are left to the spec's checks.
 
     Raises:
-        ValueError: in the form of the spec's own checks.
+        ValueError: the error of `problems.invalid`.
     """
     names = _Names(spec)
     result = dict(spec)
@@ -177,7 +177,7 @@ def with_plain_names(spec: dict[str, Any]) -> dict[str, Any]:
     if isinstance(time, str):
         result["time"] = names.plain(time, "time", OUTPUT_COLUMNS)
     elif isinstance(time, list | dict) and time:
-        result["time"] = None  # after the other names, of which none is taken away
+        result["time"] = None  # set last, as its plain name must not take another column's name
     for field in ("measurement", "control"):
         if _texts(spec.get(field)):
             result[field] = [names.plain(name, field) for name in spec[field]]
@@ -202,7 +202,7 @@ def _texts(value: Any) -> bool:
 
 
 class _Names:
-    """The plain names that a spec's columns get: `changed` has those that differ from the file's."""
+    """The plain names of a spec's columns: `changed` maps the file's names to plain names that differ."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         files = spec.get("files")
@@ -213,14 +213,14 @@ class _Names:
         self.kept = {name.casefold() for name in (*self.given, *_plain_ones(spec))}
 
     def plain(self, name: str, field: str, taken: Iterable[str] = ()) -> str:
-        """Return a column's plain name; one of `taken` begins with the field."""
+        """Return a column's plain name; a plain name in `taken` gets the field as its prefix."""
         if name in self.given:
             self.used[name.casefold()] = name
             return name
         if name in self.changed:
             return self.changed[name]
         if self.used.get(name.casefold()) == name:
-            return name  # named twice, which the spec's checks refuse
+            return name  # named twice; the spec's checks refuse it
         plain = plain_name(name)
         if plain.casefold() in {one.casefold() for one in taken}:
             plain = f"{field}_{plain}"
@@ -232,7 +232,7 @@ class _Names:
         return plain
 
     def table(self, name: str) -> str:
-        """Return the plain name of a column in a table of inputs, which may be one of the files' too."""
+        """Return the plain name of a column in a table of inputs; a column of the files may have it, too."""
         return (
             self.changed[name]
             if name in self.changed
@@ -242,7 +242,7 @@ class _Names:
         )
 
     def several(self, columns: list[str] | dict[str, str]) -> str:
-        """Return the plain name of the time that several columns make, and keep them."""
+        """Return the plain name of the time that several columns make, and store the columns."""
         one = list(columns.values()) if isinstance(columns, dict) else columns
         if not _texts(list(one)):
             raise invalid("must be names of columns", "put each in quotes", "time")
@@ -261,7 +261,7 @@ class _Names:
         return free
 
     def applied(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Return a spec with the changed names where it refers to columns, and in `files.names`."""
+        """Return a spec with the changed names in all references to columns, and in `files.names`."""
         names = {**{plain: name for name, plain in self.changed.items()}, **self.given}
         files = spec.get("files")
         if not names or not (files is None or isinstance(files, dict)):
@@ -278,7 +278,7 @@ class _Names:
 
 
 def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
-    """Return the plain names among those that a spec gives to columns and inputs."""
+    """Return the plain names among a spec's names of columns and inputs."""
     sections = [spec.get("key"), [spec.get("time")], spec.get("measurement"), spec.get("control")]
     for field, inner in (("duplicates", "id"), ("inputs", "columns")):
         section = spec.get(field)
@@ -289,7 +289,7 @@ def _plain_ones(spec: dict[str, Any]) -> Iterable[str]:
 
 
 def _replaced(value: Any, names: Mapping[str, str]) -> Any:
-    """Return a value with the texts that are one of `names` replaced."""
+    """Replace the texts of a value that are keys of `names`."""
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):

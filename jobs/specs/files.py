@@ -13,7 +13,7 @@ from jobs.specs.problems import invalid
 from jobs.specs.sections import Number, Section
 
 SEPARATORS = (",", ";", "\t", "|")
-"""The separators that are looked for, in this order; then runs of blanks."""
+"""Separators to try, in this order, before runs of blanks."""
 BLANKS = "blanks"
 
 
@@ -37,14 +37,14 @@ class Wide(Section):
 
     @property
     def names(self) -> str:
-        """Return the column that takes the names of the columns."""
+        """Return the name of the column for the names of the wide columns."""
         return self.key or self.time or ""
 
     def check_names(self, key: list[str], time: list[str], measurement: list[str]) -> None:
-        """Check that the spec has the columns that take names and values.
+        """Check that the spec has the columns for names and values.
 
         Raises:
-            SpecError: it has not.
+            SpecError: a column is missing.
         """
         for field, name, known in (
             ("key", self.key, key),
@@ -146,7 +146,7 @@ class Files(Section):
         return names
 
     def own_header(self) -> Files:
-        """Return what holds of a file that has a header of its own, such as one of inputs."""
+        """Return the options that also apply to a file with another header, such as a file of inputs."""
         return Files(separator=self.separator, decimal=self.decimal, encoding=self.encoding)
 
     @field_validator("columns")

@@ -227,7 +227,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "mmae": ("modes", "initial"),
     **dict.fromkeys(MIXTURES, ("mixture",)),
 }
-"""Sections that a kind of filter requires; kinds not named here require process, observation and initial."""
+"""Required sections by kind of filter; other kinds require process, observation and initial."""
 OPTIONS: dict[str, tuple[str, ...]] = {
     "unscented": ("unscented",),
     "rls": ("rls",),
@@ -237,4 +237,4 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "mmae": ("mmae",),
     "mixture": MIXTURES,
 }
-"""Sections of options, with the kinds of filters to which they belong."""
+"""Optional sections, and the kinds of filters that allow them."""

@@ -42,11 +42,11 @@ class ForecastSkill(Section):
 
     @property
     def snapshot(self) -> str | None:
-        """Return the snapshot with whose parameters to forecast; None: the one that each generation began from."""
+        """Return the snapshot with the forecasts' parameters; None: the snapshot that each generation started from."""
         return self._snapshot
 
     def with_snapshot(self, snapshot: str | None) -> Self:
-        """Return a copy that forecasts with the parameters of a snapshot; it is another definition."""
+        """Return a copy of the section, with another definition, that forecasts with a snapshot's parameters."""
         copy = self.model_copy()
         copy._snapshot = snapshot
         return copy
@@ -97,7 +97,7 @@ class ForecastSkill(Section):
     def definition(self) -> str:
         """Return a short hash of the section, which names the query's checkpoint and rows."""
         with_snapshot = {} if self._snapshot is None else {"snapshot": self._snapshot}
-        # The default is left out: the definitions of earlier releases, which had no policy, stay the same.
+        # Releases without a policy had definitions without this field, so its default is left out.
         given = self.model_dump(exclude={"watermark_policy"} if self.watermark_policy == "min" else None)
         text = json.dumps({**given, **with_snapshot}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
-"""The functions that a model's spec names: which fields name them, and from which modules they come.
+"""The functions named in a model's spec: the fields that name them, and the modules that may contain them.
 
-To name a function is to run its module's code. So a spec cannot name what it likes: the modules are those beside it,
-and those that the installation's owner lists.
+A spec that names a function runs its module's code. So a spec may only name functions of modules in its own folder, or
+in the list of the installation's owner.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FIELDS = ("f", "h", "q", "jacobian", "noise_jacobian")
 """Fields of a process or an observation that name a function."""
 
 VARIABLE = "KALMAN_FUNCTIONS"
-"""The environment variable with the modules whose functions specs may name: names, patterns, `.`: the spec's folder."""
+"""The environment variable with the modules whose functions specs may name: names, patterns, `.` (the spec's folder).
+"""
 DEFAULT = ". kalman_*"
 BESIDE = "."
 
@@ -38,7 +39,7 @@ def named_functions(definition: Any) -> Iterator[str]:
 
 
 def fields_with_functions(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the place and the name of every `module:function` in a spec's sections, whatever it is called for."""
+    """Yield the place and the name of every `module:function` in a spec's sections, whatever its purpose."""
     if isinstance(value, Mapping):
         for field, item in value.items():
             inner = f"{place}.{field}" if place else str(field)
@@ -59,9 +60,9 @@ def allowed() -> list[str]:
 
 
 def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
-    """Return what is wrong with a `module:function` of a spec in `folder`, and the remedy; None: it may be named.
+    """Return the problem with a `module:function` of a spec in `folder`, and the remedy; None if it is allowed.
 
-    Nothing is imported: not even to look.
+    No module is imported during the check.
     """
     module = name.partition(":")[0]
     parts = module.split(".")
@@ -81,12 +82,12 @@ def why_refused(name: str, folder: str | None) -> tuple[str, str] | None:
             f"module {parts[0]} is Python's own, whose functions a spec may not name",
             "write a module of your own",
         )
-    # Spark puts its copies of the files that workers get on the driver's path, too.
+    # Spark puts its copies of workers' files on the driver's path, too.
     own = [entry for entry in sys.path if "userFiles-" not in entry]
     elsewhere = _place(PathFinder.find_spec(parts[0], own))
     if beside is None:
         if elsewhere is None and PathFinder.find_spec(parts[0], [os.getcwd()]) is None:
-            return None  # it is nowhere: whoever calls the function says so
+            return None  # the module does not exist; the caller of the function reports that
         return (
             f"module {parts[0]} is not in the folder of the spec, {folder}",
             f"put its file there, or {listed}",

@@ -43,10 +43,10 @@ class Inputs(Section):
         return self
 
     def check_names(self, key: Sequence[str]) -> None:
-        """Refuse key columns that the model does not have.
+        """Check that the key columns belong to the model's key.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         if not key:
             remedy = "write the numbers into the entries, or name `key`"

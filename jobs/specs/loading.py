@@ -15,7 +15,7 @@ from jobs.specs.model_spec import EARLIER, ModelSpec
 from jobs.specs.problems import Problem, SpecError, closest, problem_of
 
 LARGEST = 256 * 1024
-"""Bytes of a spec: those of the most numbers that one may have, and as many words."""
+"""Maximum bytes of a spec: enough for the maximum count of numbers, and as many words."""
 
 
 def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
@@ -23,7 +23,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
 
     Args:
         name_or_path: a name, or a path, which contains / or ends in .yaml or .yml.
-        models_dir: the folder of specs; by default `models`.
+        models_dir: folder of specs; by default `models`.
 
     Raises:
         SpecError: the file is missing, is not YAML, or is not a valid spec; one problem a line.
@@ -35,7 +35,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
     path = folder / f"{text}.yaml"
     if not _is_file(path):
         if _is_there(path):
-            return _load(path)  # which says what is wrong with it
+            return _load(path)  # which raises the reason
         known = [file.stem for file in spec_files(folder)] if folder.is_dir() else []
         hint = closest(text, known) or (
             f"models there are {', '.join(known)}" if known else "there are no models there"
@@ -49,7 +49,7 @@ def load_spec(name_or_path: str | Path, models_dir: str | Path | None = None) ->
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # such as a name that is too long for one
+    except OSError:  # such as a name longer than a path allows
         return False
 
 
@@ -64,7 +64,7 @@ def spec_files(models_dir: str | Path) -> list[Path]:
     """Return the spec files of a folder, sorted by name.
 
     Raises:
-        SpecError: there is no such folder.
+        SpecError: the folder does not exist.
     """
     folder = Path(models_dir)
     if not folder.is_dir():
@@ -79,7 +79,7 @@ def spec_files(models_dir: str | Path) -> list[Path]:
 
 
 def model_names(models_dir: str | Path) -> list[str]:
-    """Return the names of a folder's specs; none where there is no folder: a warehouse has models without specs too."""
+    """Return the names of a folder's specs; none without the folder: a warehouse may contain models without specs."""
     try:
         return [path.stem for path in spec_files(models_dir)]
     except SpecError:
@@ -87,7 +87,7 @@ def model_names(models_dir: str | Path) -> list[str]:
 
 
 def load_all(models_dir: str | Path) -> list[ModelSpec]:
-    """Load every spec of a folder, sorted by the names of the files.
+    """Load every spec of a folder, sorted by file name.
 
     Raises:
         SpecError: with the problems of all files together.
@@ -109,7 +109,7 @@ def load_all(models_dir: str | Path) -> list[ModelSpec]:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a spec, with the description of each field."""
     fields = ModelSpec.model_json_schema()
-    fields["required"].remove("states")  # those of a mixture are its measurements
+    fields["required"].remove("states")  # the states of a mixture are its measurements
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **fields,
@@ -153,7 +153,7 @@ def _load(path: Path) -> ModelSpec:
         found = [problem_of(one, file, names, describe, document.lines) for one in error.errors()]
         raise SpecError(sorted(found, key=lambda problem: problem.line)) from error
     except Exception as error:
-        # One spec must not take down the others' DAGs, whatever is wrong with it.
+        # One spec must not break the DAGs of others, whatever is wrong with it.
         problem = f"cannot be understood ({type(error).__name__}: {first_line(error, 100)})"
         raise SpecError(Problem(file, "", problem, "compare it with docs/models.md")) from error
     spec._source, spec._folder, spec._lines = path, _folder_of(path), document.lines
@@ -164,13 +164,13 @@ def _load(path: Path) -> ModelSpec:
 
 
 def _folder_of(path: Path) -> str:
-    """Return the folder of models that a spec's file is in; earlier versions have a folder of their own in it."""
+    """Return the folder of models for a spec's file; specs of earlier versions are in a subfolder of it."""
     parent = path.resolve().parent
     return str(parent.parent if parent.name == EARLIER else parent)
 
 
 def _check_stem(spec: ModelSpec, path: Path) -> None:
-    # A model's name is that of its file, so that no two files are of one model.
+    # A model is named after its file, so two files cannot define the same model.
     if spec.name != path.stem:
         raise SpecError(
             spec.problem(

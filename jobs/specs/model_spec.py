@@ -75,8 +75,8 @@ __all__ = ["ModelSpec", "SpecError"]
 TimeUnit = Literal["microsecond", "millisecond", "second", "minute", "hour", "day", "week"]
 DEFAULT_MISSING = ("", "NA", "NaN", "null")
 EARLIER = "versions"
-"""The subfolder of the folder of models with the specs of earlier versions."""
-# The fields that `kalman.build` reads, besides `learn`; in those of NUMERIC 1 and 1.0 are equal.
+"""The subfolder for the specs of earlier versions, in the folder of models."""
+# The fields that `kalman.build` reads, besides `learn`. In the fields of NUMERIC 1 and 1.0 are equal.
 DEFINITION = (
     "filter",
     "states",
@@ -102,12 +102,12 @@ _NAME, _LONGEST_NAME = r"^[a-z][a-z0-9_]*$", 64
 
 
 def is_model_name(text: str) -> bool:
-    """Tell if a model may have this name: its tables are folders of that name."""
+    """Return whether a text is a valid model name, which also names folders of its tables."""
     return len(text) <= _LONGEST_NAME and re.fullmatch(_NAME, text) is not None
 
 
 def _allow_several(schema: dict[str, Any]) -> None:
-    """Let a JSON schema allow several columns of the time: a list, or a mapping of parts."""
+    """Let a JSON schema allow several columns for the time: a list, or a mapping of parts."""
     texts = {"type": "string"}
     schema["anyOf"] = [
         {"type": schema.pop("type")},
@@ -337,7 +337,7 @@ class ModelSpec(Section):
         return self
 
     def _check_names(self) -> None:
-        """Refuse entries of `files.names` that name no column, or columns that do not make a time."""
+        """Check that the entries of `files.names` name columns, and that several columns make a time."""
         known = [*self.columns, *([] if self.inputs is None else self.inputs.columns.values())]
         for name, columns in self.files.names.items():
             field = f"files.names.{name}"
@@ -408,7 +408,7 @@ class ModelSpec(Section):
                 raise invalid("is incomplete", "give `mean` and `covariance`, or `diffuse: true`", "initial")
 
     def _check_named_columns(self) -> None:
-        """Refuse texts in place of numbers that name no column of `control` or `inputs`."""
+        """Check that texts in place of numbers name a column of `control` or `inputs`."""
         known = {*self.control, *self.input_names}
         sections = {"initial": self.initial, "robust": self.robust, "mixture": self.mixture}
         fields = {
@@ -523,7 +523,7 @@ class ModelSpec(Section):
 
     @property
     def folder(self) -> str | None:
-        """Return the folder of models that the spec came from, where its functions are too; None: unknown."""
+        """Return the folder of models with the spec's file and functions; None: unknown."""
         return self._folder
 
     def with_folder(self, folder: str | None) -> Self:
@@ -539,12 +539,12 @@ class ModelSpec(Section):
 
     @property
     def timed(self) -> bool:
-        """Tell whether the stream needs the event-time operator (`jobs.streaming.operators.event_time_processor`)."""
+        """Return whether the stream needs the event-time operator (`jobs.streaming.operators.event_time_processor`)."""
         return self.order.kind != "as-arrived" or self.duplicates is not None or self.expiry is not None
 
     @property
     def idle_us(self) -> int | None:
-        """Return the microseconds of silence after which a key restarts from the prior; None: it never does."""
+        """Return the microseconds of silence after which a key restarts from the prior; None: never."""
         by_rows = self.expiry is not None and self.expiry.returns == "prior" and self.expiry.clock == "event"
         return self.expiry.after_us if self.expiry is not None and by_rows else None
 
@@ -565,7 +565,7 @@ class ModelSpec(Section):
 
     @property
     def speaks_to_kafka(self) -> bool:
-        """Tell whether commands of this model need Spark's connector for Kafka."""
+        """Return whether commands of this model need Spark's connector for Kafka."""
         monitor = self.monitor
         watched = monitor is not None and (monitor.kafka is not None or monitor.windows_kafka is not None)
         topics = self.source is not None and self.source.kind == "kafka"
@@ -578,11 +578,11 @@ class ModelSpec(Section):
 
     @property
     def file_columns(self) -> list[str]:
-        """Return the columns that files must have, by the files' names: all but the key from the file's name."""
+        """Return the columns that files must have, by the files' names, without a key taken from the file's name."""
         return self.file_names(name for name in self.columns if name != self.key_from_name)
 
     def file_names(self, names: Iterable[str]) -> list[str]:
-        """Return the columns of files that columns of the spec are read from, each once."""
+        """Return the file columns from which columns of the spec are read, without repetitions."""
         found: list[str] = []
         for name in names:
             columns = self.files.names.get(name, name)
@@ -591,18 +591,18 @@ class ModelSpec(Section):
 
     @property
     def time_parts(self) -> dict[str, str]:
-        """Return the part of the time that each of several columns has, part to column; empty: one has the time."""
+        """Return the column of each part of the time, part to column; empty if one column has the time."""
         columns = self.files.names.get(self.time, self.time)
         return {} if isinstance(columns, str) else time_parts(columns)
 
     @property
     def id_columns(self) -> list[str]:
-        """Return the column of the id that tells repetitions of a row, if there is one."""
+        """Return the column of the id by which repetitions of a row are found, if there is one."""
         return [] if self.duplicates is None or self.duplicates.id is None else [self.duplicates.id]
 
     @property
     def naming_columns(self) -> list[str]:
-        """Return the columns whose values are names, not quantities: those of the key, and the id."""
+        """Return the columns whose values are names, not quantities: the key columns and the id."""
         return [*self.key, *self.id_columns]
 
     @property
@@ -620,8 +620,9 @@ class ModelSpec(Section):
         """Return the argument of `kalman.build`, as plain Python.
 
         Raises:
-            SpecError: it names a function of a module that is not listed (`jobs.specs.functions`). The spec may be one
-                from a manifest, and whoever may write tables may not for that run code.
+            SpecError: it names a function of a module that is not listed (`jobs.specs.functions`). The spec may come
+                from a
+                manifest, and write access to tables must not allow to run code.
         """
         result = self._definition()
         for name in named_functions(result):
@@ -631,7 +632,7 @@ class ModelSpec(Section):
         return result
 
     def refused_functions(self) -> list[Problem]:
-        """Return a problem for each function, in whatever section, whose module is not listed."""
+        """Return a problem for each function, in any section, whose module is not listed."""
         sections = {"process", "observation", "modes", "monitor", "sinks", "migrate"}
         found = fields_with_functions(self.model_dump(include=sections, exclude_none=True))
         refused = ((field, why_refused(name, self.folder)) for field, name in found)
@@ -652,10 +653,10 @@ class ModelSpec(Section):
         return result
 
     def stored_text(self) -> str:
-        """Return the spec as JSON for a manifest, without those settings of landing that have their defaults.
+        """Return the spec as JSON for a manifest, without the settings of landing that have their defaults.
 
-        Stored states do not depend on how files are read, and a driver of an earlier release refuses the settings of
-        a manifest that it does not know.
+        Stored states do not depend on how files are read. A driver of an earlier release refuses a manifest with
+        unknown settings.
         """
         said = self.model_dump(include={"files", "time_range"}, exclude_defaults=True)
         landing = {"files": type(self.files), "time_range": type(self.time_range)}
@@ -666,11 +667,11 @@ class ModelSpec(Section):
         return self.model_dump_json(by_alias=True, exclude=unsaid)
 
     def fingerprint(self) -> str:
-        """Return the SHA-256, in hex, of everything that the meaning of the stored state depends on.
+        """Return the SHA-256, in hex, of all fields that the meaning of the stored state depends on.
 
         Included are name, version, columns, time unit, filter, states, process, observation, initial distribution and
-        learned parameters; not the description, the parsing of text, or how the model is run. Functions count by their
-        names alone.
+        learned parameters; not the description, the parsing of text, or how the model is run. Of a function only the
+        name is included.
         """
         meaning = {
             **{field: value for field, value in self._definition().items() if field != "folder"},
@@ -682,7 +683,7 @@ class ModelSpec(Section):
         return hashlib.sha256(_canonical(meaning).encode()).hexdigest()
 
     def _timing(self) -> dict[str, Any]:
-        """Return the options on time that the meaning of the state depends on, without those left at their defaults."""
+        """Return the options on time that determine the meaning of the state, without those at their defaults."""
         parts: dict[str, Any] = {"order": self.order.meaning(), "distinct": False}
         if self.duplicates is not None:
             parts["distinct"] = self.duplicates.meaning()
@@ -698,7 +699,7 @@ class ModelSpec(Section):
 
 
 def _texts(place: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of every text in a value."""
+    """Yield the place and the content of every text in a value."""
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -730,7 +731,7 @@ def states_of_mixture(measurement: Any, mixture: Any) -> Any:
     names = [str(name) for name in cast(list[Any], measurement)]
     each = cast(list[Any], count) if isinstance(count, list) else [count] * len(names)
     if len(each) != len(names) or not all(isinstance(one, int) for one in each):
-        return names  # which the model itself refuses
+        return names  # the model's check refuses them
     return [f"{name}_{code}" for name, one in zip(names, each, strict=True) for code in range(one)]
 
 
@@ -748,7 +749,7 @@ def _canonical(value: Any) -> str:
 
 
 def takes_steps(definition: Any) -> bool:
-    """Tell whether a process in a definition takes one step at each row."""
+    """Return whether a process in a definition takes one step at each row."""
     if isinstance(definition, Mapping):
         return definition.get("kind") in ("explicit", "seasonal_dummy") or any(
             map(takes_steps, definition.values())

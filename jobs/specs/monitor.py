@@ -41,7 +41,7 @@ class Window(Section):
 
     @property
     def slide_or_size(self) -> str:
-        """Return how often a window begins."""
+        """Return the time between the starts of two windows."""
         return self.slide or self.size
 
 
@@ -201,7 +201,7 @@ FIELD_TYPES = ("float64", "int64", "bool", "timestamp")
 
 
 def field_type(text: str) -> tuple[str, int | None] | None:
-    """Return the type of a field that a function keeps, and how many numbers it has: `float64[3]`; None: none."""
+    """Parse the type of a field that a function keeps (`float64[3]`): type and length; None if it is not valid."""
     found = re.fullmatch(rf"({'|'.join(FIELD_TYPES)})(?:\[([1-9][0-9]{{0,3}})\])?", text)
     return None if found is None else (found[1], None if found[2] is None else int(found[2]))
 
@@ -265,10 +265,10 @@ class Monitor(Section):
         return self
 
     def check_groups(self, key: Sequence[str], readings: Readings) -> None:
-        """Refuse columns of groups that a row of the model does not have.
+        """Check that the columns of groups are columns of the model's rows.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         kinds = {
             **dict.fromkeys(readings.measurement, "measured"),
@@ -286,10 +286,10 @@ class Monitor(Section):
                 raise invalid(f"'{name}' is a column of windows already", "rename it in the data", field)
 
     def check_names(self, states: Sequence[str]) -> None:
-        """Refuse names that the model does not have.
+        """Check that the model has all named states.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for place, rule in enumerate(self.rules):
             if rule.state is not None and rule.state not in states:
@@ -297,10 +297,10 @@ class Monitor(Section):
                 raise invalid(f"'{rule.state}' is not a state", f"choose from {', '.join(states)}", field)
 
     def check_readings(self, readings: Readings) -> None:
-        """Refuse readings that the model's estimates do not have.
+        """Check that the model's estimates have all named readings.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for place, one in enumerate(self.aggregates):
             readings.find(one.of, f"monitor.aggregates[{place}].of")
@@ -342,9 +342,9 @@ WINDOW_COLUMNS = frozenset(
     + ("accumulators", "aggregates", "key", "query", "batch_id", "ordinal", "event_time", "flags", "nis")
     + ("covariance", "innovation", "measured", "control", "log_likelihood", "generation", "model_version")
 )
-"""Names that columns of windows, or of the estimates that they are made of, already have."""
+"""Reserved column names: other columns of windows, and of the estimates from which windows are computed."""
 LATER_IN_RULE = ("measurement", "function", "reads", "keeps", "forget", "parameters")
-"""Fields of a rule that earlier releases did not have. At their defaults they are no part of its definition."""
+"""Fields of a rule that earlier releases lack. The definition leaves out those with default values."""
 
 
 def _without_later(section: Section, later: Sequence[str]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _WANTED = {
 
 
 LONGEST = 500
-"""Characters of a field, a problem or a remedy in a message: they may quote what was given."""
+"""Maximum length of a field, a problem or a remedy in a message: they may quote the user's text."""
 
 
 def _cut(text: str) -> str:
@@ -66,7 +66,7 @@ class SpecError(UserError):
 
 
 def invalid(problem: str, remedy: str, field: str = "") -> PydanticCustomError:
-    """Return the exception with which a validator reports a problem, its remedy and its field within the section."""
+    """Return a validator's error with a problem, its remedy and its field within the section."""
     context = {"problem": problem, "remedy": remedy, "field": field}
     return PydanticCustomError("spec", "{problem}; {remedy}", context)
 

@@ -10,17 +10,17 @@ from jobs.specs.sections import Outputs
 
 
 class Reading(NamedTuple):
-    """A number of an estimate: a column of the estimates, or the element `index` of a column that is an array."""
+    """A number in an estimate: a column of the estimates, or the element `index` of an array column."""
 
     column: str
     index: int | None = None
 
 
 class Readings(NamedTuple):
-    """What estimates of a model hold.
+    """The parts of a model's estimates.
 
-    states, measurement, control: the names of the model's states, measured columns and controls (with the inputs of its
-    keys); outputs: of the model.
+    states, measurement, control: names of the model's states, measured columns and controls (with the inputs of its
+    keys); outputs: output options of the model.
     """
 
     states: Sequence[str]
@@ -48,7 +48,7 @@ class Readings(NamedTuple):
         """Return a reading by name.
 
         Raises:
-            ValueError: there is none, or the outputs leave it out; in the form of the spec's own checks, about `field`.
+            ValueError: the reading does not exist, or the outputs leave it out (`problems.invalid`, about `field`).
         """
         known = self.by_name
         if name not in known:

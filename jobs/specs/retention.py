@@ -38,7 +38,7 @@ class Kept(Section):
 
     @property
     def span(self) -> timedelta:
-        """Return the age from which one may be removed."""
+        """Return the age from which an item may be removed."""
         return timedelta(microseconds=duration_us(self.age))
 
     @model_validator(mode="after")

@@ -45,7 +45,7 @@ class Duplicates(Section):
 
     @property
     def within_us(self) -> int:
-        """Return how far apart the times of a row and its repetition may be, in microseconds."""
+        """Return the maximum difference between the times of a row and its repetition, in microseconds."""
         return 0 if self.within is None else duration_us(self.within)
 
     def meaning(self) -> dict[str, Any] | bool:
@@ -134,7 +134,7 @@ class Order(Section):
 
     @property
     def waits(self) -> bool:
-        """Tell whether rows wait for the watermark."""
+        """Return whether rows wait for the watermark."""
         return self.kind == "strict"
 
     def meaning(self) -> dict[str, Any]:
@@ -167,12 +167,12 @@ class TimeRange(Section):
 
     @property
     def latest_us(self) -> int | None:
-        """Return how far after its landing a row's time may lie, in microseconds; None: however far."""
+        """Return how far a row's time may lie after its landing, in microseconds; None: no limit."""
         return None if self.latest in (None, "none") else duration_us(self.latest)
 
     @property
     def earliest_us(self) -> int | None:
-        """Return the first time in microseconds since 1970; None: any time."""
+        """Return the earliest time in microseconds since 1970; None: no limit."""
         return None if self.earliest is None else TimeParser(None, UTC)(self.earliest)
 
 

@@ -178,7 +178,7 @@ class Learn(Section):
 
     @property
     def left_out(self) -> set[str]:
-        """Return the fields that have their defaults: ids of releases before these fields leave them out."""
+        """Return the fields with default values: ids of releases before these fields leave them out."""
         return {
             name
             for name, default in (("prior", False), ("method", "mle"), ("by", []))
@@ -272,7 +272,7 @@ class Outputs(Section):
 
     @property
     def left_out(self) -> set[str]:
-        """Return the fields that have their defaults: what releases before these fields have stored leaves them out."""
+        """Return the fields with default values: data of releases before these fields leaves them out."""
         fields = type(self).model_fields
         later = ("control", "residual", "matrices", "state_index", "sliding_log_likelihood")
         return {name for name in later if getattr(self, name) == fields[name].default}
@@ -285,7 +285,7 @@ class Outputs(Section):
 
     @property
     def figures(self) -> list[str]:
-        """Return the names of the columns that take a second prediction of each row."""
+        """Return the names of the output columns that require a second prediction of each row."""
         residual = ["residual", "residual_covariance"] if self.residual else []
         return [
             *(["innovation"] if self.innovation else []),
@@ -295,7 +295,7 @@ class Outputs(Section):
 
     @property
     def columns(self) -> list[str]:
-        """Return the names of the columns that estimates have by these options, beside those of the filter itself."""
+        """Return the names of the columns that these options add to the estimates."""
         return [
             *self.figures,
             *(["measured"] if self.measured else []),
@@ -330,7 +330,7 @@ class Stream(Section):
 
 
 def check_duration(text: str | None, field: str) -> None:
-    """Refuse text that is not a duration, in the form of the spec's own checks."""
+    """Refuse text that is not a duration, with an error of `problems.invalid`."""
     if text is not None:
         try:
             duration_us(text)

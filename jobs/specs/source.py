@@ -97,12 +97,12 @@ class Source(Section):
 
     @property
     def streamed(self) -> bool:
-        """Tell if the stream reads the source itself: one topic."""
+        """Return whether the stream reads the source directly: a single topic."""
         return self.kind == "kafka" and bool(self.topic)
 
     @property
     def title(self) -> str:
-        """Return the source in words."""
+        """Describe the source in words."""
         if self.kind == "delta":
             return f"table {self.table}"
         if self.kind == "rate":
@@ -156,10 +156,10 @@ class Source(Section):
         return self
 
     def check_keys(self, key: list[str], ids: list[str]) -> None:
-        """Refuse names that are neither key columns nor, in `whole_keys`, columns of ids.
+        """Check that names are key columns or, in `whole_keys`, columns of ids.
 
         Raises:
-            ValueError: in the form of the spec's own checks.
+            ValueError: the error of `problems.invalid`.
         """
         for field, names, known in (
             ("whole_keys", self.whole_keys, [*key, *ids]),

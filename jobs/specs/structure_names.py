@@ -1,4 +1,4 @@
-"""The names that textbooks and other libraries give the process structures, and the structures that they mean."""
+"""The names of process structures in textbooks and other libraries, and the project's structures for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Meaning(NamedTuple):
-    """A structure's `kind`, its fields by the textbook's names for them, and fields that the name implies."""
+    """The project's structure for a textbook's name: `kind`, textbook names of its fields, and implied fields."""
 
     kind: str
     fields: Mapping[str, str] = {}
@@ -54,9 +54,9 @@ NAMES: Mapping[str, Meaning] = {
 
 
 def by_known_name(process: Any) -> Any:
-    """Return a process with the project's names for a textbook's, in its parts too; anything else as it is.
+    """Return a process, and its parts, with the project's names in place of a textbook's; other values are unchanged.
 
-    Capitals do not matter, and blanks and hyphens are underscores: `Local Level` is `local_level`.
+    Case does not matter, and blanks and hyphens are underscores: `Local Level` is `local_level`.
     """
     if not isinstance(process, Mapping):
         return process
@@ -66,7 +66,7 @@ def by_known_name(process: Any) -> Any:
         plain = "_".join(kind.casefold().replace("-", " ").replace("_", " ").split())
         meaning = NAMES.get(plain, Meaning(plain))
         renamed = {meaning.fields.get(name, name): value for name, value in result.items()}
-        if len(renamed) == len(result):  # else both names of a field are given, which the structure refuses
+        if len(renamed) == len(result):  # else a field has both names, which the structure refuses
             result = renamed
         result = {**meaning.implied, **result, "kind": meaning.kind}
     if isinstance(result.get("parts"), list):

@@ -16,9 +16,9 @@ from yaml.resolver import Resolver
 Path = tuple[str | int, ...]
 
 DEEPEST = 50
-"""Levels of a document: a matrix of each mode of a cascade's part is at the tenth."""
+"""Maximum depth of a document. The matrix of a mode in a cascade's part is at level ten."""
 MOST_NODES = 20_000
-"""Values of a document: three dense matrices of 80 states have 19,200."""
+"""Maximum number of values in a document. Three dense matrices of 80 states have 19,200."""
 
 _TOO_DEEP = f"is nested too deeply: more than {DEEPEST} levels"
 _TOO_LARGE = "is too large for a model spec"
@@ -36,7 +36,7 @@ class Document:
 
 
 _UNFIT = re.compile("[\0\ud800-\udfff]")
-"""What only escapes can write: the character that ends a path, and halves of characters."""
+"""Characters that only escapes can write: the character that ends a path, and surrogates."""
 
 
 class YamlError(Exception):
@@ -48,7 +48,7 @@ class YamlError(Exception):
 
 
 class _Composer(Composer):
-    """Nodes of a document, until it is too deep or has too many: before all of it is in memory."""
+    """Composer of a document's nodes, with limits on depth and number that apply before the document is in memory."""
 
     _depth = _nodes = 0
 
@@ -64,17 +64,17 @@ class _Composer(Composer):
 
 
 class _Loader(_Composer, yaml.SafeLoader):
-    """PyYAML's own parser, whose sentences say what is wrong."""
+    """PyYAML's parser, which explains what is wrong in a text."""
 
 
 _LOADERS: list[Any] = [_Loader]
 _READ_OTHERWISE = re.compile("[\t!?%\ufeff]|[|>][-+0-9]*#")
-"""Where libyaml accepts what PyYAML refuses: tabs between values, `?` in a flow, a comment right behind `|`."""
+"""Texts that libyaml accepts and PyYAML refuses: tabs between values, `?` in a flow, a comment right behind `|`."""
 if yaml.__with_libyaml__:
     from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]
 
     class _FastLoader(_Composer, CParser, SafeConstructor, Resolver):
-        """The same by libyaml's parser, four times faster."""
+        """libyaml's parser, four times faster."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -140,14 +140,12 @@ def parse(text: str) -> Document:
     """Parse one YAML document.
 
     Raises:
-        YamlError: the text is not YAML, repeats a key, refers to itself, is too deep or too large, or uses a tag for
-            something else than text, numbers, lists and mappings.
+        YamlError: the text is not YAML, repeats a key, contains a cycle, is too deep or too large, or uses a tag for
+            anything but text, numbers, lists and mappings.
     """
     if not _READ_OTHERWISE.search(text):
         for loader in _LOADERS[:-1]:
-            with suppress(
-                YamlError, yaml.YAMLError, ValueError
-            ):  # what is wrong is found again, and said, below
+            with suppress(YamlError, yaml.YAMLError, ValueError):  # PyYAML reports the problem below
                 return _document(loader(text))
     try:
         return _document(_Loader(text))
@@ -177,7 +175,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], above: set[int]) 
     lines.setdefault(path, line)
     if id(node) in above:
         raise YamlError("contains itself through an alias", line, path=path)
-    if len(lines) > 2 * MOST_NODES:  # aliases repeat what they stand for
+    if len(lines) > 2 * MOST_NODES:  # each alias repeats its content
         raise YamlError(_TOO_LARGE, line, path=path)
     if len(path) > DEEPEST:
         raise YamlError(_TOO_DEEP, line, path=path)
@@ -214,11 +212,11 @@ def _check_node(node: yaml.Node, line: int, path: Path) -> None:
 
 _PLAIN = re.compile(r"[^\W\d](?:[\w.]*\w)?")
 _NO_TEXTS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
-"""Words that some reader of YAML takes for something else than a text."""
+"""Words that some YAML readers do not read as a text."""
 
 
 def flow_text(value: Any) -> str:
-    """Return a value on one line, as every reader of YAML 1.1 and 1.2 reads it back."""
+    """Return a value on one line that all readers of YAML 1.1 and 1.2 parse to the same value."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{flow_text(name)}: {flow_text(one)}" for name, one in value.items()) + "}"
     if isinstance(value, list | tuple):

@@ -1,1 +1,1 @@
-"""Object stores: their settings, their small files, and the probe that a warehouse there must pass."""
+"""Delta logs, Parquet files, small files, positions and checkpoints in folders and object stores, without a JVM."""

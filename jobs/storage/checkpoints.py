@@ -26,7 +26,7 @@ from jobs.storage.positions import (
 from jobs.storage.warehouse import Tables
 
 _SCHEMAS = "state/0/_stateSchema/default"
-"""Where Spark keeps the types of the state variables."""
+"""Spark's folder with the types of the state variables."""
 _STATES_AS_BYTES = '{"name":"states","type":"binary"'
 
 
@@ -73,7 +73,7 @@ class Checkpoint:
         """Return the position at the end of a micro-batch of a stream that began at `start`.
 
         If the micro-batch ends within a version, the position is the version before. Spark's offsets in a topic do not
-        contain the topic's id, so it is that of `start`.
+        contain the topic's id, so the id of `start` is used.
         """
         offset = self.offset(batch)
         place = of_offset(offset)
@@ -83,12 +83,12 @@ class Checkpoint:
         return to_position(place, {"source": KAFKA, "topic": topic, "topic_id": start.get("topic_id")})
 
     def touches(self, batch: int) -> int:
-        """Return the latest version of the measurements of which a micro-batch, or one before it, reads rows."""
+        """Return the latest version of the measurements table that the micro-batches up to this one read rows from."""
         place = self.place(batch)
         return place[VERSION] + (0 if is_whole(place) else 1)
 
     def place(self, batch: int) -> Place:
-        """Return the place in the source at the end of a micro-batch, which may be within a version.
+        """Return the place in the source at the end of a micro-batch. The place may be within a version.
 
         Raises:
             UserError: the offsets are gone, unreadable or damaged.
@@ -100,19 +100,23 @@ class Checkpoint:
         return json.loads(self._read("metadata"))["id"] if self._files.exists("metadata") else None
 
     def settings(self) -> dict[str, str]:
-        """Return the settings that Spark restores, overriding the session's; none before the first micro-batch."""
+        """Return the settings that Spark restores in place of the session's settings; none before the first
+        micro-batch.
+        """
         batch = self.last_planned()
         return {} if batch is None else json.loads(self._lines(batch)[1]).get("conf") or {}
 
     def has_states_of_format_1(self) -> bool:
-        """Tell if the last commit names no attempt whose states count, as in releases before 0.3.0 (`STATE_FORMAT`)."""
+        """Return whether the last commit lacks the attempt whose states count, as in releases before 0.3.0
+        (`STATE_FORMAT`).
+        """
         batch = self.last_commit()
         if batch is None:
             return False
         return "stateUniqueIds" not in json.loads(self._read(f"commits/{batch}").split("\n", 1)[1])
 
     def keeps_text(self) -> bool:
-        """Tell if the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
+        """Return whether the state's values are text, as in every new checkpoint (`jobs.state.text_codec`)."""
         if not self._files.exists(_SCHEMAS):
             return True
         return not any(
@@ -143,9 +147,10 @@ class Checkpoint:
         return None
 
     def moved_from(self) -> str | None:
-        """Return the root of the warehouse in which Spark wrote the checkpoint, if its files are there no more.
+        """Return the root of the warehouse in which Spark wrote the checkpoint, if its files are no longer there.
 
-        Spark keeps the places of the types of state variables as they were, and looks for these files nowhere else.
+        A checkpoint contains absolute paths to the types of its state variables. Spark looks for these files nowhere
+        else.
         """
         for path in self._schema_files():
             folder, _, name = path.rpartition("/")
@@ -155,9 +160,9 @@ class Checkpoint:
         return None
 
     def refuse_moved(self, otherwise: str = "") -> None:
-        """Refuse a checkpoint that Spark would look for elsewhere, before Spark makes folders there.
+        """Refuse a checkpoint with paths into another warehouse, before Spark makes folders there.
 
-        otherwise: what can be done instead, to be added to the sentence.
+        otherwise: end of the error message, with an alternative for the user.
 
         Raises:
             UserError: the warehouse was moved.
@@ -176,7 +181,7 @@ class Checkpoint:
         )
 
     def _schema_files(self) -> list[str]:
-        """Return the files with the types of state variables, as Spark noted them for its newest micro-batch."""
+        """Return the files with the types of state variables that the newest micro-batch names."""
         found: list[str] = []
         for operator in self._files.names("state"):
             folder = f"state/{operator}/_metadata/v2"
@@ -187,7 +192,7 @@ class Checkpoint:
                 about = json.loads(self._read(f"{folder}/{newest}").split("\n", 1)[1])
                 found += [path for one in about["stateStoreInfo"] for path in one["stateSchemaFilePaths"]]
             except (UserError, ValueError, LookupError, TypeError):
-                continue  # Spark says what is wrong with it
+                continue  # Spark reports the damage
         return [re.sub("^file:/+", "/", path) for path in found]
 
     def commits(self) -> list[int]:
@@ -195,7 +200,7 @@ class Checkpoint:
         return self._numbers("commits")
 
     def has(self, batch: int) -> bool:
-        """Tell if a micro-batch is committed and its offsets still exist."""
+        """Return whether a micro-batch is committed and its offsets still exist."""
         return all(self._files.exists(f"{folder}/{batch}") for folder in ("commits", "offsets"))
 
     def committed_at(self, batch: int) -> datetime:
@@ -208,15 +213,16 @@ class Checkpoint:
         return rank_of(place) if is_whole(place) else None
 
     def plan(self, batch: int) -> str | None:
-        """Return what Spark wrote when it planned a micro-batch; None if it has been removed since.
+        """Return the plan (offsets file) of a micro-batch; None if Spark has removed it.
 
-        It has the time and the offsets, so a micro-batch that runs again has the same plan, and no other has.
+        The plan contains the time and the offsets. A repeated micro-batch has the same plan; two micro-batches never
+        share a plan.
         """
         name = f"offsets/{batch}"
         return self._read(name) if self._files.exists(name) else None
 
     def offset(self, batch: int, source: int = 0) -> dict[str, Any]:
-        """Return the offset at the end of a micro-batch, of the first source or the one of this number.
+        """Return the offset at the end of a micro-batch, of the first source or of the source with this number.
 
         Raises:
             UserError: the file is missing, unreadable or damaged.

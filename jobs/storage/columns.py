@@ -11,7 +11,7 @@ from deltalake import Field, Schema
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType
 
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
-"""The type in which all tables are read, and all files written, that have times."""
+"""The type of all times in tables read and files written."""
 _PRIMITIVES = {
     "tinyint": "byte",
     "smallint": "short",
@@ -36,16 +36,16 @@ def schema_of(columns: str) -> Schema:
     """Return Delta's schema of columns.
 
     Args:
-        columns: name and type of each in Spark's DDL, such as `id string, mean array<double>`.
+        columns: name and type of each column in Spark's DDL, such as `id string, mean array<double>`.
 
     Raises:
-        KeyError: a type that no table has.
+        KeyError: a type that no table of ours uses.
     """
     return Schema(_fields(columns))
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """Return columns, given as for `schema_of`, as Arrow reads them from a table."""
+    """Return the Arrow schema of columns that are given as for `schema_of`."""
     found: Any = schema_of(columns).to_arrow()
     return pa.schema(found)
 
@@ -62,7 +62,7 @@ def _fields(columns: str) -> list[Field]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Yield the parts of a text between its commas, but for those within brackets or a quoted name."""
+    """Split a text at its commas, except commas within brackets or a quoted name."""
     part, depth = "", 0
     for piece in _PIECE.findall(text):
         depth += (piece in "<(") - (piece in ">)")

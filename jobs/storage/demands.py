@@ -1,8 +1,8 @@
-"""What a table asks of its writers, and whether commits of Parquet files honour it.
+"""Check whether a table's properties and features allow a commit of Parquet files.
 
-Owners may set properties of our tables, and add features, by any tool. What files honour as they are is allowed. What a
-writer would have to do more for (check rows, name columns otherwise, write other statistics) is refused by name before
-a row is written, with what to undo: a table is written in one way, whatever its owner has set.
+Owners may set properties of our tables, and add features, by any tool. Plain Parquet files satisfy some of them. Others
+demand more of a writer: to check rows, to rename columns, to write other statistics. A table with such a demand is
+refused before a row is written, and the message names the property to remove. So every table is written in one way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
 _WRITER_VERSION = 4
-"""The newest version of Delta's protocol whose features are all known here; newer tables name theirs."""
+"""The newest version of Delta's protocol whose features are all known here. Newer tables list their features."""
 _FEATURES = {
     "appendOnly",
     "invariants",
@@ -23,14 +23,14 @@ _FEATURES = {
     "vacuumProtocolCheck",
     "variantType",
 }
-"""Features that new files honour as they are: of a file that is added, readers derive the changes themselves."""
+"""Features that plain new files satisfy. Readers derive the change feed of an added file from the file itself."""
 _META = {
     "delta.invariants": "an invariant",
     "delta.generationExpression": "a generation expression",
     "delta.identity.start": "an identity",
     "delta.columnMapping.id": "a mapped name",
 }
-"""Metadata of columns that ask a writer for more than the values."""
+"""Metadata of columns that require more of a writer than to write the values."""
 SETTINGS = {
     "delta.appendOnly",
     "delta.checkpointInterval",
@@ -44,16 +44,16 @@ SETTINGS = {
     "delta.setTransactionRetentionDuration",
     "delta.targetFileSize",
 }
-"""Properties of a table that commits of files honour, or that say nothing to them. Others may ask a writer for more,
-such as to compact files, to list them for other engines, or for other statistics."""
+"""Table properties that commits of files satisfy or need not know. Other properties may require more of a writer, such
+as to compact files, to list them for other engines, or to write other statistics."""
 
 
 def refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
-    """Return why a table takes no files, and what to undo; None if it does.
+    """Return why files cannot be committed to a table, and what to undo; None if they can.
 
     Args:
-        log: of the table.
-        settings: properties that its files honour besides `SETTINGS`.
+        log: log of the table.
+        settings: further properties, besides `SETTINGS`, that the files satisfy.
     """
     about, protocol = log.metadata(), log.protocol()
     for name, text in sorted(about.configuration.items()):
@@ -78,7 +78,7 @@ def refusal(log: DeltaTable, settings: Collection[str] = ()) -> str | None:
 
 
 def other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
-    """Return which column of files has another type than the table's, in words; None if there is none."""
+    """Describe the first column of files whose type differs from the table's; None if all types agree."""
     have = {field.name: field.type for field in pa.schema(_arrow(log))}
     for field in schema:
         known = have.get(field.name)
@@ -88,7 +88,7 @@ def other_type(log: DeltaTable, schema: pa.Schema) -> str | None:
 
 
 def absent_fields(log: DeltaTable, schema: pa.Schema) -> list[Field]:
-    """Return the columns of files that a table lacks, as Delta's schema has them."""
+    """Return the columns of files that a table lacks, as fields of Delta's schema."""
     have = {field.name for field in log.schema().fields}
     absent = pa.schema([field for field in schema if field.name not in have])
     return list(Schema.from_arrow(absent).fields) if len(absent) else []
@@ -100,7 +100,7 @@ def _arrow(log: DeltaTable) -> pa.Schema:
 
 
 def _bare(kind: pa.DataType) -> pa.DataType:
-    """Return a type without the names and nullability within it, and without the size of its offsets."""
+    """Return a type without nested field names, nested nullability and the width of offsets."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
         return pa.list_(_bare(kind.value_type))
     if pa.types.is_map(kind):

@@ -1,7 +1,8 @@
-"""What every table is and what its columns mean: the comments in the tables, and docs/tables.md.
+"""Descriptions of all tables and columns: the comments in the tables, and docs/tables.md.
 
-A table is known by its kind, the first part of its name: `estimates` of `estimates/nile`. Columns that a spec alone
-names (keys, measurements, controls) have no sentence here; `estimate_comments` has those that name a model's states.
+The first part of a table's name is its kind: `estimates` for `estimates/nile`. Columns that only a spec names (keys,
+measurements, controls) have no description here. `estimate_comments` describes the columns named after a model's
+states.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """What a row of a table is, and what its columns mean, by name."""
+    """Description of a table's row and, by name, of its columns."""
 
     row: str
     columns: Mapping[str, str]
@@ -407,13 +408,13 @@ def kind_of(table: str) -> str:
 
 
 def comments(table: str) -> Mapping[str, str]:
-    """Return the sentences about a table's columns by name; empty for a table that is not ours."""
+    """Return the descriptions of a table's columns by name; empty for a table that is not ours."""
     found = TABLES.get(kind_of(table))
     return {} if found is None else found.columns
 
 
 def estimate_comments(states: Sequence[str], keys: Sequence[str], version: int) -> dict[str, str]:
-    """Return the comments of a model's estimates that name its states and keys, besides those of `comments`."""
+    """Return the comments of a model's estimates that name its states and keys; `comments` has the others."""
     order = ", ".join(f"{place} {name}" for place, name in enumerate(states, 1))
     of = f"(version {version}; of other versions: table live, column states)"
     named = {

@@ -1,8 +1,8 @@
 """Small files and folders of the warehouse.
 
-A file is written as a whole or not at all, and outlives a loss of power once `write` returns: first its content is on
-the disk, then its name. Appended content, removals and renamed folders may be undone by one. A local warehouse is read
-and written through the operating system, one in an object store by one client (`jobs.storage.object_files`).
+A file is written as a whole or not at all, and survives a power failure once `write` returns: the content is flushed to
+the disk before the name. A power failure may undo appended content, removals and renames of folders. A local warehouse
+is accessed through the operating system, an object store through one client (`jobs.storage.object_files`).
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ class Files(Protocol):
 
 
 class WarehouseFiles(Files, Protocol):
-    """A folder of the warehouse, whose files and folders can also be renamed and removed as a whole."""
+    """A folder of the warehouse. Its files and folders can also be renamed, and removed as a whole."""
 
     def first_line(self, name: str) -> bytes | None:
         """Return a file's first line, or None if the file does not exist; the rest is not read."""
         ...
 
     def exists(self, name: str) -> bool:
-        """Tell if a file or folder exists."""
+        """Return whether a file or folder exists."""
         ...
 
     def seen(self, name: str) -> Seen | None:
-        """Return what is seen of a file without reading it, or None if the file does not exist."""
+        """Return the mark and size of a file without reading it, or None if the file does not exist."""
         ...
 
     def rename(self, name: str, to: str) -> bool:
-        """Rename a file or folder, and tell if that succeeded; missing parent folders of `to` are made."""
+        """Rename a file or folder and return whether that succeeded. Missing parent folders of `to` are made."""
         ...
 
     def remove_tree(self, name: str) -> bool:
-        """Remove a folder with its content, and tell if that succeeded."""
+        """Remove a folder with its content, and return whether that succeeded."""
         ...
 
 
 def open_lock(path: Path) -> TextIO:
-    """Open a lock file for reading and writing, made if it is not there; what a link points to is left alone.
+    """Open a lock file for reading and writing; make it if it is missing. The target of a link is never opened.
 
     Raises:
         UserError: the name is a link, or the file cannot be opened.
@@ -107,9 +107,9 @@ def files_of(root: str) -> WarehouseFiles:
 
 @contextmanager
 def _draft(path: Path, content: bytes) -> Iterator[Path]:
-    """Lend a hidden file with the content beside `path`, for the caller to rename or link; it is removed at the end.
+    """Yield a hidden file with the content beside `path`, for the caller to rename or link; remove it at the end.
 
-    Its content is on the disk before: else a loss of power could leave the new name with no content.
+    The content is flushed to the disk first. Otherwise a power failure could leave the new name without content.
     """
     _make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -124,7 +124,7 @@ def _draft(path: Path, content: bytes) -> Iterator[Path]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing, and put their names on the disk."""
+    """Make a folder and its missing parents, and flush their names to the disk."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -133,12 +133,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_names(folder: Path) -> None:
-    """Put the names in a folder on the disk, where its file system can."""
+    """Flush the names in a folder to the disk, where the file system supports that."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # of some network file systems
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot
             raise
     finally:
         os.close(handle)
@@ -170,7 +170,7 @@ class LocalFiles:
             _sync_names(path.parent)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does."""
+        """Write a file unless it exists. Return whether this call wrote it: exactly one of concurrent calls does."""
         path = self.root / name
         with _draft(path, content) as draft:
             try:
@@ -181,7 +181,7 @@ class LocalFiles:
         return True
 
     def append(self, name: str, content: bytes) -> int:
-        """Append to a file, which is made if it does not exist, and return the file's size in bytes."""
+        """Append to a file, made if it does not exist, and return the file's size in bytes."""
         path = self.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -214,7 +214,7 @@ class LocalFiles:
         return True
 
     def remove_tree(self, name: str) -> bool:
-        # A file that another process deletes meanwhile must not leave the rest behind.
+        # Another process may delete a file meanwhile; the other files must still be removed.
         shutil.rmtree(self.root / name, ignore_errors=True)
         return not (self.root / name).exists()
 
@@ -226,14 +226,14 @@ class LocalFiles:
 
 
 class ChecksumException(OSError):
-    """A file's content is not what its checksum says."""
+    """The content of a file does not match its checksum."""
 
 
 class ChecksummedFiles(LocalFiles):
-    """A local folder that Spark writes through Hadoop, which keeps `.NAME.crc` beside each file NAME.
+    """A local folder that Spark writes through Hadoop, which keeps a checksum file `.NAME.crc` beside each file NAME.
 
-    That file has `crc`, a zero byte, the number of bytes of a block, and the CRC-32 of each block (Hadoop's
-    `ChecksumFileSystem`). A file without it, or one with another beginning, is not verified.
+    A checksum file contains `crc`, a zero byte, the number of bytes of a block, and the CRC-32 of each block (Hadoop's
+    `ChecksumFileSystem`). A file is not verified if its checksum file is missing or begins otherwise.
     """
 
     def read(self, name: str) -> bytes | None:
@@ -256,11 +256,11 @@ class Folder:
         self._files, self._name, self._path = warehouse.files(""), name, warehouse.path(name)
 
     def exists(self) -> bool:
-        """Tell if the folder exists."""
+        """Return whether the folder exists."""
         return self._files.exists(self._name)
 
     def remove(self, really: bool = True) -> bool:
-        """Remove the folder with its content, unless `really` is False, and tell if it existed.
+        """Remove the folder with its content, unless `really` is False, and return whether it existed.
 
         Raises:
             UserError: the folder cannot be removed.

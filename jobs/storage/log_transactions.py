@@ -1,7 +1,7 @@
 """Read the transactions of a Delta table from its log: the last number of each application. No Spark.
 
-delta-rs tells the number of one application that is named; which applications there are, it does not tell. Both engines
-repeat the transactions in each checkpoint, so that they outlive the commits.
+delta-rs returns the number of a named application, but cannot list the applications. Both engines repeat the
+transactions in each checkpoint, so that they outlive the commits.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from jobs.storage.files import WarehouseFiles
 from jobs.storage.table_rows import open_log
 
 _TRIES = 5
-"""How often a log is read from which files are removed meanwhile."""
+"""Attempts to read a log while files are being removed from it."""
 _RETENTION = "delta.setTransactionRetentionDuration"
 _HINT = "_last_checkpoint"
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
-"""Name of a file of a checkpoint: the version, and of several parts the number of this one and of all."""
+"""Name of a checkpoint file: the version; if the checkpoint has several parts, also the part's number and their count.
+"""
 
 
 class _Checkpoint(NamedTuple):
-    """A checkpoint: its version, and its files; -1 and none: there is no checkpoint."""
+    """A checkpoint: version and files. Version -1 without files means that there is no checkpoint."""
 
     version: int
     names: Sequence[str]
@@ -41,12 +42,12 @@ _NONE = _Checkpoint(-1, ())
 def last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]:
     """Return the last number of each application; an empty mapping without a table.
 
-    Transactions that have expired by the table's setting do not count, as delta-rs says.
+    Transactions that have expired by the table's setting do not count, as in delta-rs.
 
     Args:
-        root: of the warehouse.
-        table: its name.
-        files: of the folder of the log.
+        root: root of the warehouse.
+        table: name of the table.
+        files: files of the log's folder.
 
     Raises:
         UserError: the log cannot be read.
@@ -66,13 +67,16 @@ def last_numbers(root: str, table: str, files: WarehouseFiles) -> dict[str, int]
 
 
 def _numbers(files: WarehouseFiles, version: int) -> dict[str, int] | None:
-    """Return the last numbers up to a version; None if files that they need are gone."""
+    """Return the last numbers up to a version; None if a necessary file is gone."""
     found = _numbers_since(files, _named(files), version)
     return _numbers_since(files, _newest(files, version), version) if found is None else found
 
 
 def _numbers_since(files: WarehouseFiles, checkpoint: _Checkpoint, version: int) -> dict[str, int] | None:
-    """Return the last numbers in a checkpoint and the commits after it; None if it is too new, or a file is gone."""
+    """Return the last numbers from a checkpoint and the commits after it.
+
+    None if the checkpoint is newer than the version, or a file is gone.
+    """
     if checkpoint.version > version:
         return None
     later = [f"{number:020d}.json" for number in range(checkpoint.version + 1, version + 1)]
@@ -94,7 +98,7 @@ def _in_lines(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _in_rows(content: bytes) -> Iterator[tuple[str, int]]:
-    """Yield the transactions of a file of a checkpoint in Parquet."""
+    """Yield the transactions of a checkpoint's Parquet file."""
     file = pq.ParquetFile(pa.BufferReader(content))
     if "txn" in file.schema_arrow.names:
         for one in file.read(["txn"])["txn"].drop_null().to_pylist():
@@ -102,7 +106,7 @@ def _in_rows(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _named(files: WarehouseFiles) -> _Checkpoint:
-    """Return the checkpoint that the log names as its last one, which may be missing, or not be the newest."""
+    """Return the checkpoint that the log's pointer names. It may be missing, and a newer one may exist."""
     try:
         hint: dict[str, Any] = json.loads(files.read(_HINT) or b"{}")
         version, parts = int(hint["version"]), int(hint.get("parts") or 0)
@@ -118,13 +122,13 @@ def _named(files: WarehouseFiles) -> _Checkpoint:
 
 
 def _newest(files: WarehouseFiles, version: int) -> _Checkpoint:
-    """Return the newest whole checkpoint of a version up to this one, by the names of the log's files."""
+    """Return the newest complete checkpoint up to a version, by the names of the log's files."""
     matches = [match for name in files.names("") if (match := _CHECKPOINT.fullmatch(name))]
     groups: dict[tuple[int, int], list[str]] = {}
     for match in matches:
         count = 0 if match[3] is None else int(match[3])
         names = groups.setdefault((int(match[1]), count), [])
-        if count or not names:  # of several that are whole by themselves, one will do
+        if count or not names:  # any one of several complete checkpoints will do
             names.append(match[0])
     whole = [
         _Checkpoint(at, names)

@@ -1,4 +1,4 @@
-"""Measurements tables and the tables of new keys: properties, columns, key types, history, rows between two places."""
+"""Measurements tables and tables of new keys: properties, columns, key types, history, rows between two places."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MEASUREMENT_PROPERTIES = {
 
 TOPIC, TOPIC_ID, PARTITION, OFFSET = "_topic", "_topic_id", "_partition", "_offset"
 PLACES = f"{TOPIC} string, {TOPIC_ID} string, {PARTITION} int, {OFFSET} bigint"
-"""Columns of a topic's measurements: the place of each row's message. Rows of earlier releases have no topic id."""
+"""Columns for the place of each row's message in a topic. Rows of earlier releases have no topic id."""
 
 HISTORY_PREFIX = "history:"
 """Prefix of `_origin` in rows of new keys' history."""
 
 IS_HISTORY = f"(_origin IS NOT NULL AND _origin LIKE '{HISTORY_PREFIX}%')"
-"""Condition of SQL for measurements that are new keys' history, which streams with new keys skip."""
+"""SQL condition for measurements that are the history of new keys. Streams with new keys skip these rows."""
 
 NEW_KEYS_COLUMNS = f"{SNAPSHOTS}, meaning string"
 """Columns of `new_keys/<model>`: those of a snapshot, and the state's meaning (`seeds.meaning_of`)."""
@@ -59,7 +59,7 @@ def new_keys(model: str) -> str:
 
 
 def is_history_commit(info: Mapping[str, Any]) -> bool:
-    """Tell from the `commitInfo` of a commit of measurements if its rows are new keys' history."""
+    """Return whether a commit of measurements contains new keys' history, by its `commitInfo`."""
     return '"history": true' in (info.get("userMetadata") or "")
 
 
@@ -83,9 +83,10 @@ def rows_between(
     end: Mapping[str, int],
     with_history: bool = True,
 ) -> int | None:
-    """Return how many rows of a measurements table, or messages of a topic, are after `start` and up to `end`.
+    """Count the rows of a measurements table, or the messages of a topic, after `start` and up to `end`.
 
-    None: a commit is gone from the table's log, or does not tell. with_history: count rows that are new keys' history.
+    None: the log lacks a commit, or a commit lacks its number of rows. with_history: also count the history of new
+    keys.
     """
     if VERSION not in end:
         return sum(max(0, offset - start.get(number, 0)) for number, offset in end.items())

@@ -1,10 +1,10 @@
 """Small files in an object store, with and without Spark: written as a whole, and created by one process only.
 
-An object that must not be there is created on the condition that it is not (If-None-Match). Each creation has an
-identity in the object's metadata, so one whose answer was lost is told from another's by reading the object back. Where
-that does not tell either, it fails, and is not tried again: it may still arrive.
+An object is created by a conditional put (If-None-Match). Each creation has an identity in the object's metadata. If
+the answer to a put was lost, the identity in the object shows whose put succeeded. If the object cannot be read back
+either, the creation fails and is not tried again: the first put may still arrive.
 
-It needs the package `obstore` (the extra `s3`).
+The package `obstore` (the extra `s3`) is required.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from jobs.core.roots import S3
 from jobs.storage.settings import credentials_of_file, in_s3, store
 
 _IDENTITY = "kalman-write"
-"""Metadata of an object: which creation made it. The same in Java (ConditionalFile)."""
+"""Metadata of an object: the identity of the creation that made it. Java uses the same name (ConditionalFile)."""
 _SETTINGS = {
     S3: "AWS_ENDPOINT_URL, AWS_REGION and the credentials (environment, ~/.aws/credentials or the machine's role)"
 }
 _OTHERS = "the variables AZURE_STORAGE_* or GOOGLE_* of the environment"
-"""What to check where a store refuses, by scheme."""
+"""Settings to check when a store refuses a request, by scheme."""
 _READS, _PAUSE_SECONDS = 5, 0.3
 _REFUSALS = ("PermissionDeniedError", "UnauthenticatedError", "UnknownConfigurationKeyError")
-"""Failures of the client after which nothing was created."""
+"""Failures of the client after which no object was created."""
 HOW_TO_GET = "pip install 'kalman-pipeline[s3]'"
 
 
 class Seen(NamedTuple):
-    """A file without its content: a mark that changes when the file is replaced, and its bytes."""
+    """Mark and size of a file, without its content. The mark changes when the file is replaced."""
 
     mark: str
     size: int
@@ -46,7 +46,7 @@ class ObjectFiles:
     """A folder of an object store. Names are paths relative to it; names that begin with a dot are hidden."""
 
     def __init__(self, root: str) -> None:
-        """Open a folder, given as `s3a://bucket/folder`, or likewise in Azure's or Google's store.
+        """Open a folder, given as `s3a://bucket/folder` or as a URI of Azure's or Google's store.
 
         Raises:
             UserError: the package of the client is not installed.
@@ -71,15 +71,15 @@ class ObjectFiles:
             self._store.put(self._path(name), content, use_multipart=False)
 
     def send(self, name: str, file: IO[bytes]) -> None:
-        """Write or replace a file by the content of an open one, however large that is."""
+        """Write or replace a file by the content of an open file of any size."""
         with self._asking(name):
             self._store.put(self._path(name), file)
 
     def create(self, name: str, content: bytes) -> bool:
-        """Write a file unless it exists, and tell if this call wrote it: of concurrent calls exactly one does.
+        """Write a file unless it exists. Return whether this call wrote it: exactly one of concurrent calls does.
 
         Raises:
-            UserError: it failed, or nobody can tell whether it did.
+            UserError: the call failed, or its outcome cannot be determined.
         """
         identity = uuid.uuid4().hex
         try:
@@ -100,12 +100,12 @@ class ObjectFiles:
             self._store.delete(self._path(name))
 
     def exists(self, name: str) -> bool:
-        """Tell if a file or folder exists: marks that Hadoop has left are no files, and make no folder."""
+        """Return whether a file or folder exists. Hadoop's folder markers do not count."""
         with self._asking(name):
             return any(self._below(self._path(name)))
 
     def seen(self, name: str) -> Seen | None:
-        """Return what is seen of a file without reading it, or None if the file does not exist."""
+        """Return the mark and size of a file without reading it, or None if the file does not exist."""
         with self._asking(name), suppress(FileNotFoundError):
             found = self._store.head(self._path(name))
             return Seen(str(found["e_tag"]), int(found["size"]))
@@ -116,21 +116,21 @@ class ObjectFiles:
         return self._store.head(self._path(name))["last_modified"]
 
     def rename(self, name: str, to: str) -> bool:
-        """Copy a file or the files of a folder to another name, then remove the former ones; tell if that succeeded."""
+        """Copy a file or the files of a folder to another name, then remove the old ones; return whether that
+        succeeded.
+        """
         source, target = self._path(name), self._path(to)
         try:
             for one in self._below(source):
                 self._store.copy(one, target + one.removeprefix(source))
             for one in list(self._below(source)):
                 self._store.delete(one)
-        except (
-            Exception
-        ):  # a reason does not matter to who asks: it tries again later, or says that it failed
+        except Exception:  # callers need no reason: they try again later, or report the failure
             return False
         return True
 
     def remove_tree(self, name: str) -> bool:
-        """Remove a folder with its content, and tell if that succeeded."""
+        """Remove a folder with its content, and return whether that succeeded."""
         try:
             for one in list(self._below(self._path(name))):
                 self._store.delete(one)
@@ -146,7 +146,7 @@ class ObjectFiles:
         return sorted(name for name in names if not name.startswith("."))
 
     def _is_ours(self, name: str, identity: str, error: Exception) -> bool:
-        """Tell if the object that is there after a failure was created by us."""
+        """Return whether the object that exists after a failure was created by this call."""
         if type(error).__name__ in _REFUSALS:
             raise self._refused(name, error) from error
         for read in range(_READS):
@@ -170,28 +170,28 @@ class ObjectFiles:
 
     @contextmanager
     def _asking(self, name: str) -> Iterator[None]:
-        """Report a failure of the store as an error of the user."""
+        """Report a failure of the store as a `UserError`."""
         try:
             yield
         except Exception as error:
             raise self._refused(name, error) from error
 
     def _level(self, folder: str) -> Any:
-        """Return the objects and folders within a folder, without the mark that Hadoop leaves for the folder itself."""
+        """List the objects and folders within a folder, without Hadoop's marker of the folder itself."""
         path = self._path(folder)
         with self._asking(folder):
             found = self._store.list_with_delimiter(path or None)
         return {**found, "objects": [one for one in found["objects"] if one["path"] != path]}
 
     def _below(self, path: str) -> Iterator[str]:
-        """Yield the objects of a name: itself, and those of the folder; marks of folders are none of them."""
+        """Yield the object with this name and the objects of the folder with this name, without folder markers."""
         if self._is_file(path):
             yield path
         for some in self._store.list(path):
             yield from (one["path"] for one in some if one["size"] or self._is_file(one["path"]))
 
     def _is_file(self, path: str) -> bool:
-        """Tell if there is an object of this name; the name of a mark ends with a slash, which listings leave out."""
+        """Return whether an object has this name. Listings leave out the trailing slash of a folder marker's name."""
         try:
             self._store.head(path)
         except FileNotFoundError:
@@ -211,13 +211,13 @@ class ObjectFiles:
 
 @lru_cache(maxsize=8)
 def _client(place: str) -> Any:
-    """Return the client of a bucket or container, one for a process; its calls may be made by several threads."""
+    """Return the process-wide client of a bucket or container; several threads may use it."""
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:
         raise UserError(f"a warehouse at {place} needs the package obstore: {HOW_TO_GET}") from error
     patience = {"timeout": "60s", "connect_timeout": "10s"}
-    if not in_s3(place):  # its credentials and settings are those of the environment
+    if not in_s3(place):  # credentials and settings come from the environment
         return stores.from_url(place, client_options=patience, retry_config={"max_retries": 4})
     where = store()
     config = {"region": where.region, **credentials_of_file()}
@@ -229,5 +229,5 @@ def _client(place: str) -> Any:
 
 
 def _said(error: Exception) -> str:
-    """Return what a client said in its first line, cut, without the body of the store's answer."""
+    """Return the first line of a client's error, cut, without the body of the store's answer."""
     return str(error).partition("\n")[0].partition("<?xml")[0].strip()[:200] or type(error).__name__

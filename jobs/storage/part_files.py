@@ -1,9 +1,9 @@
 """Write Parquet files of a Delta table by Arrow, with the statistics by which readers skip files. No Spark.
 
-A file that is written is no part of the table yet: a commit names it (`jobs.storage.table_log`), and VACUUM
-removes one that no commit has named once it is older than the retention of files. Each name is used once, so attempts
-of the same task never touch each other's files. In a folder a file is written in its place; for an object store it is
-written to a temporary file, and sent when it is complete: the store has a file as a whole or not at all.
+A file joins the table when a commit names it (`jobs.storage.table_log`). VACUUM removes a file that no commit names
+once it is older than the retention of files. Each name is used once, so attempts of the same task never touch each
+other's files. In a folder a file is written in place. For an object store it is written to a temporary file and sent
+when it is complete: the store has a file as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.table_rows import EPOCH
 
 TARGET_BYTES = 256 << 20
-"""Bytes from which a file is full, unless its table asks for others."""
+"""Default size in bytes from which a file is full."""
 _GROUP_ROWS = 1 << 17
-"""Rows from which gathered batches become a row group."""
+"""Number of rows from which gathered batches become a row group."""
 _GROUP_BYTES = 64 << 20
-"""Bytes from which they do: rows of a model with many states are large."""
+"""Size in bytes from which gathered batches become a row group: rows of a model with many states are large."""
 _TEXT = 32
-"""Characters of a text that statistics keep, as Delta's own."""
+"""Maximum length of a text in statistics, in characters, as in Delta's writer."""
 _LAST = "\U0010ffff"
-"""The character behind all others."""
+"""The last character of Unicode."""
 INDEXED = 32
-"""Columns of a table that have statistics, as Delta's own."""
+"""Default number of leading columns with statistics, as in Delta's writer."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
-"""Texts that name a folder as they are."""
+"""Texts that need no escaping in a folder's name."""
 
 Values = tuple[tuple[str, str | None], ...]
 """Values of partition columns, as (name, text) pairs."""
 
 
 class PartFile(NamedTuple):
-    """A file below a table's folder: its name, bytes, rows, time of its end (ms since 1970), and Delta's statistics.
+    """A file below a table's folder: name, bytes, rows, time of completion (ms since 1970), and Delta's statistics.
 
-    values: of partition columns.
+    values: values of the partition columns.
     """
 
     path: str
@@ -66,19 +66,19 @@ class PartFile(NamedTuple):
 
     @classmethod
     def decode(cls, text: bytes) -> PartFile:
-        """Return the file of `encode`."""
+        """Return the file that `encode` turned into JSON."""
         found = json.loads(text)
         return cls(**{**found, "values": tuple((name, value) for name, value in found["values"])})
 
 
 class PartWriter:
-    """Write batches into as few files as their size allows.
+    """Writer of batches into as few files as the size limit allows.
 
     Args:
-        folder: path or URI of the table's, or of a partition's; made if it is missing.
-        prefix: of the files' names, such as the task's attempt; each name ends in a random id besides.
-        full: bytes from which a file is full.
-        indexed: columns that have statistics, the first ones.
+        folder: path or URI of the table or of a partition; made if it is missing.
+        prefix: prefix of the files' names, such as the task's attempt; a random id follows it.
+        full: size in bytes from which a file is full.
+        indexed: number of leading columns with statistics.
     """
 
     def __init__(self, folder: str, prefix: str, full: int = TARGET_BYTES, indexed: int = INDEXED) -> None:
@@ -88,7 +88,7 @@ class PartWriter:
         self._part: _Part | None = None
 
     def add(self, batch: pa.RecordBatch) -> list[PartFile]:
-        """Add rows, in order and all with the same columns; return the files that are complete."""
+        """Add rows, in order and with the same columns each time; return the files that are complete."""
         if batch.num_rows:
             self._held.append(batch)
             self._rows += batch.num_rows
@@ -96,12 +96,12 @@ class PartWriter:
         return self._write() if self._rows >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES else []
 
     def end(self) -> list[PartFile]:
-        """Write what is left, and return the last files."""
+        """Write the remaining rows, and return the last files."""
         done = self._write() if self._held else []
         return done if self._part is None else [*done, self._completed(self._part)]
 
     def abandon(self) -> None:
-        """Remove what is written of a file that is not complete."""
+        """Remove the incomplete file."""
         if self._part is not None:
             self._part.abandon()
 
@@ -126,9 +126,9 @@ def write_parts(
     partition_by: Sequence[str] = (),
     **options: int,
 ) -> list[PartFile]:
-    """Write batches into files as `PartWriter` does, those of a partition into files of their own, and return these.
+    """Write batches as `PartWriter` does, with separate files for each partition, and return the files.
 
-    After an error no file is left: on a full disk the next attempt needs their space.
+    After an error all files are removed: on a full disk the next attempt needs their space.
     """
     writers: dict[Values, PartWriter] = {}
     done: list[PartFile] = []
@@ -149,7 +149,7 @@ def write_parts(
 
 
 def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Values, pa.RecordBatch]]:
-    """Yield the rows of a batch, without its partition columns, for each combination of their values."""
+    """Split a batch by the values of its partition columns; yield the values and the rows without these columns."""
     if not batch.num_rows:
         return
     if not names:
@@ -173,19 +173,19 @@ def _by_partition(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple
 
 
 def _folder(folder: str, values: Values) -> str:
-    """Return where the files of a partition are: as Delta's own writer has it, if the values name folders."""
+    """Return the folder of a partition: Delta's usual path, if the values can name folders."""
     if values and all(value is not None and _PLAIN.fullmatch(value) for _, value in values):
         return "/".join([folder, *(f"{name}={value}" for name, value in values)])
     return folder
 
 
 def _placed(part: PartFile, values: Values) -> PartFile:
-    """Return a file of a partition as one of the table."""
+    """Return a partition's file with its path relative to the table's folder."""
     return part._replace(path=f"{_folder('', values)}/{part.path}".lstrip("/"), values=values)
 
 
 class _Part:
-    """A file while it is written: in its place in a folder, or in a temporary file that a store gets as a whole."""
+    """A file being written: in its final folder, or in a temporary file that is sent to a store at the end."""
 
     def __init__(self, folder: str, name: str, schema: pa.Schema, indexed: int) -> None:
         self._name, self._schema, self._rows = name, schema, 0
@@ -197,8 +197,8 @@ class _Part:
         self._bucket = ObjectFiles(folder) if self._folder is None else None
         self._file = self._open()
         self._ends: list[pq.FileMetaData] = []
-        # Numbers of estimates hardly repeat, nor do keys among neighbours: a dictionary of them costs time, and is
-        # given up. Integers and times are close to their neighbours, or need no more bits than these.
+        # Numbers in estimates rarely repeat, nor do keys of neighbouring rows: a dictionary would cost time and then be
+        # given up. Integers and times are close to their neighbours, or need few bits.
         repeat: Any = [field.name for field in schema if _is_text(field.type)]
         packed = {field.name: "DELTA_BINARY_PACKED" for field in schema if _is_whole(field.type)}
         try:
@@ -208,7 +208,7 @@ class _Part:
                 compression="snappy",
                 use_dictionary=repeat,
                 column_encoding=packed,
-                # Readers take the types from Parquet's own schema: a text is a text, however Arrow held it.
+                # Readers take the types from Parquet's schema: a text is a text, whichever Arrow type held it.
                 store_schema=False,
                 metadata_collector=self._ends,
             )
@@ -234,7 +234,7 @@ class _Part:
             if pa.types.is_floating(column.type) and _has_nan(column):
                 self._not_numbers.add(
                     name
-                )  # Parquet's bounds leave it out, though to Spark it is the largest
+                )  # Parquet's bounds ignore NaN, though Spark orders it as the largest value
         assert self._writer is not None
         self._writer.write_table(rows, row_group_size=max(1, rows.num_rows))
 
@@ -249,8 +249,8 @@ class _Part:
         return PartFile(self._name, size, self._rows, int(time.time() * 1000), self._statistics())
 
     def abandon(self) -> None:
-        """Remove what was written of the file."""
-        # On a full disk the end of the file fails again, in several ways; the first error is the one to tell.
+        """Remove the incomplete file."""
+        # On a full disk closing the file fails again, in several ways; only the first error is reported.
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -276,7 +276,7 @@ class _Part:
                     continue
                 low, high = _low(found[0]), _high(found[1])
             except (OverflowError, ValueError):
-                continue  # a time that Python cannot hold: readers take all rows of the file
+                continue  # a time outside Python's range: readers take all rows of the file
             if low is not None and high is not None:
                 least[name], greatest[name] = low, high
         return json.dumps(
@@ -304,17 +304,17 @@ def _is_whole(kind: pa.DataType) -> bool:
 
 
 def _bounds(statistics: Sequence[Any], is_time: bool) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a column's row groups, or None if one does not tell."""
+    """Return the least and the greatest value of a column's row groups, or None if a group lacks its bounds."""
     found = []
     for one in statistics:
         if one is None:
             return None
         if one.has_min_max:
-            # As times, the bounds would be made by pandas, which takes long to import.
+            # Arrow would make bounds of type time by pandas, which is slow to import.
             ends = (_time_of(one.min_raw), _time_of(one.max_raw)) if is_time else (one.min, one.max)
             found.append(ends)
         elif one.num_values:
-            return None  # some group has values, but no bounds
+            return None  # a row group has values, but no bounds
     if not found:
         return None
     lows, highs = zip(*found, strict=True)
@@ -326,55 +326,55 @@ def _time_of(micros: int) -> datetime:
 
 
 def _low(value: Any) -> Any:
-    """Return a lower bound as Delta's statistics have it, or None if they cannot."""
+    """Return a lower bound in the form of Delta's statistics, or None if it has none."""
     if isinstance(value, datetime):
         return _instant(value)
     return value[:_TEXT] if isinstance(value, str) else _number(value)
 
 
 def _high(value: Any) -> Any:
-    """Return an upper bound as Delta's statistics have it, or None if they cannot."""
+    """Return an upper bound in the form of Delta's statistics, or None if it has none."""
     if isinstance(value, datetime):
         return _instant(value + timedelta(microseconds=-value.microsecond % 1000))
     if isinstance(value, str):
         if len(value) <= _TEXT:
             return value
-        # Any text that begins so and goes on otherwise is less than this prefix with the last character of all.
+        # Every longer text with this prefix is less than the prefix followed by the last character of Unicode.
         return None if value[_TEXT] == _LAST else value[:_TEXT] + _LAST
     return _number(value)
 
 
 def _instant(value: datetime) -> str | None:
-    """Return a time in UTC with milliseconds, the part below them cut off; None before the year 1000."""
+    """Return a time in UTC, cut to milliseconds; None before the year 1000."""
     return f"{value:%Y-%m-%dT%H:%M:%S}.{value.microsecond // 1000:03d}Z" if value.year >= 1000 else None
 
 
 def _number(value: Any) -> Any:
-    """Return a number, a truth value or None: JSON has no infinities."""
+    """Return a number, a Boolean or None: JSON has no infinities."""
     if isinstance(value, bool | int):
         return value
     return value if isinstance(value, float) and abs(value) < float("inf") else None
 
 
 def remove(folder: str, parts: Iterable[PartFile]) -> None:
-    """Remove files that no commit has named or will name."""
+    """Remove files that no commit names, now or later."""
     files = files_of(folder)
     for part in parts:
         files.remove(part.path)
 
 
 def attempt_name(partition: int, job: str, stage: int, task_attempt: int) -> str:
-    """Return the prefix of the files of a task's attempt; `job` is what those of all tasks share (`remove_of`)."""
+    """Return the prefix of the files of a task's attempt; `job` is common to all tasks of a write (`remove_of`)."""
     return f"part-{partition:05d}-{job}-{stage}.{task_attempt}"
 
 
 def remove_of(folder: str, job: str, partition: str = "") -> None:
-    """Remove the files of all tasks that were told a job's name, which no commit names or will name.
+    """Delete the uncommitted files of one write attempt.
 
     Args:
-        folder: of the table.
-        job: the name.
-        partition: folder of a partition in which files are looked for; that of the table itself: in all of them.
+        folder: folder of the table.
+        job: name of the write attempt, as given to `attempt_name`.
+        partition: folder of the one partition to search; the table's folder: search all.
     """
     files = files_of(folder)
     for name in files.names(partition):
@@ -386,5 +386,5 @@ def remove_of(folder: str, job: str, partition: str = "") -> None:
 
 
 def partition_of(name: str) -> int:
-    """Return the partition of the task that wrote a file."""
+    """Return the number of the Spark partition whose task wrote a file."""
     return int(name.split("-", 2)[1])

@@ -1,11 +1,11 @@
-"""Positions in a model's measurements: what they are, and how to find them.
+"""Positions in a model's measurements: their forms, order and search.
 
-In the measurements table a position is a Delta version: all rows up to and including it are reflected. In a Kafka topic
-it is, for each partition, the offset of the first message that is not reflected.
+A position in the measurements table is a Delta version: it includes all rows up to and including that version. In a
+Kafka topic a position is, for each partition, the offset of the first message that is not included.
 
 Places in a source are finer than positions: a micro-batch may end after some files of a version. In the measurements
-table a place is `{"version": 7}`, all of version 7 and what came before it, or `{"version": 7, "files": 2}`, the first
-two files of version 8, too. In a topic it is the offset of the first message that is not included, by partition. The
+table the place `{"version": 7}` includes all rows up to version 7; `{"version": 7, "files": 2}` also includes the first
+two files of version 8. In a topic it is the offset of the first message that is not included, by partition. The
 estimates table keeps places as JSON.
 """
 
@@ -27,16 +27,16 @@ DELTA, KAFKA = "delta", "kafka"
 Place = dict[str, int]
 VERSION, FILES = "version", "files"
 _IDENTITIES = ("table", "id", "topic", "topic_id")
-"""Fields of a position that name its source; one that is absent is unknown."""
+"""Fields of a position that identify its source. An absent field is unknown."""
 FIRST_NUMERICS = 1
-"""The numerics of releases that recorded none."""
+"""The numerics of releases that did not record theirs."""
 _NUMERICS = "numerics"
 
 
 class Cut(NamedTuple):
-    """A position, and the event time (microseconds) before which rows count; None: all up to the position count.
+    """A position and an event time (microseconds): only rows before the time count; None: no limit.
 
-    place: a position in a topic, which excludes landed messages after it.
+    place: a position in a topic that excludes messages landed after it.
     """
 
     version: int
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One version of a measurements table: the event times of what it added; None where it added no rows.
+    """One version of a measurements table, with the event times of its new rows; None if it added no rows.
 
     known is False where another tool wrote the version, so that its rows are unknown.
     """
@@ -57,12 +57,12 @@ class Commit(NamedTuple):
 
 
 def same_if_known(one: str | None, other: str | None) -> bool:
-    """Tell if two ids are equal, or one of them is unknown."""
+    """Return whether two ids are equal, or either is unknown."""
     return one is None or other is None or one == other
 
 
 def parse_time(text: str, option: str) -> int:
-    """Return the microseconds of an ISO 8601 time given on the command line; without an offset it is UTC.
+    """Parse an ISO 8601 time from the command line into microseconds since 1970; without an offset it is UTC.
 
     Raises:
         UserError: the text is not a time.
@@ -74,7 +74,7 @@ def parse_time(text: str, option: str) -> int:
 
 
 def check_version(warehouse: Tables, table: str, version: int | None) -> int:
-    """Return `version`, or the latest one if it is None.
+    """Return `version` after a check that it exists; if it is None, return the latest version.
 
     Raises:
         UserError: the table has no such version.
@@ -95,9 +95,9 @@ def commits(warehouse: Tables, table: str) -> list[Commit]:
 def cut_at(warehouse: Tables, table: str, latest: int, before: int) -> Cut:
     """Find the position of "all rows before an event time".
 
-    If the versions up to some version have exactly the rows before the time, that version is the position, and a stream
-    may start after it. Otherwise the position is the latest version and the cut stays: such a snapshot is history only,
-    since its position does not tell which rows were cut.
+    If the versions up to some version contain exactly the rows before the time, that version is the position, and a
+    stream may start after it. Otherwise the position is the latest version with the event-time limit. No stream can
+    start from such a snapshot, since its position does not identify the excluded rows.
     """
     exact = 0
     past = True
@@ -133,8 +133,8 @@ def delta_position(
 ) -> dict[str, Any]:
     """Return the position as stored in manifests.
 
-    identity: the table's id, which differs if the table is recreated; commit: the id of the version's commit
-    (`commit_mark`), which differs if the table is put back from a backup and grows again.
+    identity: the table's id, which differs if the table is recreated. commit: the id of the version's commit
+    (`commit_mark`), which differs if the table is restored from a backup and grows again.
     """
     known = {"id": identity, "commit": commit}
     position = {"source": DELTA, "table": table, "version": version}
@@ -145,8 +145,8 @@ def topic_position(topic: str, offsets: Mapping[int, int], topic_id: str | None 
     """Return the position in a topic as stored in manifests.
 
     Args:
-        topic: its name.
-        offsets: of the next message, by partition.
+        topic: name of the topic.
+        offsets: offset of the next message, by partition.
         topic_id: the topic's id, which differs if the topic is deleted and made anew.
     """
     position: dict[str, Any] = {
@@ -163,11 +163,11 @@ def offsets_of(position: Mapping[str, Any]) -> dict[int, int]:
 
 
 def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell if a position reflects everything that another one reflects.
+    """Return whether a position includes every row that another position includes.
 
-    Positions in a topic are only partly ordered: each partition must be at or past the other's offset, and of two cuts
-    neither may have reached the other. Positions in different tables or topics, or in a topic before and after it was
-    made anew, have not reached each other; an id that is unknown matches any.
+    Positions in a topic are only partly ordered: `position` has reached `wanted` if each of its offsets has. It may be
+    that neither has reached the other. Positions in different tables or topics never reach each other, nor do positions
+    in a topic before and after it was made anew. An unknown id matches any id.
     """
     return same_source(position, wanted) and includes(of_position(position), of_position(wanted))
 
@@ -175,14 +175,13 @@ def reached(position: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 def rank(position: Mapping[str, Any]) -> int:
     """Return a number that rises with a position in one source: the version, or the sum of all offsets.
 
-    Of two positions the one that has reached the other has the higher number, but a higher number alone does not tell
-    that it has: ask `reached`.
+    A position that has reached another has the higher number. The converse does not hold: use `reached`.
     """
     return rank_of(of_position(position))
 
 
 def name_of(position: Mapping[str, Any]) -> str:
-    """Return a name of a position for ids: the version, or the sum of all offsets and a digest of the cut."""
+    """Return an id of a position: the version, or the sum of all offsets and a digest of them."""
     if position["source"] != KAFKA:
         return str(position["version"])
     cut = json.dumps([position.get("topic_id"), sorted(offsets_of(position).items())])
@@ -190,7 +189,7 @@ def name_of(position: Mapping[str, Any]) -> str:
 
 
 def describe(position: Mapping[str, Any]) -> str:
-    """Return a position in words."""
+    """Describe a position in words."""
     if position["source"] != KAFKA:
         return f"measurements version {position['version']}"
     offsets = ", ".join(f"{number}:{offset}" for number, offset in offsets_of(position).items())
@@ -198,14 +197,14 @@ def describe(position: Mapping[str, Any]) -> str:
 
 
 def of_position(position: Mapping[str, Any]) -> Place:
-    """Return the place of a position."""
+    """Return the place at a position."""
     if position["source"] == KAFKA:
         return {str(number): int(offset) for number, offset in position["offsets"].items()}
     return {VERSION: int(position["version"])}
 
 
 def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the position of a place that is whole, in the source of another position."""
+    """Return the position of a whole place, in the source of the position `like`."""
     if like["source"] == KAFKA:
         offsets = {int(number): offset for number, offset in place.items()}
         return topic_position(like["topic"], offsets, topic_id=like.get("topic_id"))
@@ -213,30 +212,30 @@ def to_position(place: Mapping[str, int], like: Mapping[str, Any]) -> dict[str, 
 
 
 def of_offset(offset: Mapping[str, Any]) -> Place:
-    """Return the place of an offset in a checkpoint, of the Delta source or of a topic."""
+    """Return the place of a checkpoint's offset, in the Delta source or in a topic."""
     if "reservoirVersion" not in offset:
         ((_, offsets),) = offset.items()
         return {str(number): int(place) for number, place in offsets.items()}
-    # The index is that of the last file that is included, and negative before the first.
+    # The index is that of the last included file, and negative before the first file.
     files = max(0, int(offset["index"]) + 1)
     whole = {VERSION: int(offset["reservoirVersion"]) - 1}
     return {**whole, FILES: files} if files else whole
 
 
 def rank_of(place: Mapping[str, int]) -> int:
-    """Return the rank of the position of a place, or of the last one before it."""
+    """Return the rank of a place's position, or of the last position before the place."""
     return place[VERSION] if VERSION in place else sum(place.values())
 
 
 def includes(place: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Tell if a place is at or after another; of two cuts of a topic's partitions neither need be."""
+    """Return whether a place is at or after another. Of two places in a topic it may be that neither is."""
     if VERSION in place:
         return (place[VERSION], place.get(FILES, 0)) >= (other[VERSION], other.get(FILES, 0))
     return all(place.get(number, 0) >= offset for number, offset in other.items())
 
 
 def furthest(places: Iterable[Place]) -> Place | None:
-    """Return the place that includes all of these, or None if there are none."""
+    """Return the first place that includes all given places, or None if none are given."""
     found: Place | None = None
     for place in places:
         if found is None or VERSION in place:
@@ -247,12 +246,12 @@ def furthest(places: Iterable[Place]) -> Place | None:
 
 
 def is_whole(place: Mapping[str, int]) -> bool:
-    """Tell if a place is a position: in the measurements table it must not be within a version."""
+    """Return whether a place is a position: in the measurements table, not within a version."""
     return not place.get(FILES)
 
 
 def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell if two positions are in one source, as far as they name it, so that their places compare."""
+    """Return whether two positions are in one source, as far as their ids are known."""
     known = [name for name in _IDENTITIES if one.get(name) is not None and other.get(name) is not None]
     return one["source"] == other["source"] and all(one[name] == other[name] for name in known)
 
@@ -260,7 +259,7 @@ def same_source(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def landed_position(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the position up to which a topic was landed at a version of the measurements, or None if it was not."""
+    """Return the position in a topic up to which a version of the measurements has landed it; None if never landed."""
     newest = newest_landing(warehouse, table, topic, version)
     if newest is None:
         return None
@@ -270,22 +269,22 @@ def landed_position(
 def newest_landing(
     warehouse: Tables, table: str, topic: str, version: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the metadata of the last commit, up to a version, that landed a topic, or None if there is none."""
+    """Return the metadata of the last commit up to a version that landed rows of a topic, or None."""
     found = _landings(warehouse, table, topic)
     return next((one.detail for one in found if version is None or one.version <= version), None)
 
 
 def first_topic_id(warehouse: Tables, table: str, topic: str) -> str | None:
-    """Return the first id that a topic was landed under, or None if no landing knows one.
+    """Return the first recorded topic id of a topic's landings, or None if no landing has an id.
 
-    It is that of messages without an id, too: an earlier release landed them from the topic whose id was recorded next.
+    Messages without an id belong to that topic, too: earlier releases landed them without recording the id.
     """
     known = [one.detail for one in _landings(warehouse, table, topic) if "topic_id" in one.detail]
     return known[-1]["topic_id"] if known else None
 
 
 def _landings(warehouse: Tables, table: str, topic: str) -> list[LogEntry]:
-    """Return the commits that landed a topic, the newest first."""
+    """Return the commits that landed rows of a topic, newest first."""
     found = warehouse.log_entries(table)
     return [one for one in found if "offsets" in one.detail and one.detail.get("topic") == topic]
 
@@ -298,27 +297,27 @@ def _commit(entry: LogEntry) -> Commit:
 
 
 def with_numerics(position: Mapping[str, Any], owner: str, numerics: int) -> dict[str, Any]:
-    """Return a position as it is stored for a generation or snapshot of this name, with the numerics of its filter.
+    """Return the stored form of a position of a generation or snapshot (`owner`), with the numerics of its filter.
 
-    The position's JSON has them (`kalman.NUMERICS`), as a column would be one that a driver of an earlier release
-    cannot read. It names whose they are: an earlier release copies positions from one row to another, and does not know
-    that they say more.
+    The numerics (`kalman.NUMERICS`) are in the position's JSON, because a driver of an earlier release could not read a
+    new column. The JSON names the owner of the numerics, because earlier releases copy a position from row to row
+    together with all of its fields.
     """
     return dict(position) if numerics == FIRST_NUMERICS else {**position, _NUMERICS: {owner: numerics}}
 
 
 def without_numerics(stored: Mapping[str, Any], owner: str) -> tuple[dict[str, Any], int]:
-    """Return a stored position alone, and the numerics of its owner."""
+    """Return a stored position without the numerics, and the numerics of its owner."""
     position = {name: value for name, value in stored.items() if name != _NUMERICS}
     return position, int(stored.get(_NUMERICS, {}).get(owner, FIRST_NUMERICS))
 
 
 class CommitMark(NamedTuple):
-    """What tells one commit from every other: its id; and when it was made, None if it does not say.
+    """Identity of a commit: its id, and the time when it was made (None if unknown).
 
-    A version's number does so only as long as the table is never put back from a backup: then it has other commits
-    under the same numbers, and still the same id. Delta gives each commit an id of its own, in the first line of its
-    file in the log; a commit that another tool wrote without one is known by a digest of its file.
+    After a restore from a backup the same version number can name another commit, while the table's id stays. Delta
+    gives each commit an id in the first line of its log file. A commit of another tool without an id is identified by a
+    digest of its log file.
     """
 
     id: str
@@ -326,7 +325,7 @@ class CommitMark(NamedTuple):
 
 
 def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | None:
-    """Return the mark of a version's commit, or None if the log does not have it: not yet, or no longer."""
+    """Return the identity of a version's commit, or None if the log lacks it: not yet written, or removed."""
     info = warehouse.commit_info(table, version)
     if info is None:
         return None
@@ -339,13 +338,13 @@ def commit_mark(warehouse: Tables, table: str, version: int) -> CommitMark | Non
 
 
 def commit_id(warehouse: Tables, table: str, version: int) -> str | None:
-    """Return the id of a version's commit, or None if the log does not have it."""
+    """Return the id of a version's commit, or None if the log lacks the commit."""
     mark = commit_mark(warehouse, table, version)
     return None if mark is None else mark.id
 
 
 def in_table(warehouse: Tables, position: Mapping[str, Any]) -> bool:
-    """Tell if the table has a position now, as far as both tell; a position in a topic counts."""
+    """Return whether a position belongs to the table as it is now, as far as ids are known; True in a topic."""
     if position["source"] != DELTA:
         return True
     table, version = position["table"], int(position["version"])

@@ -1,9 +1,10 @@
-"""Probe a store before its first use: of writers that create one object at the same moment exactly one must win, and
-a listing must show the object at once.
+"""Probe a store before its first use: of writers that create one object at the same moment exactly one must win, and a
+listing must show the object at once.
 
-Several stores that speak S3 ignore the condition, or check it before they write and not as they write. Two drivers
-there would overwrite each other's commits, and rows would be lost in silence. A store that passes gets a note beside
-the tables, so that later commands only read it; the note names the address, as the objects may be reached by others.
+Some stores that speak S3 ignore the condition of a put, or check it only before the write. Two drivers there would
+overwrite each other's commits, and rows would be lost silently. After a passed probe a note is written beside the
+tables, and later commands only read it. The note contains the store's address, as another address may lead to the same
+objects.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Creator(Protocol):
 
 
 class Outcome(NamedTuple):
-    """What a probe has found: how many rounds of how many writers had one winner each."""
+    """Result of a probe: the number of rounds with one winner each, and the number of writers."""
 
     rounds: int
     writers: int
 
 
 def ready(root: str) -> Outcome | None:
-    """Probe the store of a warehouse unless its note says that this was done; None if there is nothing to probe.
+    """Probe the store of a warehouse unless its note shows an earlier probe; None if there was nothing to probe.
 
     Raises:
         UserError: the store is not safe, or cannot be reached.
@@ -62,7 +63,7 @@ def _ready(root: str, address: str | None) -> Outcome | None:
         if kept is not None and json.loads(kept)["address"] == address:
             return None
     except (ValueError, KeyError, TypeError):
-        pass  # half a note of another tool: probe again
+        pass  # another tool left an incomplete note: probe again
     return probe(root)
 
 
@@ -80,10 +81,10 @@ def probe(root: str) -> Outcome:
 
 
 def exactly_one_wins(files: Creator, root: str) -> Outcome:
-    """Let writers create one file at the same moment, some rounds.
+    """Let several writers create one file at the same moment, in several rounds.
 
     Raises:
-        UserError: in a round not exactly one won, or the file is not the winner's, or is not listed.
+        UserError: a round had no winner or several, or the file is not the winner's, or is not listed.
     """
     run = uuid.uuid4().hex
     for number in range(ROUNDS):
@@ -105,7 +106,7 @@ def exactly_one_wins(files: Creator, root: str) -> Outcome:
 
 
 def _round(files: Creator, name: str) -> list[bytes]:
-    """Return the contents of those who say that they have created the file."""
+    """Return the contents of the writers whose create call succeeded."""
     start = threading.Barrier(WRITERS)
     won: list[bytes] = []
     failed: list[Exception] = []
@@ -116,7 +117,7 @@ def _round(files: Creator, name: str) -> list[bytes]:
             start.wait()
             if files.create(name, content):
                 won.append(content)
-        except Exception as error:  # told by the caller's thread
+        except Exception as error:  # the caller's thread raises it
             failed.append(error)
 
     threads = [threading.Thread(target=write, args=(number,), daemon=True) for number in range(WRITERS)]

@@ -1,8 +1,8 @@
 """The quarantine: one table for all rejected rows of any source, with their payload and the reason.
 
-A row's `status` is its fate: null (held), `replaying` (a replay has selected it and fixed, in `landing`, what it lands
-as; if that replay is killed, the next one finishes it), `replayed` or `discarded`. Held rows are never removed;
-`maintain` removes the others once they are old.
+The `status` of a row is one of: null (held), `replaying` (a replay has selected the row and stored its replacement in
+`landing`; the next replay finishes it after a kill), `replayed` or `discarded`. Held rows are never removed. `maintain`
+removes the others once they are old.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ HELD, REPLAYING, REPLAYED, DISCARDED = "held", "replaying", "replayed", "discard
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A selection of held rows: those that meet all conditions that are given.
+    """Selection of held rows: those that meet every given condition.
 
     Attributes:
         reason: prefix of the reason.
-        since: quarantined at or after this time (ISO 8601), or within this duration (2d) from now.
-        ids: these rows.
+        since: earliest time of quarantine: an ISO 8601 time, or a duration before now (2d).
+        ids: ids of rows.
     """
 
     reason: str | None = None
@@ -39,11 +39,11 @@ class Choice:
 
     @property
     def all(self) -> bool:
-        """Tell if no condition is given, so that all held rows are selected."""
+        """Return whether no condition is given: all held rows are selected."""
         return self.reason is None and self.since is None and not self.ids
 
     def earliest(self) -> datetime | None:
-        """Return the time from which on rows are selected; None: from the first."""
+        """Return the earliest time of quarantine of the selected rows; None: no limit."""
         return None if self.since is None else _since(self.since)
 
 
@@ -52,7 +52,7 @@ class TooMany(UserError):
 
 
 def too_many(limit: QuarantineLimit | None, reasons: Mapping[str, int], accepted: int) -> bool:
-    """Tell if the rejected rows, counted by reason, exceed the spec's limit."""
+    """Return whether the rejected rows, counted by reason, exceed the spec's limit."""
     rejected = sum(reasons.values())
     return (
         limit is not None
@@ -68,14 +68,14 @@ def refusal(
     where: str,
     code: int = RUN_FAILED,
 ) -> TooMany:
-    """Return the error for a micro-batch or file with too many rejected rows, of which nothing is written.
+    """Return the error for a micro-batch or file with too many rejected rows; none of its rows are written.
 
     Args:
-        limit: of the spec.
+        limit: limit of the spec.
         reasons: number of rejected rows by reason.
-        accepted: number of the other rows.
+        accepted: number of accepted rows.
         where: source of the rows, such as "micro-batch 7".
-        code: the command's exit code.
+        code: exit code of the command.
     """
     rejected = sum(reasons.values())
     first = max(reasons, key=lambda reason: reasons[reason])

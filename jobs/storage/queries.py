@@ -1,4 +1,4 @@
-"""Query Delta tables by SQL in this process, without Spark: delta-rs reads their logs and files, DataFusion computes.
+"""Query Delta tables by SQL in this process, without Spark: delta-rs reads logs and files, DataFusion computes.
 
 The dialect is that of DataFusion (https://datafusion.apache.org/user-guide/sql).
 """
@@ -17,17 +17,17 @@ from deltalake.exceptions import TableNotFoundError
 from jobs.storage.table_rows import open_log, plain_rows, plain_schema, reading, refuse_unreadable
 
 MEMORY = "1G"
-"""Sorts and groups that need more than this use temporary files; of a join one side is in memory."""
+"""Memory of all queries. Sorts and groups beyond it use temporary files; one side of a join must fit."""
 
 _SETTINGS = {
-    "datafusion.execution.target_partitions": str(min(os.cpu_count() or 1, 4)),  # which share the memory
-    # The comments of columns of one table in a union get lost on the way, which stops the query.
+    "datafusion.execution.target_partitions": str(min(os.cpu_count() or 1, 4)),  # partitions share the memory
+    # A union loses the column comments of one table, and the schema check would then stop the query.
     "datafusion.execution.skip_physical_aggregate_schema_check": "true",
 }
 
 
 class Queries:
-    """SQL over tables of one root. `open_queries` makes it."""
+    """SQL over tables of one root, made by `open_queries`."""
 
     def __init__(self, root: str, folder: str) -> None:
         self._root, self._folder = root, folder
@@ -35,7 +35,7 @@ class Queries:
         self.run(f"SET datafusion.runtime.memory_limit = '{MEMORY}'")
 
     def add(self, name: str, table: str) -> pa.Schema | None:
-        """Let queries name a table at its newest version; return its columns, None if there is no such table.
+        """Register a table at its newest version under a name; return its columns, or None if the table does not exist.
 
         Raises:
             UserError: the table cannot be read without Spark.
@@ -48,7 +48,7 @@ class Queries:
         return None
 
     def keep(self, name: str, sql: str) -> None:
-        """Compute the rows of a query once, into files of the temporary folder, and let later queries name them.
+        """Compute a query once into files of the temporary folder, and register the result under a name.
 
         Raises:
             UserError: a table cannot be read.
@@ -58,7 +58,7 @@ class Queries:
         self.run(f"CREATE EXTERNAL TABLE {quoted(name)} STORED AS PARQUET LOCATION {place}")
 
     def name_rows(self, name: str, sql: str) -> None:
-        """Let later queries name the rows of a query, which each of them computes."""
+        """Register a query under a name as a view: each later query computes its rows anew."""
         self.run(f"CREATE VIEW {quoted(name)} AS {sql}")
 
     def run(self, sql: str) -> pa.Table:
@@ -72,7 +72,7 @@ class Queries:
             return found.cast(plain_schema(found.schema))
 
     def batches(self, sql: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a query, some thousands at a time.
+        """Yield the rows of a query in batches of some thousands.
 
         Raises:
             UserError: a table cannot be read.
@@ -93,15 +93,15 @@ def open_queries(root: str) -> Iterator[Queries]:
 
 
 def quoted(name: str) -> str:
-    """Return the name of a table or column as SQL."""
+    """Quote the name of a table or column for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """Return a text as SQL."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def among(column: str, texts: Iterable[str]) -> str:
-    """Return the condition that an expression has one of some texts, at least one."""
+    """Return the SQL condition that a column equals one of some texts, of which there is at least one."""
     return f"{column} IN ({', '.join(map(literal, texts))})"

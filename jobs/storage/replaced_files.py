@@ -1,8 +1,8 @@
-"""Put rows of a Delta table in the place of others, or delete rows, in one commit: readers see all of it or nothing.
+"""Replace or delete rows of a Delta table in one commit: readers see all of the change or nothing.
 
-The commit adds files and removes others. A file all of whose rows go is removed as it is. One that has other rows
-besides is written again without those that go. Killed before the commit, nothing has changed, and VACUUM removes the
-files that no commit names.
+The commit adds files and removes others. A file of which every row goes is only removed. A file with other rows is
+rewritten without the rows that go. After a kill before the commit the table is unchanged, and VACUUM removes the files
+that no commit names.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from jobs.storage.warehouse import Tables
 
 _OF_PARTITION = "partition."
 _TRIES = 8
-"""Rows that are kept are written again so often, if others have changed their files meanwhile."""
+"""Attempts to rewrite files while other commits change the same files."""
 _BATCH_ROWS = 1 << 16
 
 
 class Overtaken(Conflict):
-    """Other commits changed the files whose rows were to be replaced, each time that it was tried."""
+    """Other commits changed the same files before each attempt to replace their rows."""
 
 
 class KeptRows(NamedTuple):
-    """New files with the rows to keep of some files that go, and the names of these."""
+    """New files with the rows to keep, and the names of the files that they replace."""
 
     parts: Sequence[PartFile]
     gone: Collection[str]
 
 
 class ReplacingTable(FileTable):
-    """A table of which files are replaced by others."""
+    """A table in which files can replace others."""
 
     def files(self) -> pa.Table:
         """Return the table's files (`live_files`).
@@ -61,24 +61,26 @@ class ReplacingTable(FileTable):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         transaction: tuple[str, int] | None = None,
     ) -> int | None:
-        """Add files in the place of rows that the table has, in one commit; return the version that it made.
+        """Replace rows of the table by files in one commit; return the version that it made.
 
-        If nothing is to be added, removed or noted, there is no commit, and the version is that which was read.
+        Without a change there is no commit, and the version that was read is returned.
 
         Args:
-            parts: the files to add.
-            rows: which go.
-            keep: writes the other rows of the files across, given the table's files and those that may have rows of the
-                filter; called anew where another commit has changed these.
-            metadata: of the commit.
-            transaction: application and number. The commit is skipped if the table has it, or a later one of its
-                application: then None is returned.
+            parts: files to add.
+            rows: filter of the rows to remove.
+            keep: function that rewrites the other rows of the affected files, given the table's files and those that
+                may
+                contain rows of the filter. It is called again if another commit has changed these files.
+            metadata: metadata of the commit.
+            transaction: application and number. If the table has this transaction or a later one of its application,
+                the
+                commit is skipped and None is returned.
 
         Raises:
-            Overtaken: others have changed the same files again and again.
-            Conflict: other commits came in between again and again.
-            UserError: the log cannot be read or written, a file is gone, or the table no longer takes the columns of
-                which it was asked last.
+            Overtaken: other commits changed the same files before each attempt.
+            Conflict: other commits came first each time.
+            UserError: the log cannot be read or written, a file is gone, or the table no longer takes the columns that
+                `ready` prepared.
         """
         for _ in range(_TRIES):
             if transaction is not None and not self.is_due(transaction):
@@ -111,7 +113,10 @@ class ReplacingTable(FileTable):
         gone: Collection[str],
         transaction: tuple[str, int] | None,
     ) -> Due | None:
-        """Return what a commit is to end and to remove; None: other files have such rows now, or it was made before."""
+        """Return the transactions and removed files of a commit.
+
+        None: other files contain such rows now, or the commit was made before.
+        """
         files = live_files(log)
         if find_files(files, rows) != met or (transaction is not None and not is_due(log, transaction)):
             return None
@@ -124,17 +129,17 @@ class ReplacingTable(FileTable):
 
 
 def replace_partition(tables: Tables, table: str, name: str, value: str, rows: pa.Table) -> None:
-    """Replace the rows of a table that have a value in its partition column, in one commit.
+    """Replace the rows with one value of a table's partition column in one commit.
 
     Args:
-        tables: of the warehouse.
-        table: which must exist.
-        name: of the partition column.
-        value: of all these rows.
-        rows: that the table has instead.
+        tables: tables of the warehouse.
+        table: name of the table, which must exist.
+        name: name of the partition column.
+        value: value of the column in all old and new rows.
+        rows: the new rows.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be written.
     """
     log = ReplacingTable(tables, table)
@@ -152,14 +157,15 @@ def delete_rows(
     """Delete rows of a table, if it exists, in one commit, and return their number; no commit if there are none.
 
     Args:
-        tables: of the warehouse.
-        table: its name.
-        rows: to delete.
-        dry: count the rows, and delete none.
-        transaction: application and number. Nothing is deleted if the table has it, or a later one of its application.
+        tables: tables of the warehouse.
+        table: name of the table.
+        rows: filter of the rows to delete.
+        dry: count the rows without deleting them.
+        transaction: application and number. Nothing is deleted if the table has this transaction, or a later one of
+            its application.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
     if not tables.exists(table):
@@ -205,14 +211,14 @@ def read_rows_of(
     rows: Filter,
     choose: Callable[[pa.RecordBatch, Filter], pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows of a file with all columns of its table, of which it may lack some.
+    """Yield rows of a file with all columns of its table; the file may lack some columns.
 
     Args:
-        folder: of the table.
-        name: of the file.
-        partition: its values of partition columns, as texts.
-        schema: of the table.
-        rows: a filter.
+        folder: folder of the table.
+        name: name of the file.
+        partition: values of the file's partition columns, as texts.
+        schema: schema of the table.
+        rows: filter of the rows.
         choose: `select_rows` or `drop_rows`.
     """
     with open_parquet(folder, name) as file:
@@ -221,7 +227,7 @@ def read_rows_of(
 
 
 def find_partitions(files: pa.Table, names: Collection[str]) -> dict[str, dict[str, str | None]]:
-    """Return the values of partition columns (texts) of some of a table's files (`live_files`), by the file's name."""
+    """Return the partition values (texts) of the named files among a table's files (`live_files`), by file name."""
     columns = [name for name in files.column_names if name.startswith(_OF_PARTITION)]
     wanted: Any = pa.array(sorted(names), pa.string())
     found = files.select(["path", *columns]).filter(pc.field("path").isin(wanted)).to_pylist()

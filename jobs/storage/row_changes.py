@@ -1,8 +1,8 @@
 """Change rows and columns of a small table that models share, without Spark.
 
-A change of rows is one commit. It is a comparison: it is made only for the version right after the one whose rows were
-seen, else what is to be changed is decided anew on what the other commit has written. Killed before the commit, nothing
-has changed; files that no commit names are removed by VACUUM.
+A change of rows is one commit, made by compare-and-set: it must become the version right after the one that was read.
+If another commit came first, the change is computed again from the new rows. After a kill before the commit the table
+is unchanged, and VACUUM removes the files that no commit names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jobs.storage.table_rows import open_log, read_small, to_rows
 from jobs.storage.warehouse import Tables
 
 NOW: Final = object()
-"""A value: the time of the change."""
+"""Placeholder value: the time of the change."""
 
 Row = Mapping[str, Any]
 Rows = Mapping[str, Any]
@@ -38,24 +38,24 @@ def put_rows(
     keys: Sequence[str],
     changed: Callable[[list[dict[str, Any]]], Sequence[Row]],
 ) -> None:
-    """Add rows, and replace those that agree with one in the key columns, in one commit; no commit without rows.
+    """Insert rows and replace rows with the same keys, in one commit; no commit without rows.
 
     Args:
-        warehouse: of the table.
-        table: its name.
-        keys: the columns that name a row.
-        changed: returns all columns of these rows, given the table's rows as they are; called anew where another
-            commit came in between.
+        warehouse: warehouse of the table.
+        table: name of the table.
+        keys: columns that identify a row.
+        changed: function from the table's present rows to the new rows, with all columns; called again if another
+            commit came first.
 
     Raises:
-        Conflict: other commits came in between each time.
-        UserError: the table cannot be read or written; what `changed` raises.
+        Conflict: other commits came first each time.
+        UserError: the table cannot be read or written. Errors of `changed` pass through.
     """
     same = " AND ".join(f"t.{name} = s.{name}" for name in keys)
 
     def merge(log: DeltaTable, properties: CommitProperties) -> None:
         there = to_rows(read_small(warehouse.root, table, log))
-        at = clock.now()  # one time, by which rows of one commit are known
+        at = clock.now()  # all rows of one commit have the same time
         rows = [{name: at if one is NOW else one for name, one in row.items()} for row in changed(there)]
         if not rows:
             return
@@ -74,17 +74,17 @@ def put_rows(
 
 
 def update_rows(warehouse: Tables, table: str, keys: Sequence[str], rows: Rows, values: Row) -> None:
-    """Set columns of the rows to values, in one commit; no commit if there are no such rows.
+    """Set columns of the selected rows to values, in one commit; no commit if no row is selected.
 
     Args:
-        warehouse: of the table.
-        table: its name.
-        keys: the columns that name a row.
-        rows: which are changed.
-        values: by column.
+        warehouse: warehouse of the table.
+        table: name of the table.
+        keys: columns that identify a row.
+        rows: filter of the rows to change.
+        values: new value by column.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
     put_rows(
@@ -96,7 +96,7 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
     """Add the columns (`jobs.storage.columns`) that a table of an earlier release lacks, in one commit.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
     wanted = schema_of(columns).fields
@@ -104,15 +104,15 @@ def add_columns(warehouse: Tables, table: str, columns: str) -> None:
 
 
 def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
-    """Replace all rows and columns of a table, which need not exist, in one commit; return the version that it made.
+    """Replace all rows and columns of a table, made if it does not exist, in one commit; return the version it made.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be written.
     """
     columns = Schema.from_arrow(pa.schema([field.with_nullable(True) for field in rows.schema]))
     log = FileTable(warehouse, table)
-    # The library's own writer ends the process where a folder's name has a bracket.
+    # deltalake's writer aborts the process if a folder's name contains a bracket.
     parts = write_parts(log.path, attempt_name(0, uuid.uuid4().hex, 0, 0), rows.combine_chunks().to_batches())
     version = commit_or_remove(log, parts, lambda parts: log.overwrite(parts, columns))
     assert version is not None
@@ -120,18 +120,18 @@ def replace_table(warehouse: Tables, table: str, rows: pa.Table) -> int:
 
 
 def describe_columns(tables: Tables, table: str, more: Mapping[str, str] = MappingProxyType({})) -> bool:
-    """Give a table's columns the comments that they lack, one column a commit; tell if there were any.
+    """Add missing comments to a table's columns, one column per commit; return whether any were missing.
 
-    The commits change no file and no type: streams that read the table go on, and rows are appended as before. Killed
-    in between, the next call gives the rest.
+    The commits change no file and no type: streams that read the table go on, and appends work as before. After a kill
+    the next call adds the rest.
 
     Args:
-        tables: of the warehouse.
-        table: which must exist.
-        more: comments by column, besides and before those of the dictionary.
+        tables: tables of the warehouse.
+        table: name of the table, which must exist.
+        more: comments by column, which take precedence over those of the dictionary.
 
     Raises:
-        Conflict: other commits came in between each time.
+        Conflict: other commits came first each time.
         UserError: the table cannot be read or written.
     """
     wanted, log = {**comments(table), **more}, FileTable(tables, table)

@@ -1,4 +1,4 @@
-"""Which rows of a table: conditions on columns, decided for whole files by their statistics where these suffice."""
+"""Filters of a table's rows: conditions on columns, decided for whole files by statistics where these suffice."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from jobs.storage.columns import UTC_MICROSECONDS
 _compute: Any = pc
 
 Filter = Sequence[Sequence[tuple[str, str, Any]]]
-"""The rows that meet all conditions of one of these lists, as `filters` of `pyarrow.parquet`.
+"""Row filter in the form of `filters` of `pyarrow.parquet`: a row must meet all conditions of one of the lists.
 
-A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition but `not in`.
+A condition is a column, a comparison (=, <, <=, >, >=, in, not in) and a value. A null meets no condition except
+`not in`.
 """
 _ROUNDED_US = 1000
 """Statistics of times are in whole milliseconds, which Delta in Java rounds down."""
 
 
 class Met(NamedTuple):
-    """Files that may have rows of a filter: those that have no others, and the rest."""
+    """Files that may contain rows of a filter: those with only such rows, and the rest."""
 
     whole: frozenset[str]
     across: frozenset[str]
 
 
 def find_files(files: pa.Table, rows: Filter) -> Met:
-    """Return which of a table's files (`live_files`) may have rows of a filter, by their statistics."""
+    """Return the files of a table (`live_files`) that may contain rows of a filter, by their statistics."""
     whole, beside = _none(files), _compute.invert(_none(files))
     for conditions in rows:
         every, some_none = _compute.invert(_none(files)), _none(files)
@@ -44,12 +45,12 @@ def find_files(files: pa.Table, rows: Filter) -> Met:
 
 
 def select_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
-    """Return the rows of a filter."""
+    """Return the rows that meet a filter."""
     return rows.filter(pq.filters_to_expression(filters))  # type: ignore[arg-type]
 
 
 def drop_rows(rows: pa.RecordBatch, filters: Filter) -> pa.RecordBatch:
-    """Return the rows that are not of a filter."""
+    """Return the rows that do not meet a filter."""
     met: Any = pq.filters_to_expression(filters)  # type: ignore[arg-type]
     return rows.filter(~_compute.coalesce(met, pa.scalar(False)))
 
@@ -64,7 +65,7 @@ def _none(files: pa.Table) -> Any:
 
 
 def _decide(files: pa.Table, name: str, compare: str, value: Any) -> tuple[Any, Any]:
-    """Return of which files all rows meet a condition, and of which none does."""
+    """Return two masks of files: all rows meet the condition; no row meets it."""
     names = files.column_names
     if f"partition.{name}" in names:
         least = greatest = files[f"partition.{name}"].combine_chunks()

@@ -1,8 +1,8 @@
-"""How an S3 store is reached: its address, region and credentials, from where its other clients have them too.
+"""Address, region and credentials of an S3 store, from the usual places of Amazon's tools.
 
-The address and the region are those of Amazon's tools: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (none: Amazon's own),
-AWS_REGION or AWS_DEFAULT_REGION. Credentials come from the environment, from `~/.aws/credentials` or from the machine's
-role, each client looking for itself: they are in no setting of Spark, no spec and no message.
+The address comes from AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL (neither: Amazon's address), the region from AWS_REGION
+or AWS_DEFAULT_REGION. Each client looks up credentials by itself: in the environment, in `~/.aws/credentials`, or from
+the machine's role. No setting of Spark, spec or message contains them.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _PLACES = (
     "AWS_ENDPOINT_URL",
     "AWS_REGION",
     "AWS_DEFAULT_REGION",
-    "AWS_ALLOW_HTTP",  # of delta-rs
+    "AWS_ALLOW_HTTP",  # read by delta-rs
 )
-"""Variables that say where a store is. Those with credentials are none of them."""
+"""Environment variables with the location of a store, without those that contain credentials."""
 
 
 class Store(NamedTuple):
-    """Where a store listens and in which region: without an address it is Amazon's own."""
+    """Address and region of a store; without an address it is Amazon's."""
 
     address: str | None
     region: str
 
     @property
     def encrypted(self) -> bool:
-        """Tell if the store is spoken to through TLS."""
+        """Return whether connections to the store use TLS."""
         return self.address is None or not self.address.startswith("http://")
 
 
 def store() -> Store:
-    """Return the store of the environment."""
+    """Return the store that the environment describes."""
     env = os.environ
     address = env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL") or None
     region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or _REGION
@@ -46,30 +46,30 @@ def store() -> Store:
 
 
 def store_variables(root: str) -> dict[str, str]:
-    """Return the variables that say where a warehouse's store is, for a driver elsewhere; none unless it is in S3."""
+    """Return the environment variables that locate a warehouse's store, for a remote driver; none outside S3."""
     return {name: os.environ[name] for name in _PLACES if in_s3(root) and os.environ.get(name)}
 
 
 def in_s3(root: str) -> bool:
-    """Tell if a folder, given by path or URI, is in S3."""
+    """Return whether a folder, given by path or URI, is in S3."""
     return root.startswith(f"{S3}://")
 
 
 def spark_store_conf(root: str) -> dict[str, str]:
-    """Return the Spark settings of a warehouse, besides those of every job: none unless it is in S3."""
+    """Return the Spark settings of a warehouse, besides those of every job; none outside S3."""
     if not in_s3(root):
         return {}
     where, hadoop = store(), "spark.hadoop.fs.s3a."
     conf = {
-        # Delta's commits and Spark's checkpoints are objects that one process only can create (jobs/spark/java).
+        # Delta's commits and Spark's checkpoints are objects that only one process can create (jobs/spark/java).
         f"spark.delta.logStore.{S3}.impl": "kalman.stores.ConditionalLogStore",
         "spark.sql.streaming.checkpointFileManagerClass": "kalman.stores.ConditionalCheckpoints",
         f"{hadoop}create.conditional.enabled": "true",
         f"{hadoop}aws.credentials.provider": "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider",
         f"{hadoop}endpoint.region": where.region,
-        # The default reads ahead by a library of native code.
+        # The default stream reads ahead through a native library.
         f"{hadoop}input.stream.type": "classic",
-        # Workers read small files by a client of their own.
+        # Spark's Python workers read small files by another client.
         **{f"spark.executorEnv.{name}": value for name, value in store_variables(root).items()},
     }
     if where.address is not None:
@@ -80,7 +80,7 @@ def spark_store_conf(root: str) -> dict[str, str]:
 
 
 def delta_options() -> dict[str, str]:
-    """Return the options with which delta-rs reaches the store; credentials of the environment it finds itself."""
+    """Return the options with which delta-rs reaches the store; it finds credentials in the environment itself."""
     where = store()
     options = {"AWS_REGION": where.region}
     if where.address is not None:
@@ -89,7 +89,7 @@ def delta_options() -> dict[str, str]:
 
 
 def credentials_of_file() -> dict[str, str]:
-    """Return the keys of the profile in `~/.aws/credentials`; none if the environment has some, or the file none."""
+    """Return the keys of the profile in `~/.aws/credentials`; none if the environment has keys or the file has none."""
     env = os.environ
     if env.get("AWS_ACCESS_KEY_ID") or env.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return {}

@@ -1,12 +1,12 @@
 """The log of a Delta table, and commits to it, without Spark (delta-rs), in a folder or in S3.
 
-Each commit is one file of the log, which the store creates only if it is absent. A commit here is made for the version
-right after the one that was read, never for a later one: if another commit came first, the table is read again, and
-what is to be committed is decided anew. Each commit carries an identity of its own: where the store's answer was lost,
-the file of that version tells whether the commit was made.
+Each commit is one file of the log, which the store creates only if it is absent. A commit must become the version right
+after the one that was read. If another commit came first, the table is read again and the change is computed again.
+Each commit has a random identity. If the store's answer was lost, the identity in the log file of that version shows
+whether the commit was made.
 
-Delta in Java commits to the same tables. Both keep transactions (application, number) in the log, and skip one whose
-number the table has.
+Delta in Java commits to the same tables. Both writers store transactions (application, number) in the log, and skip a
+transaction whose number the table already has.
 """
 
 from __future__ import annotations
@@ -44,32 +44,33 @@ from jobs.storage.warehouse import Tables
 _CHECKPOINT_EVERY = 10
 """Commits between checkpoints of the log, as in Delta's own default."""
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Of each commit: checkpoints are written here, where their failure is not the commit's."""
+"""Properties of all commits: checkpoints are written separately here, so that their failure does not fail the commit.
+"""
 _TRIES, _PAUSE_SECONDS, _LOCAL_SECONDS = 8, (0.1, 1.0), (0.0, 0.1)
-"""A commit that another one came before is tried so often, each time after a random pause; in a folder after a short
-one, as there a lock orders the commits of our own commands."""
+"""Maximum attempts of a commit if others come first, and the seconds of random pause between them. In a folder the
+pause is shorter, as a lock orders the commits of our commands.
+"""
 _LOOKS, _LOOK_SECONDS = 5, 0.3
-"""How often a commit is looked for whose answer was lost."""
+"""Attempts to find a commit whose answer was lost, and the pause between them."""
 _COMMIT = "kalmanCommit"
-"""Field of a commit that identifies it."""
+"""Field of a commit with its identity."""
 
 
 class Due(NamedTuple):
-    """What a commit of files does besides adding them: the transactions that it ends, and the files that it removes."""
+    """Further actions of a commit that adds files: transactions to record and files to remove."""
 
     transactions: Sequence[Transaction] = ()
     removed: Sequence[RemoveAction] = ()
 
 
 class Conflict(UserError):
-    """Other commits came before this one, each time that it was tried."""
+    """Other commits came before this one at every attempt."""
 
 
 def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
     """Return the files of a version of a table (`live_files`).
 
-    None if the table cannot be read here, or has features by which rows of a file may not count or columns have other
-    names.
+    None if the table cannot be read here, or uses deletion vectors or column mapping.
     """
     try:
         log = open_log(warehouse.root, table, version)
@@ -82,14 +83,14 @@ def files_at(warehouse: Tables, table: str, version: int) -> pa.Table | None:
 
 
 class FileTable:
-    """A table of a local warehouse that takes files by name.
+    """A table to which files are committed by name.
 
-    The log is read once and followed from then on; it is read anew if the table is no longer the one that was read.
+    The log is read once and then updated. It is read anew if the table was replaced.
 
     Args:
-        warehouse: of the table.
-        table: its name.
-        settings: of the table that the files honour, beside those that all files do.
+        warehouse: warehouse of the table.
+        table: name of the table.
+        settings: properties that the files satisfy, besides the properties that all files do.
     """
 
     def __init__(
@@ -107,17 +108,18 @@ class FileTable:
         self._asked: pa.Schema | None = None
         self._by_partition = False
         self.tried = False
-        """Whether a commit of files was tried, so that some version may name them; reset by whoever writes others."""
+        """Whether a commit of files was attempted, so that a version may name them. The code that writes other files
+        resets it."""
 
     def ready(self, schema: pa.Schema, by_partition: bool = False) -> None:
-        """Make the table ready for files with these columns: it gets those that it lacks, in one commit.
+        """Prepare the table for files with these columns: add missing columns, in one commit.
 
         Args:
-            schema: the columns.
-            by_partition: each file has values of partition columns of its own (`PartFile.values`).
+            schema: columns of the files.
+            by_partition: each file has its partition values in `PartFile.values`.
 
         Raises:
-            UserError: there is no such table, its owner asks more of a writer than files honour, or a column has
+            UserError: the table does not exist, its owner demands more of a writer than files satisfy, or a column has
                 another type.
         """
         self._asked, self._by_partition = schema, by_partition
@@ -130,34 +132,34 @@ class FileTable:
             self.change(lambda log, properties: add_absent(log, absent, properties))
 
     def columns(self) -> pa.Schema:
-        """Return the table's columns, those of its partitions among them.
+        """Return the table's columns, including its partition columns.
 
         Raises:
-            UserError: there is no such table.
+            UserError: the table does not exist.
         """
         found: Any = self._need().schema().to_arrow()
         return pa.schema(found)
 
     @property
     def partition_by(self) -> list[str]:
-        """Return the columns whose values are those of partitions."""
+        """Return the names of the partition columns."""
         return list(self._need().metadata().partition_columns)
 
     @property
     def indexed(self) -> int:
-        """Return how many of the first columns have statistics in each file."""
+        """Return the number of leading columns with statistics in each file."""
         asked = self._need().metadata().configuration.get("delta.dataSkippingNumIndexedCols", "")
         return int(asked) if asked.isdigit() else sys.maxsize if asked == "-1" else INDEXED
 
     @property
     def file_bytes(self) -> int:
-        """Return the bytes from which a file of the table is full."""
+        """Return the size in bytes from which a file of the table is full."""
         log = self._fresh()
         asked = None if log is None else log.metadata().configuration.get("delta.targetFileSize")
         return _bytes_of(asked) or TARGET_BYTES
 
     def is_due(self, transaction: tuple[str, int]) -> bool:
-        """Tell if the table has neither a transaction (application, number) nor a later one of its application."""
+        """Return whether the table lacks a transaction (application, number) and all later ones of its application."""
         return is_due(self._need(), transaction)
 
     def commit(
@@ -172,8 +174,9 @@ class FileTable:
         application.
 
         Raises:
-            UserError: other commits came in between again and again, the log cannot be read or written, a file is gone,
-                or the table no longer takes the columns of which it was asked last.
+            UserError: other commits came first each time, the log cannot be read or written, a file is gone, or the
+                table
+                no longer takes the columns that `ready` prepared.
         """
 
         def due(log: DeltaTable) -> Due | None:
@@ -181,21 +184,22 @@ class FileTable:
                 return Due()
             return Due([transaction_of(*transaction)]) if is_due(log, transaction) else None
 
-        # Nothing was read: so Delta in Java lets it pass beside a deletion of other rows, as its own appends.
+        # A blind append reads nothing, so Delta in Java does not see a conflict with a concurrent delete.
         return self._commit(parts, due, {**metadata, "isBlindAppend": True})
 
     def commit_for_all(
         self, parts: Sequence[PartFile], transactions: Sequence[tuple[str, int]], metadata: Mapping[str, Any]
     ) -> int:
-        """Add files to the table in one commit that ends several transactions, and return the version that it made.
+        """Add files to the table in one commit that records several transactions, and return the version that it made.
 
         Raises:
-            Conflict: another command has ended one of the transactions.
-            UserError: as `commit` does.
+            Conflict: another command has recorded one of the transactions.
+            UserError: as in `commit`.
         """
 
         def due(log: DeltaTable) -> Due:
-            # Read after the log: if a commit is in between, this one is not made. The log would be asked for each.
+            # The transactions are read after the log, so a commit in between makes this commit fail. One read of all
+            # transactions is cheaper than one read of the log for each.
             known = self._warehouse.transactions(self.name)
             ended = [name for name, _ in transactions if name in known]
             if ended:
@@ -210,34 +214,34 @@ class FileTable:
         return version
 
     def change(self, make: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
-        """Let the library change the table's rows in one commit, again on what others have written if one came between.
+        """Let delta-rs change the table's rows in one commit; repeat the change if another commit came first.
 
-        Return the version that the table then had.
+        Return the version of the table after the change.
 
         Args:
-            make: commits by the log and with the properties that it is given, once at most.
+            make: function that makes at most one commit, given a log and commit properties.
 
         Raises:
-            Conflict: other commits came in between again and again.
+            Conflict: other commits came first each time.
             UserError: the log cannot be read or written.
         """
 
         def write(log: DeltaTable, identity: str) -> int:
             before = log.version()
             make(log, _properties(identity, {}))
-            return min(log.version(), before + 1)  # the library may have read commits of others after its own
+            return min(log.version(), before + 1)  # delta-rs may have read later commits of others
 
         return self._tried(write)
 
     def overwrite(self, parts: Sequence[PartFile], columns: DeltaSchema) -> int:
-        """Put files in the place of all that the table has, in one commit; return the version that it made.
+        """Replace all files of the table in one commit; return the version that it made.
 
         Args:
-            parts: the files.
-            columns: of the table from then on, which is made if there is none.
+            parts: the new files.
+            columns: new columns of the table, which is made if it does not exist.
 
         Raises:
-            Conflict: other commits came in between again and again.
+            Conflict: other commits came first each time.
             UserError: the log cannot be read or written, or a file is gone.
         """
         if not self._warehouse.exists(self.name):
@@ -262,7 +266,7 @@ class FileTable:
         due: Callable[[DeltaTable], Due | None],
         metadata: Mapping[str, Any],
     ) -> int | None:
-        """Commit files with what is due besides; return the version made, or None if none is to be made."""
+        """Commit files with further actions; return the version made, or None if the commit was already made."""
 
         def write(log: DeltaTable, identity: str) -> int | None:
             found = due(log)
@@ -276,7 +280,7 @@ class FileTable:
         return self._tried(write)
 
     def _tried(self, write: Callable[[DeltaTable, str], int | None]) -> int | None:
-        """Return the version that a commit right after the newest one has made, None if it made none."""
+        """Make a commit right after the newest version; return its version, or None if it made none."""
         probe.ready(self._warehouse.root)
         with self._warehouse.lock(self.name):
             for left in reversed(range(_TRIES)):
@@ -305,12 +309,12 @@ class FileTable:
                 return version
 
     def _made(self, version: int, identity: str) -> bool:
-        """Tell if a version of the table is the commit of this identity."""
+        """Return whether the commit of a version has this identity."""
         info = self._warehouse.commit_info(self.name, version)
         return info is not None and info.get(_COMMIT) == identity
 
     def _arrived(self, version: int, identity: str) -> bool:
-        """Tell if a commit without an answer was made: in a store it may still be on its way, and is looked for."""
+        """Look for a commit whose answer was lost, which may still be on its way; return whether it was made."""
         for look in range(1 if self._warehouse.local else _LOOKS):
             time.sleep(_LOOK_SECONDS if look else 0.0)
             with suppress(UserError):
@@ -319,7 +323,7 @@ class FileTable:
         return False
 
     def _refusal(self, log: DeltaTable, schema: pa.Schema) -> str | None:
-        """Return why the table takes no files with these columns, or with some of them and others besides."""
+        """Return why the table does not take files with these columns, or None."""
         why = refusal(log, self._settings) or other_type(log, schema)
         if why is not None:
             return why
@@ -336,7 +340,7 @@ class FileTable:
         return log
 
     def _check(self, log: DeltaTable, parts: Sequence[PartFile]) -> None:
-        """Check what may have changed while the files were written: for minutes, or days in a frozen process."""
+        """Check the table and the files again: minutes may have passed, or days in a frozen process."""
         again = "run the command again, which writes its rows again"
         if self._asked is not None:
             why = self._refusal(log, self._asked)
@@ -360,7 +364,7 @@ class FileTable:
         columns: DeltaSchema,
         properties: CommitProperties,
     ) -> int:
-        """Commit files that are added and removed right after the version of a log; return the version that it made."""
+        """Commit added and removed files right after the version of a log; return the version that it made."""
         log.create_write_transaction(
             list(actions),
             mode,
@@ -372,7 +376,7 @@ class FileTable:
         return log.version() + 1
 
     def _checkpoint(self) -> None:
-        """Write a checkpoint of the log, and remove what is older than its retention, as Delta's own writer does."""
+        """Write a checkpoint of the log, and remove log files older than the retention, as Delta's writer does."""
         try:
             log = self._fresh()
             if log is not None:
@@ -383,12 +387,12 @@ class FileTable:
                 ):
                     log.cleanup_metadata()
         except (UserError, DeltaError, OSError):
-            pass  # the commit is made; a later one writes a checkpoint again
-        # What is followed costs more with each commit that it followed; what is read from a checkpoint less.
+            pass  # the commit succeeded; a later commit writes the checkpoint
+        # Each update makes a log costlier to update; a log read anew from a checkpoint is cheap again.
         self._log = None
 
     def _fresh(self) -> DeltaTable | None:
-        """Return the log up to now, or None if there is no such table."""
+        """Return the log, updated to now, or None if the table does not exist."""
         log, self._log = self._log, None
         try:
             if log is None or self._at(log.version()) != self._seen:
@@ -412,7 +416,7 @@ class FileTable:
 def commit_or_remove(
     files: FileTable, parts: list[PartFile], commit: Callable[[list[PartFile]], int | None]
 ) -> int | None:
-    """Commit files that were written, and remove them if no commit can name them."""
+    """Commit written files, and remove them if no commit can name them."""
     version = None
     try:
         version = commit(parts)
@@ -425,15 +429,15 @@ def commit_or_remove(
 def append_rows(
     files: FileTable, rows: pa.RecordBatch, transaction: tuple[str, int], detail: str | None = None
 ) -> int | None:
-    """Write rows from this process and append them in one commit, once a transaction (application, number).
+    """Write rows from this process and append them in one commit, once per transaction (application, number).
 
     Return the version that the commit made, or None if the table has the transaction, or a later one.
 
     Args:
-        files: of the table, which gets the columns that it lacks.
-        rows: with the names and types of the table.
+        files: the table, which gets the columns that it lacks.
+        rows: rows with the table's column names and types.
         transaction: application and number.
-        detail: text that the commit keeps (`LogEntry.detail` if it is JSON).
+        detail: text stored in the commit (`LogEntry.detail` if it is JSON).
 
     Raises:
         UserError: the table does not take such rows, or the commit failed.
@@ -459,7 +463,7 @@ def _commit_name(version: int) -> str:
 def _properties(
     identity: str, metadata: Mapping[str, Any], transactions: Sequence[Transaction] = ()
 ) -> CommitProperties:
-    """Return the properties of one commit: it is not made for a later version if another came before it."""
+    """Return the properties of one commit, which forbid a retry at a later version."""
     return CommitProperties({**metadata, _COMMIT: identity}, 0, list(transactions))
 
 
@@ -468,7 +472,7 @@ def _added(parts: Sequence[PartFile]) -> list[AddAction]:
 
 
 def add_absent(log: DeltaTable, fields: Sequence[Field], properties: CommitProperties) -> None:
-    """Add the columns that a table lacks in one commit; none is made if it has them all."""
+    """Add missing columns to a table in one commit; no commit if it has them all."""
     have = {field.name for field in log.schema().fields}
     absent = [field for field in fields if field.name not in have]
     if absent:
@@ -482,27 +486,27 @@ def _metrics(parts: Sequence[PartFile]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's message on one line: the library draws its causes below each other, in color."""
+    """Return an error's message on one line: delta-rs prints its causes on several lines, in color."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     causes = (line.strip().removeprefix("\u21b3").strip() for line in plain.splitlines())
     return ": ".join(cause for cause in causes if cause)[:600]
 
 
 def is_due(log: DeltaTable, transaction: tuple[str, int]) -> bool:
-    """Tell if a log has neither a transaction (application, number) nor a later one of its application."""
-    # The library compares with commits after those that it has read, not with the latter.
+    """Return whether a log lacks a transaction (application, number) and all later ones of its application."""
+    # delta-rs detects transactions only in commits after the version that it has read.
     last = log.transaction_version(transaction[0])
     return last is None or last < transaction[1]
 
 
 def transaction_of(application: str, number: int) -> Transaction:
-    """Return a transaction as a commit ends it."""
-    # Delta in Java may forget a transaction that does not say when it was.
+    """Return a transaction as an action of a commit."""
+    # Delta in Java may expire a transaction that has no time.
     return Transaction(application, number, int(time.time() * 1000))
 
 
 def _bytes_of(text: str | None) -> int | None:
-    """Return a size such as `104857600`, `100mb` or `1g` in bytes, or None if there is none."""
+    """Parse a size such as `104857600`, `100mb` or `1g` into bytes; None if it is not a size."""
     if text is None:
         return None
     plain = text.strip().lower().removesuffix("b")

@@ -1,7 +1,7 @@
-"""Read the rows of Delta tables into Arrow without Spark: versions, partitions, one file after the other.
+"""Read the rows of Delta tables into Arrow without Spark: versions, partitions, file by file.
 
-`deltalake` reads the table's log and says which Parquet files a version consists of; Arrow reads these files. Only
-tables that this project writes are read: without deletion vectors and without renamed columns.
+`deltalake` reads the table's log and lists the Parquet files of a version; Arrow reads these files. Only tables of this
+project are read: without deletion vectors and without renamed columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jobs.storage.settings import delta_options, in_s3
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _UNREADABLE = {"deletionVectors", "columnMapping"}
-"""Features of a table whose files alone do not tell its rows."""
+"""Features of a table whose Parquet files alone do not determine its rows."""
 
 
 def read_table(
@@ -42,15 +42,15 @@ def read_table(
     version: int | None = None,
     among: tuple[str, Sequence[str]] | None = None,
 ) -> pa.Table | None:
-    """Return columns of a table, at a version or the newest; None if there is no such table.
+    """Return columns of a table at a version or the newest; None if the table does not exist.
 
     Args:
-        root: of the warehouse.
-        table: its name, such as `manifests`.
-        columns: names of columns that are no partition columns; one that a file lacks is left out of its rows as null.
-        partition: values of partition columns; only the files of this partition are read.
-        version: of the table; None: the newest.
-        among: a text column and the values of which a row must have one; None: all rows.
+        root: root of the warehouse.
+        table: name of the table, such as `manifests`.
+        columns: names of columns, without partition columns; a column that a file lacks is null in its rows.
+        partition: values of partition columns; only files of this partition are read.
+        version: version of the table; None: the newest.
+        among: a text column and its allowed values; None: all rows.
 
     Raises:
         UserError: the table or version cannot be read without Spark.
@@ -67,7 +67,7 @@ def parts_of(
     version: int | None = None,
     among: tuple[str, Sequence[str]] | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of a table file by file, for tables that are larger than the memory; as `read_table`.
+    """Yield the rows of a table file by file, for tables larger than the memory; arguments as in `read_table`.
 
     Raises:
         UserError: the table or version cannot be read without Spark.
@@ -82,19 +82,21 @@ def parts_of(
 
 
 def live_files(log: DeltaTable) -> pa.Table:
-    """Return the files of the version of a log, as `DeltaTable.get_add_actions` flattens them.
+    """Return the files of a log's version, as `DeltaTable.get_add_actions` flattens them.
 
-    Their `path` is below the table's folder, as `open_parquet` takes it.
+    Their `path` is relative to the table's folder, as `open_parquet` expects.
     """
     found = to_arrow(log.get_add_actions(flatten=True))
     names: Any = found["path"].cast(pa.string())
     if any("%" in path for path in names.to_pylist()):
-        names = pa.array([unquote(path) for path in names.to_pylist()], pa.string())  # imports pandas
+        names = pa.array(
+            [unquote(path) for path in names.to_pylist()], pa.string()
+        )  # `pa.array` imports pandas
     return found.set_column(found.column_names.index("path"), "path", names)
 
 
 def count_rows(folder: str, files: pa.Table) -> int:
-    """Return how many rows some of a table's files (`live_files`) have, from the log or else from the files."""
+    """Count the rows of some of a table's files (`live_files`), from the log or else from the files."""
     names = files["path"].to_pylist()
     known = files["num_records"].to_pylist() if "num_records" in files.column_names else [None] * len(names)
     return sum(
@@ -104,20 +106,20 @@ def count_rows(folder: str, files: pa.Table) -> int:
 
 
 def _readable_files(root: str, table: str, log: DeltaTable) -> pa.Table:
-    """Return the files of the version of a log, which tell the table's rows.
+    """Return the files of a log's version.
 
     Raises:
-        UserError: the table has a feature by which its files alone do not tell its rows.
+        UserError: the table uses deletion vectors or column mapping.
     """
     refuse_unreadable(f"{root}/{table}", log)
     return live_files(log)
 
 
 def refuse_unreadable(path: str, log: DeltaTable) -> None:
-    """Refuse a table with a feature by which its files alone do not tell its rows.
+    """Refuse a table whose Parquet files alone do not determine its rows.
 
     Raises:
-        UserError: the table has such a feature.
+        UserError: the table uses deletion vectors or column mapping.
     """
     features = set(log.protocol().reader_features or ()) & _UNREADABLE
     if features:
@@ -125,7 +127,7 @@ def refuse_unreadable(path: str, log: DeltaTable) -> None:
 
 
 def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str]) -> list[str]:
-    """Return the files of the version of a log, or those of a partition, sorted."""
+    """Return the sorted names of the files of a log's version, or of one partition."""
     found = _readable_files(root, table, log)
     if found.num_rows:
         found = rows_with(found, {f"partition.{name}": value for name, value in partition.items()})
@@ -134,7 +136,7 @@ def _names(root: str, table: str, log: DeltaTable, partition: Mapping[str, str])
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Report what a table, a version or a log does not let be read as an error of the user."""
+    """Report an unreadable table, version or log as a `UserError`."""
     try:
         yield
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -142,7 +144,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def files_of(root: str, table: str, partition: Mapping[str, str], version: int | None = None) -> list[str]:
-    """Return the files of a partition of a table, at a version or the newest, as `open_parquet` takes them, sorted.
+    """Return the sorted files of a partition, at a version or the newest, as `open_parquet` expects them.
 
     Raises:
         UserError: the table, or the version, cannot be read without Spark.
@@ -152,10 +154,10 @@ def files_of(root: str, table: str, partition: Mapping[str, str], version: int |
 
 
 def place_of(root: str, table: str) -> dict[str, Any]:
-    """Return where delta-rs finds a table: its URI, and the options of its store.
+    """Return the location of a table for delta-rs: its URI and the options of its store.
 
     Raises:
-        UserError: delta-rs would take the path for another one.
+        UserError: delta-rs would misread the path.
     """
     local = local_path(root)
     if local is not None:
@@ -169,9 +171,9 @@ def open_log(root: str, table: str, version: int | None = None) -> DeltaTable:
     """Open a table's log, at a version or the newest.
 
     Raises:
-        TableNotFoundError: there is no such table.
+        TableNotFoundError: the table does not exist.
         DeltaError: the log, or the version, cannot be read.
-        UserError: as `place_of` does.
+        UserError: as in `place_of`.
     """
     return DeltaTable(**place_of(root, table), version=version)
 
@@ -180,7 +182,7 @@ def open_parquet(folder: str, name: str) -> pq.ParquetFile:
     """Open a Parquet file below a folder, given as a path or as a URI of an object store.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     local = local_path(folder)
     source: Any = f"{local}/{name}"
@@ -189,27 +191,27 @@ def open_parquet(folder: str, name: str) -> pq.ParquetFile:
         if content is None:
             raise FileNotFoundError(f"{folder}/{name} is gone")
         source = pa.BufferReader(content)
-    # Java's files of earlier releases have times as INT96, which would become nanoseconds and overflow.
+    # Java's files of earlier releases store times as INT96. Read as nanoseconds they would overflow.
     return pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
 
 
 def _existing(root: str, table: str) -> DeltaTable | None:
-    """Open a table's log; None if there is no such table that can be read."""
+    """Open a table's log; None if the table does not exist or cannot be read."""
     try:
-        return open_log(root, table)  # `is_deltatable` would hold up all threads until the store has answered
+        return open_log(root, table)  # `is_deltatable` would block all threads until the store has answered
     except TableNotFoundError:
         return None
 
 
 def column_types(root: str, table: str) -> dict[str, str]:
-    """Return Delta's types of a table's columns, such as `long`; none if there is no such table that can be read."""
+    """Return Delta's types of a table's columns, such as `long`; none if the table does not exist or cannot be read."""
     log = _existing(root, table)
     fields = [] if log is None else log.schema().fields
     return {field.name: str(getattr(field.type, "type", "")) for field in fields}
 
 
 def file_sizes(root: str, table: str) -> tuple[int, int] | None:
-    """Return the number of files of a table and their bytes; None if there is no such table that can be read."""
+    """Return the number of files of a table and their bytes; None if the table does not exist or cannot be read."""
     log = _existing(root, table)
     if log is None:
         return None
@@ -218,7 +220,7 @@ def file_sizes(root: str, table: str) -> tuple[int, int] | None:
 
 
 def written_at(root: str, table: str) -> datetime | None:
-    """Return when rows of a table were last written; None if its log does not tell."""
+    """Return when rows of a table were last written; None if its log does not record it."""
     for commit in open_log(root, table).history(20):
         if commit.get("operation") in ("MERGE", "WRITE"):
             return datetime.fromtimestamp(int(commit["timestamp"]) / 1e3, UTC)
@@ -252,17 +254,17 @@ def read_small(root: str, table: str, log: DeltaTable, names: Sequence[str] | No
 
 
 def _read_or_count(file: pq.ParquetFile, wanted: Sequence[str]) -> pa.Table:
-    """Return columns of a file, or as many nulls as it has rows if it has none of them."""
+    """Return columns of a file; if it has none of them, the right number of nulls."""
     found = _read(file, wanted, None)
     return found if found.num_columns else pa.table({"": pa.nulls(file.metadata.num_rows)})
 
 
 def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
-    """Tell if a table has a row with these values: only files whose statistics allow it are read.
+    """Return whether a table has a row with these values; only files whose statistics allow it are read.
 
     Args:
-        root: of the warehouse.
-        table: its name.
+        root: root of the warehouse.
+        table: name of the table.
         where: texts or whole numbers, by column.
 
     Raises:
@@ -282,7 +284,7 @@ def has_rows(root: str, table: str, where: Mapping[str, Any]) -> bool:
 
 
 def rows_with(found: pa.Table, where: Mapping[str, Any]) -> pa.Table:
-    """Return the rows that have these values, by column."""
+    """Return the rows with these values, by column."""
     compute: Any = pc  # a filter by an expression would import Arrow's datasets and, with them, pandas
     for name, value in where.items():
         found = found.filter(compute.equal(found[name], value))
@@ -293,7 +295,7 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
     wanted = [name for name in columns if name in file.schema_arrow.names]
     if among is None:
         rows = file.read(wanted)
-    else:  # one row group after the other, of which only the wanted rows stay in memory
+    else:  # read by row groups: only the selected rows stay in memory
         column, values = among
         has = pa.array(values, pa.string())
         groups = (file.read_row_group(i, wanted) for i in range(file.num_row_groups))
@@ -306,12 +308,13 @@ def _read(file: pq.ParquetFile, columns: Sequence[str], among: tuple[str, Sequen
 def plain_rows(
     batch: pa.RecordBatch, schema: pa.Schema, partition: Mapping[str, str | None] = MappingProxyType({})
 ) -> pa.RecordBatch:
-    """Return rows of a file with the columns of a table, in the types in which all files have them.
+    """Return rows of a file with the columns and plain types of a table.
 
     Args:
         batch: the rows.
-        schema: the columns of the table.
-        partition: values, as texts, of columns that the file lacks as all of its rows have the same; others are null.
+        schema: columns of the table.
+        partition: values, as texts, of columns that are constant in the file and absent from it; other absent columns
+            are null.
     """
 
     def column(field: pa.Field) -> pa.Array:
@@ -327,30 +330,30 @@ def plain_rows(
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return columns in the types in which all files have them."""
+    """Return columns in the types that all files have."""
     # Writers differ in Arrow's type of text, and releases in that of times.
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 
 def to_arrow(batches: Any) -> pa.Table:
-    """Return what delta-rs returns, in another implementation of Arrow, as a table. (`pa.table` imports pandas.)"""
+    """Convert a result of delta-rs, which has another Arrow library, to a table. (`pa.table` imports pandas.)"""
     return pa.RecordBatchReader.from_stream(batches).read_all()
 
 
 def as_in_delta(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column in the type that Delta's schema says; Parquet files differ in how they keep texts and times."""
+    """Return a column in the type of Delta's schema; Parquet files differ in their types of texts and times."""
     return column.cast(UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind)
 
 
 def to_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a small table as values by column, with times in UTC."""
-    # Arrow imports pandas for its times, which takes longer than all else here.
+    """Return the rows of a small table as dictionaries, with times in UTC."""
+    # Arrow would import pandas for its times, which takes longer than the rest.
     lists = [_values(column) for column in found.columns]
     return [dict(zip(found.column_names, values, strict=True)) for values in zip(*lists, strict=True)]
 
 
 def groups(rows: pa.Table) -> tuple[list[tuple[Any, ...]], NDArray[np.int64]]:
-    """Return the distinct combinations of the values of N rows, and the place of each row's among them (N,)."""
+    """Return the distinct combinations of values of N rows, and for each row the index of its combination (N,)."""
     # `Table.group_by` imports Arrow's datasets and, with them, pandas.
     combinations: list[tuple[Any, ...]] = [()]
     group_of = np.zeros(rows.num_rows, np.int64)
@@ -374,7 +377,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which all files have a column of this type."""
+    """Return the type that files have for a column of this type."""
     if pa.types.is_string_view(kind):
         return pa.string()
     return UTC_MICROSECONDS if pa.types.is_timestamp(kind) else kind

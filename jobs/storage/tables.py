@@ -16,9 +16,9 @@ LATE_COPIES = """
     replay string, model string, rows bigint, replayed_at timestamp
 """
 LATE_COPIES_TABLE = "late_copies"
-"""One row per replay of late rows. A version of the measurements that was committed without this table has no copy."""
+"""One row per replay of late rows. Versions of the measurements committed without this table have no copy."""
 LATE_COPY = "late:"
-"""Beginning of the origin of a measurement that is such a copy."""
+"""Prefix of the origin of a measurement that is a copy by a replay of late rows."""
 SNAPSHOTS = """
     snapshot_id string, model string, model_version int, key string, state_index bigint, event_time timestamp,
     mean array<double>, covariance array<double>, log_likelihood double, extras map<string, array<double>>
@@ -54,7 +54,7 @@ LIVE_ESTIMATES = """
     key_columns array<string>
 """
 _RUN = "-history-"
-"""What the id of a run over history has between the model's version and the digest."""
+"""Separator between model version and digest in the id of a run over history."""
 SOURCE_RANGE = "source_range"
 """Column of the estimates: the part of the source that their micro-batch has read (`jobs.lineage.source_ranges`)."""
 VERIFICATIONS = """
@@ -89,7 +89,7 @@ def latest(model: str) -> str:
 
 
 def forecast_skill(model: str) -> str:
-    """Return the name of the table of a model's forecasts beside the measured values."""
+    """Return the name of the table of a model's forecasts with their measured values."""
     return f"forecast_skill/{model}"
 
 
@@ -104,7 +104,7 @@ def windows(model: str) -> str:
 
 
 def windows_open(model: str) -> str:
-    """Return the name of the table of those windows of a model that are to appear when they are final."""
+    """Return the name of the table of a model's windows that wait to become final."""
     return f"windows_open/{model}"
 
 
@@ -129,7 +129,7 @@ def alerts_history(model: str) -> str:
 
 
 def forecast_skill_history(model: str) -> str:
-    """Return the name of the table of forecasts from a model's history beside the measured values."""
+    """Return the name of the table of forecasts from a model's history with their measured values."""
     return f"forecast_skill_history/{model}"
 
 
@@ -145,7 +145,7 @@ def run_name(model: str, version: int, digest: str) -> str:
 
 
 def is_run(generation: str) -> bool:
-    """Tell if estimates are of a run over history; the names of a stream's generations have a number alone."""
+    """Return whether a generation's name is that of a run over history; a stream's generation has only a number."""
     return _RUN in generation
 
 
@@ -165,7 +165,7 @@ def need_measurements(warehouse: Tables, model: str) -> str:
 
 
 def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
-    """Refuse measurements that lack columns of the spec, which may have been changed since they landed.
+    """Refuse measurements that lack columns of the spec, which may have changed since they landed.
 
     Raises:
         UserError: a column is missing.
@@ -174,7 +174,7 @@ def need_columns(warehouse: Tables, model: str, columns: Sequence[str]) -> None:
 
 
 def refuse_absent(have: Sequence[str], model: str, columns: Sequence[str]) -> None:
-    """Refuse measurements that have some columns where the spec names others.
+    """Refuse columns `have` that lack columns of the spec.
 
     Raises:
         UserError: a column is missing.
@@ -192,5 +192,5 @@ def refuse_absent(have: Sequence[str], model: str, columns: Sequence[str]) -> No
 
 
 def archive(model: str) -> str:
-    """Return the name of a model's table of ended keys."""
+    """Return the name of a model's table of expired keys."""
     return f"archive/{model}"

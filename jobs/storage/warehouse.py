@@ -1,7 +1,7 @@
 """The tables and the small files below one root, in a folder or an object store. No Spark.
 
-Rows of small tables are read as a whole; large tables are read part by part (`jobs.storage.table_rows`). A session of
-Spark over the same root is `jobs.spark.warehouse.Warehouse`, which can do all of this as well.
+Small tables are read as a whole, large tables part by part (`jobs.storage.table_rows`). A Spark session over the same
+root is `jobs.spark.warehouse.Warehouse`, which has all of these methods as well.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jobs.storage.table_rows import (
 
 
 class LogEntry(NamedTuple):
-    """A commit: the version that it made, Delta's name of the operation, and what its writer added as JSON."""
+    """A commit: the version that it made, Delta's name of the operation, and its writer's JSON metadata."""
 
     version: int
     operation: str
@@ -57,7 +57,7 @@ class Tables:
 
     @property
     def local(self) -> bool:
-        """Tell if the warehouse is a local folder."""
+        """Return whether the warehouse is a local folder."""
         return local_path(self.root) is not None
 
     def at(self, root: str) -> Self:
@@ -73,16 +73,16 @@ class Tables:
         return files_of(self.path(folder))
 
     def spark_files(self, folder: str) -> WarehouseFiles:
-        """Return the files of a folder that Spark writes, with the checksums that it keeps beside them in a folder."""
+        """Return the files of a folder that Spark writes; in a local folder with Spark's checksums."""
         local = local_path(self.path(folder))
         return files_of(self.path(folder)) if local is None else ChecksummedFiles(local)
 
     def exists(self, table: str) -> bool:
-        """Tell if a table exists."""
+        """Return whether a table exists."""
         return bool(self._versions(table))
 
     def latest_version(self, table: str) -> int:
-        """Return the latest version of a table, from its log, which has one file per version."""
+        """Return the latest version of a table, by the names of the log's files."""
         return max(self._versions(table))
 
     def table_id(self, table: str) -> str:
@@ -100,7 +100,7 @@ class Tables:
         partition_by: Sequence[str] = (),
         properties: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Make a table of columns as text (`jobs.storage.columns`), as `make` does."""
+        """Create a table with columns given as text (`jobs.storage.columns`), as `make` does."""
         self.make(table, schema_of(columns), partition_by, properties)
 
     def make(
@@ -111,19 +111,19 @@ class Tables:
         properties: Mapping[str, str] = MappingProxyType({}),
         files: Sequence[AddAction] = (),
     ) -> bool:
-        """Make a table, unless it exists, and tell if this call made it.
+        """Create a table unless it exists, and return whether this call created it.
 
-        Its columns may be null, and have the dictionary's comments.
+        All columns are nullable, and have the dictionary's comments.
 
-        Of commands that make it at once one does. Killed before its one commit, a command leaves at most a folder
-        without a table, in which the next one makes it.
+        Of concurrent commands exactly one creates the table. A command killed before its one commit leaves at most a
+        folder without a table, in which the next command can create it.
 
         Args:
-            table: its name.
-            columns: of the table.
-            partition_by: those whose values name folders.
-            properties: of the table.
-            files: that the table has from its first commit on.
+            table: name of the table.
+            columns: columns of the table.
+            partition_by: names of the partition columns.
+            properties: properties of the table.
+            files: files of the first commit.
 
         Raises:
             UserError: the table cannot be made.
@@ -160,17 +160,17 @@ class Tables:
         """Return rows of a small table, with times in UTC.
 
         Args:
-            table: its name.
-            where: values that columns of the rows must have.
-            columns: of the rows; None: all.
-            version: of the table; None: the newest.
+            table: name of the table.
+            where: required value by column.
+            columns: columns of the result; None: all.
+            version: version of the table; None: the newest.
         """
-        # A filter of Arrow by a value of Python's would import pandas, which takes longer than all else here.
+        # A filter of Arrow by a Python value would import pandas, which takes longer than the rest.
         found = to_rows(self.columns(table, columns, version))
         return [row for row in found if all(row[name] == value for name, value in (where or {}).items())]
 
     def has_rows(self, table: str, where: Mapping[str, Any]) -> bool:
-        """Tell if a table, if it exists, has a row with these values: only files whose statistics allow it are read."""
+        """Return whether a table exists and has a row with these values; files are skipped by their statistics."""
         return self.exists(table) and has_rows(self.root, table, where)
 
     def row_count(self, table: str) -> int:
@@ -178,7 +178,7 @@ class Tables:
         return count_rows(self.path(table), live_files(open_log(self.root, table)))
 
     def group_counts(self, table: str, by: Sequence[str]) -> list[dict[str, Any]]:
-        """Return how many rows (`count`) have each combination of values of some columns; null without a column."""
+        """Count the rows (`count`) of each combination of values of some columns; an absent column is null."""
         values, group_of = groups(self.columns(table, by))
         counts = np.bincount(group_of, minlength=len(values)).tolist()
         return [
@@ -207,7 +207,7 @@ class Tables:
         return sorted(entries, key=lambda one: -one.version)
 
     def commit_info(self, table: str, version: int) -> dict[str, Any] | None:
-        """Return what the commit of a version says of itself; None if the log does not have it, not yet or no more."""
+        """Return the `commitInfo` of a version; None if the log lacks the commit: not yet written, or removed."""
         line = self.files(f"{table}/_delta_log").first_line(f"{version:020d}.json")
         if line is None:
             return None
@@ -219,7 +219,8 @@ class Tables:
     def transactions(self, table: str) -> dict[str, int]:
         """Return the number of each application's last transaction; none if the table does not exist.
 
-        Checkpoints of the log keep them: unlike the history they do not expire, unless the table's owner has set it so.
+        Checkpoints of the log keep the numbers. They do not expire with the history, unless the table's owner has set
+        so.
 
         Raises:
             UserError: the log cannot be read.
@@ -230,8 +231,8 @@ class Tables:
     def lock(self, name: str) -> Iterator[None]:
         """Let one process of this machine at a time commit to a local table.
 
-        A local file system cannot refuse the second of two commits of one version that come at the very same moment;
-        object stores can, so there nothing is locked. The lock dies with its holder.
+        A local file system cannot refuse the second of two simultaneous commits of one version. Object stores can, so
+        nothing is locked there. The lock is released when its holder ends.
         """
         root = local_path(self.root)
         if root is None:
@@ -250,7 +251,7 @@ class Tables:
 
 
 def _detail(text: str | None) -> dict[str, Any]:
-    """Return what a writer added to a commit, if it is one of ours."""
+    """Return the JSON metadata that our writer added to a commit."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -262,9 +263,9 @@ _AnyTables = TypeVar("_AnyTables", bound=Tables)
 
 
 def home_of(warehouse: _AnyTables, name: str) -> tuple[_AnyTables, str]:
-    """Return the warehouse of a table, this one or a location of its own, and the table's name there."""
+    """Return the warehouse of a table, this one or another location, and the table's name there."""
     if not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]*:/", name):
         return warehouse, name
-    local = local_path(name)  # Spark would take the characters of an encoded URI as they are
+    local = local_path(name)  # Spark would take an encoded URI literally
     folder, _, table = (name if local is None else str(local)).rstrip("/").rpartition("/")
     return warehouse.at(folder), table
