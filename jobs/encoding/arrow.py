@@ -1,7 +1,7 @@
-"""Convert between Arrow and NumPy by way of buffers.
+"""Convert between Arrow and NumPy through buffers.
 
 `pyarrow.array` and `to_numpy` do the same but import pandas, which takes longer than the rest of the offline command.
-`lists` and `matrix` use them: they are for Spark's workers, which have pandas anyway.
+Only `lists` and `matrix` use them: they run on Spark's workers, which load pandas anyway.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
 
 
 def distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
-    """Return the distinct values, and each row's place among them; the place of a null is after the last."""
+    """Return the distinct values, and the index of each row's value; a null has the index after the last value."""
     encoded = column.dictionary_encode()
     found = encoded.dictionary.to_pylist()
     return found, to_numpy(encoded.indices, len(found)).astype(np.int64)
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Tell if a type holds numbers: whole ones, floating-point ones or decimals."""
+    """Return whether a type is numeric: integer, floating-point or decimal."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
