@@ -1,7 +1,7 @@
-"""The ids that are remembered at a snapshot's position: part of the snapshot, in a table of their own, one per row.
+"""The remembered ids at a snapshot's position: part of the snapshot, in a separate table with one id per row.
 
-A row after the position may repeat one before it. Without these entries, a stream that begins from the snapshot would
-process it twice.
+A row after the position may repeat a row before it. Without these entries, a stream that begins from the snapshot would
+process the row twice.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
 
     Args:
         packed: packets of rows, one partition per bucket.
-        fmt: of the rows.
-        floor: event time (microseconds) that no later row precedes.
+        fmt: format of the rows.
+        floor: event time (microseconds) before which no later row can be.
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
-"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a table of their own.
+"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a separate table.
 
-A snapshot reflects each row up to its position exactly once: in a key's state or here.
+A snapshot reflects each row up to its position exactly once: in a key's state or in this table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
 ROW_ID_COLUMN = "row_id"
-"""A further column, the id as text, for models whose rows have ids."""
+"""An additional column with the id as text, for models whose rows have ids."""
 
 
 class Held(NamedTuple):
@@ -141,5 +141,5 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 
 
 def _columns(with_ids: bool) -> tuple[str, ...]:
-    """Return the columns of waiting rows, for models whose rows have ids or have none."""
+    """Return the columns of waiting rows, with or without the column of ids."""
     return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS
