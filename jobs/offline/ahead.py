@@ -1,6 +1,6 @@
-"""Forecast keys from their states: at steps, until a time, at given horizons, or through future rows. No Spark.
+"""Forecast keys from their states: for steps, until a time, at given horizons, or through future rows. No Spark.
 
-The states may come from a file that was just filtered, from a snapshot, or from a stream: the forecasts are the same.
+The states may come from a filtered file, from a snapshot, or from a stream: the forecasts are the same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kalman.types import Filter
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 MAX_FORECASTS = 50_000_000
-"""A step that is much too short then ends in an error instead of exhausting the memory."""
+"""Limit of the number of forecasts: a step that is much too short ends in an error before it exhausts the memory."""
 
 
 class Keys(NamedTuple):
-    """K keys that are to be forecast.
+    """K keys to forecast.
 
-    names: the texts of each key column; states: of the keys; inputs: (i, K) those that belong to the keys
+    names: the texts of each key column; states: the states of the keys; inputs: (i, K) the inputs of the keys
     """
 
     names: Sequence[pa.Array]
@@ -39,10 +39,10 @@ class Keys(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Forecasts of those of K keys that have a time within the horizon.
+    """Forecasts of the J of K keys that have a time within the horizon.
 
-    kept (J,) their places among the keys; time (S, J) microseconds; wanted (S, J) whether the time is within the
-    horizon; expected: the forecasts; length: microseconds of a step, None where steps have none
+    kept (J,) their positions among the K keys; time (S, J) microseconds; wanted (S, J) whether the time is within the
+    horizon; expected: the forecasts; length: microseconds of a step, None if steps have no fixed length
     """
 
     kept: Ints
@@ -53,7 +53,7 @@ class Ahead(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Numbers (d, N) of a column of forecasts, and the names of the d parts, or of the pairs of a covariance."""
+    """Numbers (d, N) of a column of forecasts, and the names of its d parts, or pairs of names for a covariance."""
 
     name: str
     values: Floats
@@ -80,12 +80,12 @@ def ahead(
     """Forecast K keys from their states.
 
     Args:
-        spec: of the model.
-        kernel: its filter.
+        spec: spec of the model.
+        kernel: filter of the model.
         keys: the keys.
-        horizon: how far to forecast.
-        future: the inputs of future rows, for a model that takes any.
-        typical: microseconds of a step where the horizon gives none.
+        horizon: the horizon of the forecasts.
+        future: inputs of future rows, for a model with controls or inputs.
+        typical: microseconds of a step if the horizon has no length.
 
     Raises:
         UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
@@ -111,7 +111,7 @@ def ahead(
 def _forecast(
     kernel: Filter, states: kalman.KeyStates, time: Ints, u: Floats | None, unit: float, direct: bool
 ) -> Forecast:
-    """Forecast step by step; `direct`: each time by one step from the state, as `skill` does."""
+    """Forecast step by step; `direct`: reach each time by one step from the state, as `skill` does."""
     if not direct:
         dt = np.diff(time, axis=0, prepend=states.event_time[None]) / unit
         return forecast(kernel, states, dt, u)
@@ -123,7 +123,7 @@ def _forecast(
 
 
 def _times(last: Ints, horizon: Horizon, typical: int | None) -> _Plan:
-    """Return the times to forecast for keys whose newest rows are at `last` (K,); without any keys there is none."""
+    """Return the times to forecast for keys whose newest rows are at `last` (K,); without keys there are no times."""
     steps, end, length = horizon.steps, horizon.end, horizon.length
     if not len(last):
         return _Plan(np.empty((0, 0), np.int64), np.empty((0, 0), bool), None, length)
@@ -166,7 +166,7 @@ def _check_size(forecasts: int, newest: int) -> None:
 def numbers_of(
     spec: ModelSpec, expected: Forecast, step: Ints, key: Ints, probability: float
 ) -> list[Column]:
-    """Return mean, covariance and bounds of state and measurement at N places: steps (N,) and keys (N,)."""
+    """Return mean, covariance and bounds of state and measurement for N pairs of a step (N,) and a key (N,)."""
     columns: list[Column] = []
     for prefix, names, mean, packed in (
         ("", spec.states, expected.mean, expected.covariance),

@@ -39,7 +39,7 @@ class Forecasts(NamedTuple):
     wanted   (S, K) whether the time is within the horizon
     expected the forecasts
     length   microseconds of a step, None for a single time or for the rows of a file
-    omitted  how many keys have no time in the horizon
+    omitted  number of keys without a time in the horizon
     """
 
     keys: dict[str, pa.Array]
@@ -59,17 +59,17 @@ def parse_horizon(
     future: str | None = None,
     with_rows: bool = True,
 ) -> Horizon:
-    """Check a command's options and return the horizon that they ask for.
+    """Check a command's options and return their horizon.
 
     Args:
-        spec: of the model.
+        spec: spec of the model.
         steps, until, every, probability: the options.
         future: a file of future inputs, whose rows are the steps unless `every` is given.
-        with_rows: rows of a file are forecast, from which the length of a step can be told. Otherwise it has to be
+        with_rows: rows of a file are forecast, and the length of a step follows from them. Otherwise the length must be
             given, and the default horizons are those of the spec's section `forecast`.
 
     Raises:
-        UserError: the options contradict each other, or the model needs future inputs and none are given.
+        UserError: the options contradict each other, or the model needs future inputs and `future` is None.
     """
     _check_future(spec, future)
     unsaid = steps is None and until is None and future is None
@@ -155,12 +155,12 @@ def forecast_keys(
     """Filter the rows of a file and forecast each key from its newest row.
 
     Args:
-        spec: of the model.
-        source: the file's columns.
-        rows: its rows, with the inputs of their keys.
-        horizon: how far to forecast.
-        prior: what the keys begin with; None: the spec's values.
-        future: the inputs of future rows, for a model that takes any.
+        spec: spec of the model.
+        source: columns of the file.
+        rows: rows of the file, with the inputs of their keys.
+        horizon: the horizon of the forecasts.
+        prior: filter and initial states of the keys; None: the spec's values.
+        future: inputs of future rows, for a model with controls or inputs.
 
     Raises:
         UserError: no row could be applied, the horizon is out of range, a future input is missing, or the model cannot
@@ -189,7 +189,7 @@ def forecast_states(
     future: Future | None,
     typical: int | None = None,
 ) -> Forecasts:
-    """Forecast K keys from their states, as `ahead`.
+    """Forecast K keys from their states by `ahead`.
 
     columns: the K values of each key column.
 
@@ -203,7 +203,7 @@ def forecast_states(
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
-    """Return the keys that have a state, in the order of the input: a row of each, and their states."""
+    """Return one row of each key with a state, in the order of the input, and the states of these keys."""
     codes, firsts = np.unique(rows.key[order], return_index=True)
     earliest = np.full(len(codes), len(rows.key))
     np.minimum.at(earliest, np.searchsorted(codes, rows.key[order]), order)
@@ -215,14 +215,14 @@ def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tupl
 
 
 def _median_gap(rows: kalman.SortedRows, unit: int) -> int:
-    """Return the median time between two rows of a key, in microseconds; without any, the unit of time."""
+    """Return the median time between two rows of a key, in microseconds; without such rows, the unit of time."""
     gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
     gaps = gaps[gaps > 0]
     return int(np.median(gaps)) if len(gaps) else unit
 
 
 def write_forecasts(path: Path, spec: ModelSpec, forecasts: Forecasts, probability: float) -> None:
-    """Write a row for each key and wanted time, the rows of a key together.
+    """Write a row for each key and wanted time; the rows of a key are adjacent.
 
     Raises:
         UserError: a key column has the name of an output column, or the file cannot be written.

@@ -1,7 +1,7 @@
 """Read the inputs of future rows, and lay out the steps to forecast through them. No Spark.
 
-A future row is a step like any row of a file, without a measurement: so a forecast through rows is what the filter
-gives for them appended to the file.
+A future row is a step without a measurement. So a forecast through future rows equals the filter's prediction if they
+were appended to the file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Floats = NDArray[np.float64]
 class Future(NamedTuple):
     """The N rows of a file of future inputs.
 
-    file: its name; keys: the texts of each key column; time (N,) microseconds; control (c, N)
-    inputs: (i, N) where the file has the columns of the spec's `inputs`, else None: each key's own stay
+    file: name of the file; keys: the texts of each key column; time (N,) microseconds; control (c, N)
+    inputs: (i, N) if the file has the columns of the spec's `inputs`; None: the inputs of the keys' table stay valid
     """
 
     file: str
@@ -45,9 +45,9 @@ class Future(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of K keys from their newest rows on; a key with fewer than S steps stays at its last.
+    """The steps of K keys from their newest rows on; a key with fewer than S steps repeats its last step.
 
-    time (S, K) microseconds, wanted (S, K) whether the step is to be given, u (S, c, K)
+    time (S, K) microseconds, wanted (S, K) whether the step is an output, u (S, c, K) controls and inputs
     """
 
     time: Ints
@@ -56,10 +56,10 @@ class Steps(NamedTuple):
 
 
 def read_future(spec: ModelSpec, file: str) -> Future:
-    """Read a file of future inputs: key, time and control columns, and optionally those of the spec's `inputs`.
+    """Read a file of future inputs: key, time and control columns, and optionally the columns of the spec's `inputs`.
 
     Raises:
-        UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
+        UserError: the file cannot be read, lacks a column, or has an unusable row; the message names key and time.
     """
     source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
     check_columns(Path(file), list(source.columns), spec.file_names([*spec.key, spec.time, *spec.control]))
@@ -81,12 +81,12 @@ def read_future(spec: ModelSpec, file: str) -> Future:
 
 
 class Horizon(NamedTuple):
-    """How far to forecast: by `steps`, or until the time `end`; `end` and the step's `length` in microseconds.
+    """The horizon of a forecast: `steps`, or until the time `end`; `end` and the step's `length` in microseconds.
 
-    Through a file of future rows, a step is a row of it unless a length is given, and without steps and end all rows
-    are forecast.
-    direct: the spec's horizons in microseconds, each reached by one step; multiples: the same of a process of one step
-    a row, as numbers of steps of `length`.
+    With a file of future rows, each row is a step unless a length is given; without steps and end all rows are
+    forecast.
+    direct: the spec's horizons in microseconds, each reached by one step; multiples: the spec's horizons as numbers of
+    steps of `length`, for a process with one step per row.
     """
 
     steps: int | None
@@ -105,11 +105,11 @@ def steps_through(
         future: the rows.
         keys: the texts of the K keys, column by column.
         last: (K,) time of each key's newest row.
-        inputs: (i, K) each key's inputs from the table, used where the file has none.
-        horizon: how far to forecast.
+        inputs: (i, K) each key's inputs from the table, used if the file has no inputs.
+        horizon: the horizon of the forecast.
 
     Raises:
-        UserError: a row is there twice, or a wanted one is missing; it names key and time.
+        UserError: a row appears twice, or a wanted row is missing; the message names key and time.
     """
     size = len(last)
     key = find_places(future.keys, keys, len(future.time), size)
@@ -147,7 +147,7 @@ def steps_through(
 def _wanted(
     file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
 ) -> NDArray[np.bool_]:
-    """Return which rows (N,), ordered by key and time, are to be forecast; refuse a key that lacks one."""
+    """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks a wanted row."""
     steps, end, length = horizon.steps, horizon.end, horizon.length
     count = np.bincount(key, minlength=len(last))
     if length is None:

@@ -1,4 +1,4 @@
-"""How the states give what a model measures, for pictures that show estimates over measurements."""
+"""The linear map from states to measurements, for pictures that show estimates over measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,), None where it is not constant."""
+    """Return the first row of H (n,), or None if it is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
         return None
@@ -29,14 +29,14 @@ def measured_direction(spec: ModelSpec) -> Floats | None:
 
 
 class Measuring(NamedTuple):
-    """How the states give the measurements, by constant numbers: H (m, n), offset (m,)."""
+    """The constant linear map from states to measurements: H (m, n), offset (m,)."""
 
     H: Floats
     offset: Floats
 
 
 def measuring(spec: ModelSpec) -> Measuring | None:
-    """Return how the states give the measurements; None where that depends on the row, or is not linear."""
+    """Return the map from states to measurements; None if it depends on the row or is not linear."""
     kernel: Any = kalman.build(spec.definition())
     try:
         H = np.array(kernel.H, float)
@@ -47,8 +47,8 @@ def measuring(spec: ModelSpec) -> Measuring | None:
 
 
 def seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
-    """Return mean and variance (N,) of h x + offset, without the noise of measuring, of the states that h uses."""
+    """Return mean and variance (N,) of h x + offset without measurement noise; only states with h != 0 are used."""
     used = np.flatnonzero(h)
     part = covariance[:, used[:, None], used]
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
+    with np.errstate(invalid="ignore"):  # infinity less infinity: no band is drawn
         return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])
