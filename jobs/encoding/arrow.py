@@ -44,18 +44,18 @@ def numbers(values: NDArray[np.float64]) -> pa.Array:
 
 
 def integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return N integers as an Arrow array; null where not `valid`."""
+    """Return N integers as an Arrow array; values that are not `valid` become null."""
     known = np.ones(len(values), dtype=bool) if valid is None else valid
     return _primitive(pa.int64(), np.ascontiguousarray(values), known)
 
 
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return N times, in microseconds UTC, as Arrow timestamps; null where not `valid`."""
+    """Return N times, in microseconds UTC, as Arrow timestamps; times that are not `valid` become null."""
     return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
 
 
 def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return (d, N) values as N Arrow lists of d numbers; null where not `valid`."""
+    """Return (d, N) values as N Arrow lists of d numbers; lists that are not `valid` become null."""
     width, length = values.shape
     flat = np.ascontiguousarray(values.T).ravel()
     offsets = np.arange(length + 1, dtype=np.int64) * width
@@ -97,7 +97,7 @@ def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def lists(values: NDArray[np.float64]) -> pa.ListArray:
-    """Return (d, N) values as N Arrow lists of d numbers, none of them null."""
+    """Return (d, N) values as N Arrow lists of d numbers, without nulls."""
     width, size = values.shape
     offsets = np.arange(size + 1, dtype=np.int32) * np.int32(width)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values.T).ravel()))

@@ -116,7 +116,7 @@ def records_of(packet: bytes | memoryview, start: int = 0) -> int:
 
 
 def concat(parts: Sequence[Records]) -> Records:
-    """Return the concatenation of at least one part."""
+    """Return the records of all parts, of which there must be one or more, in order."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([part.arrays[name] for part in parts], -1) for name in parts[0].arrays}
@@ -127,7 +127,7 @@ def concat(parts: Sequence[Records]) -> Records:
 
 
 def merged(*parts: Records) -> Records:
-    """Return the records of at least one part, ordered by route; records of one route keep their order."""
+    """Return the records of all parts (one or more), ordered by route; records of one route keep their order."""
     joined = concat(parts)
     return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 

@@ -1,8 +1,8 @@
 """Route keys to buckets (state partitions) and to blocks (state rows) by a 64-bit identity.
 
 A key's **route** is a 64-bit number that decides its bucket and its block: the low half picks the bucket, the high half
-picks the block. So the keys of a block, and the blocks of a bucket, are in the order of their routes, and a bucket's
-state read block after block needs no sort.
+picks the block. So the keys of a block, and the blocks of a bucket, are in the order of their routes. A bucket's state
+read block after block needs no sort.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Pack measurement rows into one binary value a bucket before the shuffle, and unpack them as arrays.
+"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack them as arrays.
 
-Spark passes rows to a keyed Python operator one tuple at a time, and packed rows as a few long values
-(docs/decisions/0001). The functions that run on the executors use NumPy and Arrow only.
+Spark passes plain rows to a keyed Python operator one tuple at a time, but packed rows as a few long values
+(docs/decisions/0001). The functions that run on the executors use only NumPy and Arrow.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Damaged(OSError):
 class Run:
     """N records ordered by route.
 
-    route: (N,); rows: (N, W) words, the bytes of `row_type` and a checksum; text: of keys that are texts
+    route: (N,); rows: (N, W) words, the bytes of `row_type` and a checksum; text: texts of keys that are not integers
     """
 
     def __init__(self, path: Path, layout: Layout, size: int) -> None:

@@ -11,8 +11,8 @@ the lease before a commit is not enough, as the driver may freeze in between. So
 - A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch is done, a driver
   checks if a later epoch has begun, and stops if so.
 
-The number does not show if a driver that was killed between its commits has already written its micro-batch, as the
-next driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before the next driver
+If a driver was killed between its commits, the number does not show whether its micro-batch was written, as the next
+driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before the next driver
 began; for this micro-batch the table is queried.
 """
 
@@ -80,7 +80,7 @@ class Fence:
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
-        After a kill before the commit, nothing is written; after a kill behind it, the next driver finds the rows and
+        After a kill before the commit, nothing is written; after a later kill, the next driver finds the rows and
         skips them. The table gets the columns that it lacks: another version of the model may have more.
 
         Args:

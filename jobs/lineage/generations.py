@@ -206,7 +206,7 @@ def begin(
 ) -> Generation:
     """Make a new shadow or live generation from a snapshot, in one commit; a live one retires the former live one.
 
-    After a kill before the commit, nothing has changed; after a kill behind it, the new generation has no checkpoint
+    After a kill before the commit, nothing has changed; after a later kill, the new generation has no checkpoint
     yet, and the next start begins it from its snapshot.
 
     Args:

@@ -43,7 +43,7 @@ LOCK_POLL_SECONDS = 0.1
 
 @dataclass
 class Lease:
-    """A driver's hold on a generation.
+    """A driver's lease on a generation.
 
     record: the driver's entry in the log of drivers.
     suspect: the latest earlier epoch whose driver may still run somewhere, or 0.
@@ -235,7 +235,7 @@ def report_alive(lease: Lease, stop: threading.Event) -> None:
 def stream_lock(
     root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
 ) -> Iterator[None]:
-    """Lock the model's stream, or that of one generation, on this machine; the lock dies with the process.
+    """Lock the stream of a model, or of one generation, on this machine; the lock ends with the process.
 
     root: root of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
 

@@ -70,7 +70,7 @@ _PHASES = {
 }
 _WHOLE, _SINK = "triggerExecution", "addBatch"
 DELTA = "Delta:"
-"""Prefix of the descriptions of Delta's own jobs on its log; our description follows."""
+"""Prefix of the descriptions of Delta's internal jobs on its log; our description follows."""
 
 
 class Lap(NamedTuple):

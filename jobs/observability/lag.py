@@ -1,4 +1,4 @@
-"""The lag of a stream behind its source, from the source's own metadata, without a Spark job."""
+"""The lag of a stream behind its source, from the source's metadata, without a Spark job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw the estimates of some keys as one picture, a PNG or a page of HTML that contains it. Needs matplotlib."""
+"""Draw the estimates of some keys as one picture: a PNG, or an HTML page with the picture. Needs matplotlib."""
 
 from __future__ import annotations
 

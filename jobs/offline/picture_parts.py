@@ -26,7 +26,7 @@ SIZE = (5.0, 3.0)
 
 
 def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
-    """Turn a function that draws into axes into one that returns the data URI of a PNG in the project's style."""
+    """Wrap a function that draws into axes so that it returns the data URI of a PNG in the project's style."""
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> str:

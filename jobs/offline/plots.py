@@ -93,7 +93,7 @@ def coverage_text(nis: Floats, components: int | NDArray[Any] = 1) -> str:
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
-    """Draw estimates with their 95 % bands over the measurements (N,), NaN where missing.
+    """Draw estimates with their 95 % bands over the measurements (N,), NaN for missing ones.
 
     time: (N,) numbers or datetime64.
     """

@@ -164,7 +164,7 @@ def _known(value: float | None) -> float | None:
 
 
 def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest."""
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 

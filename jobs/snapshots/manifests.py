@@ -119,8 +119,8 @@ def newest_startable(
 ) -> Manifest | None:
     """Return the good snapshot with this fingerprint and the furthest position for a stream's start, or None.
 
-    table and topic_id: ids of the measurements table and the topic; they exclude snapshots of former ones of the same
-    name. Snapshots of commits that the table lost when it was restored from a backup are excluded too.
+    table and topic_id: ids of the measurements table and the topic; they exclude snapshots of former tables or topics
+    of the same name. Snapshots of commits that the table lost when it was restored from a backup are excluded too.
     """
     fit = [
         one

@@ -63,12 +63,12 @@ def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int
 
 
 def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's entries, replacing those of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's entries, in place of entries of a killed attempt; return their digest for the manifest."""
     return write_rows(warehouse, TABLE, REMEMBERED_IDS, manifest, entries, COLUMNS)
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return a snapshot's entries, pinned and verified; None if it has none.
+    """Return a snapshot's entries, pinned and verified; None if the snapshot has no entries.
 
     Raises:
         UserError: entries are missing, doubled or changed.

@@ -74,7 +74,7 @@ class ModelRuntime:
 
     @cached_property
     def ids(self) -> StateFormat | None:
-        """Return the format of remembered row ids, or None if the model has none."""
+        """Return the format of remembered row ids, or None if the model has no row ids."""
         return ids_format(self.spec, self.rows)
 
     @cached_property

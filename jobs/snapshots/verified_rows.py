@@ -39,7 +39,7 @@ class RowsDigest(NamedTuple):
 def write_rows(
     warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest.
+    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest.
 
     Args:
         warehouse: warehouse of the snapshot.

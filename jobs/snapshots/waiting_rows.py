@@ -90,7 +90,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
 
 
 def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
-    """Write a snapshot's waiting rows and ids, replacing those of a killed attempt; return `Manifest.waiting`."""
+    """Write a snapshot's waiting rows and ids, in place of rows of a killed attempt; return `Manifest.waiting`."""
     with_ids = ROW_ID_COLUMN in held.rows.columns
     wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _columns(with_ids))
     none = held.watermark == NEVER

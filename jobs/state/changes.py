@@ -162,7 +162,7 @@ class Entries(NamedTuple):
 
 
 def newest(state: StateFormat, changes: dict[int, bytes]) -> Records:
-    """Return the last record of each key of at least one change, ordered by route."""
+    """Return the last record of each key in the changes (at least one), ordered by route."""
     joined = concat([state.decode(changes[number]) for number in sorted(changes)])
     grouped = group(joined)
     ends = np.append(grouped.first[1:], joined.size) - 1

@@ -1,7 +1,7 @@
 """Apply micro-batches to a bucket of keys under a watermark: to its states, waiting rows and clock. No Spark.
 
 The watermark is the maximum event time of all rows that the stream has read, less the delay. Every bucket gets the
-maximum event time of each micro-batch (`jobs.encoding.rows`), so the watermark is the same in all buckets and
+maximum event time of each micro-batch (`jobs.encoding.rows`). So the watermark is the same in all buckets, and it
 moves within the micro-batch that brings the newer row. It is part of the state, so a retried micro-batch finds the
 same watermark.
 """

@@ -14,7 +14,7 @@ class EventTimePolicy(NamedTuple):
 
     delay: delay of the watermark
     row_format: storage format of waiting rows
-    watermark, max_event_time: those of the snapshot, from which a bucket begins
+    watermark, max_event_time: values of the snapshot, from which a bucket begins
     waits: rows wait for the watermark
     drop_duplicates: duplicates are counted and forgotten, not quarantined
     idle: silence after which a key expires; None: keys do not expire

@@ -41,7 +41,7 @@ class Lives(NamedTuple):
 def run_lives(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> Lives:
-    """Filter rows; where a key has been silent for longer than `idle`, begin a new life.
+    """Filter rows; begin a new life of a key after a silence longer than `idle`.
 
     Args:
         row_filter: the filter.

@@ -52,7 +52,7 @@ def filter_step(
         apply_late: apply a row that is older than its key's state as if it had come at the state's time, instead of
             refusing it.
         begin: (size, K) initial states of new keys; by default the model's initial state.
-        idle: microseconds of silence after which a key begins as a new one.
+        idle: microseconds of silence after which a key begins anew.
     """
     at = match(known, keyed.keys)
     new = at < 0

@@ -27,7 +27,7 @@ def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = 
 
 
 def check_numerics(spec: ModelSpec) -> ModelSpec:
-    """Check kinds, dimensions, covariances and what can be learned; return the spec.
+    """Check kinds, dimensions, covariances and learnable parameters; return the spec.
 
     Raises:
         SpecError: the model cannot be built.

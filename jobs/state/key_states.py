@@ -4,8 +4,8 @@ With blocks alone (`block_store`), each key with a row costs a read and a write 
 is read often has a local copy (`local_copy`). A micro-batch takes the states of its keys from the copy, and writes only
 these to Spark's state, as one change (`changes`). Blocks follow later: each micro-batch also rewrites some blocks from
 the copy, `SWEPT` records for each record of its change, block after block, and removes the changes that all blocks
-include. So no micro-batch pays for all blocks, a change is written about three times in all, and the changes hold at
-most about as many records as there are keys.
+include. So no micro-batch pays for all blocks, and a change is written about three times in all. The changes together
+have at most about one record per key.
 
 A micro-batch whose keys are most keys of their blocks writes these blocks and no change. So does each micro-batch of a
 bucket without a copy.

@@ -41,7 +41,7 @@ CLEAN = np.iinfo(np.int64).max
 NEW_KEYS = 32
 """Up to 1/`NEW_KEYS` of the keys may be in the run of new keys; beyond that the run is merged into the base."""
 SMALL_RUN = 4096
-"""A run of new keys up to this size is left as it is."""
+"""A run of new keys up to this size is not merged into the base."""
 ABANDONED_SECONDS = 24 * 3600.0
 """Copies unused for this time are removed: their queries have ended."""
 
@@ -269,7 +269,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _executor() -> str:
-    """Return the identity of the process that started this one, which ends with its executor."""
+    """Return the identity of the parent process, which ends with its executor."""
     parent = os.getppid()
     return json.dumps([*_process_numbers(), parent, started_at(parent)])
 

@@ -2,7 +2,7 @@
 
 Time is cut into slots of a quarter of the watermark's delay. The rows of one micro-batch and slot form a part, which
 is one value in the store; an index of the parts finds the due parts. So a row is written about once and read when it is
-due, and the cost of a micro-batch depends neither on the number of waiting rows nor on the number of keys.
+due. The cost of a micro-batch depends neither on the number of waiting rows nor on the number of keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replay of late rows: rewind a key to before its last rows, and apply these again with the late ones. Pure functions.
+"""Replay late rows: rewind a key to before its last rows, and apply these again with the late rows. Pure functions.
 
 The last L rows of each key are kept, and the state before the first of them. States before each row would take L times
 the space; the filter computes them again, with the same bits however the rows are cut into calls. A row that is later

@@ -202,7 +202,7 @@ class DuplicateIds(RowIdCheck):
     def sweep(self, floor: int) -> None:
         """Remove entries of silent keys.
 
-        A block is read when its oldest entry is older than twice `within`: at most once in `within`.
+        A block is read when its oldest entry is more than twice `within` older than `floor`: at most once in `within`.
         """
         present = self.index.expired_before(NEVER if floor == NEVER else floor - 2 * self.within)
         if len(present) == 0:
