@@ -4,7 +4,7 @@ It is derived from `generations` (`jobs.lineage.live`), so that any reader finds
 `generation` is in the table, and its `batch_id` is at most `last_batch`. It also has the names of the states, in the
 order of the numbers in `mean`, and of the key columns. `generations` stays the truth: a switch is one commit there, and
 the verb that switched writes this table after it. A verb that is killed in between leaves the complete former lineage
-here until the next start of a driver, `promote`, `rollback`, `retire`, `upgrade` or `maintain`.
+here until the next start of a driver, `promote`, `rollback`, `upgrade` or `maintain`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def refresh(warehouse: Tables, model: str) -> bool:
     try:
         replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
     except Conflict:
-        pass  # another command has just written rows that are as new as these
+        pass  # other commands write this table at the same time; if their rows are older, the next refresh replaces them
     return True
 
 

@@ -84,7 +84,7 @@ def _missing(
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
     estimated = warehouse.read(table).filter(
         mine & F.col("flags").isNull()
-    )  # a flagged row leaves its key's state
+    )  # a flagged row does not change its key's state
     # Newly pretrained keys bring rows that this generation has not estimated: then each key is compared.
     if (
         Checkpoint(warehouse, generation.checkpoint).sources() == 1
