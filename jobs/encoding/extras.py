@@ -34,7 +34,7 @@ def type_of_extra(name: str) -> str:
 
 
 def extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
-    """Return the column of an extra (d, N): lists of d numbers; for `SCALARS` numbers, with null for NaN."""
+    """Return the column of an extra (d, N): lists of d numbers, or plain numbers for `SCALARS`, with null for NaN."""
     if name not in SCALARS:
         return lists(values)
     unknown = np.isnan(values[0])

@@ -36,7 +36,7 @@ class RowPacket(IntEnum):
     STATES = 2
     """States of keys: the initial state, or states of new keys while the stream runs."""
     ROW_IDS = 3
-    """Row ids of the initial state; later rows with the same ids are duplicates."""
+    """Row ids of the initial state, for the detection of duplicates."""
 
 
 @unique

@@ -338,7 +338,7 @@ def update(warehouse: Tables, rows: Rows, values: Mapping[str, Any]) -> None:
 
 
 def adopt_topic_id(warehouse: Tables, one: Generation, topic_id: str) -> Generation:
-    """Record the id of a generation's topic in its row if it was unknown; return the generation with the id."""
+    """Record the id of a generation's topic, unknown so far, in its row; return the generation with the id."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
     update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})
     return adopted

@@ -55,7 +55,7 @@ def refresh(warehouse: Tables, model: str) -> bool:
     try:
         replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
     except Conflict:
-        pass  # other commands write this table at the same time; if their rows are older, the next refresh replaces them
+        pass  # another command writes this table at the same time; if its rows are older, the next refresh fixes them
     return True
 
 
