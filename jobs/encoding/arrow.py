@@ -1,7 +1,7 @@
-"""Convert between Arrow and NumPy by way of buffers.
+"""Convert between Arrow and NumPy through buffers.
 
 `pyarrow.array` and `to_numpy` do the same but import pandas, which takes longer than the rest of the offline command.
-`lists` and `matrix` use them: they are for Spark's workers, which have pandas anyway.
+Only `lists` and `matrix` use them: they run on Spark's workers, which load pandas anyway.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def numbers(values: NDArray[np.float64]) -> pa.Array:
 
 
 def integers(values: NDArray[np.int64], valid: NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return N integers as an Arrow array; null where not `valid`."""
+    """Return N integers as an Arrow array; values that are not `valid` become null."""
     known = np.ones(len(values), dtype=bool) if valid is None else valid
     return _primitive(pa.int64(), np.ascontiguousarray(values), known)
 
 
 def times(micros: NDArray[np.int64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return N times, in microseconds UTC, as Arrow timestamps; null where not `valid`."""
+    """Return N times, in microseconds UTC, as Arrow timestamps; times that are not `valid` become null."""
     return _primitive(pa.timestamp("us", "UTC"), np.ascontiguousarray(micros), valid)
 
 
 def vectors(values: NDArray[np.float64], valid: NDArray[np.bool_]) -> pa.Array:
-    """Return (d, N) values as N Arrow lists of d numbers; null where not `valid`."""
+    """Return (d, N) values as N Arrow lists of d numbers; lists that are not `valid` become null."""
     width, length = values.shape
     flat = np.ascontiguousarray(values.T).ravel()
     offsets = np.arange(length + 1, dtype=np.int64) * width
@@ -77,14 +77,14 @@ def to_numpy(array: pa.Array, null: float | bool = 0) -> NDArray[Any]:
 
 
 def distinct_values(column: pa.Array) -> tuple[list[Any], NDArray[np.int64]]:
-    """Return the distinct values, and each row's place among them; the place of a null is after the last."""
+    """Return the distinct values, and the index of each row's value; a null has the index after the last value."""
     encoded = column.dictionary_encode()
     found = encoded.dictionary.to_pylist()
     return found, to_numpy(encoded.indices, len(found)).astype(np.int64)
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Tell if a type holds numbers: whole ones, floating-point ones or decimals."""
+    """Return whether a type is numeric: integer, floating-point or decimal."""
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
@@ -97,7 +97,7 @@ def _bits(valid: NDArray[np.bool_]) -> pa.Buffer | None:
 
 
 def lists(values: NDArray[np.float64]) -> pa.ListArray:
-    """Return (d, N) values as N Arrow lists of d numbers, none of them null."""
+    """Return (d, N) values as N Arrow lists of d numbers, without nulls."""
     width, size = values.shape
     offsets = np.arange(size + 1, dtype=np.int32) * np.int32(width)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(values.T).ravel()))

@@ -35,8 +35,8 @@ ROWS_A_PACKET = 32_768
 class EstimateFormat(NamedTuple):
     """The columns of an estimate.
 
-    states: number of states n; diagonal: only variances instead of the whole covariance; extra: name and width of the
-    filter's other outputs.
+    states: number of states n; diagonal: variances only, in place of the full covariance; extra: names and widths of
+    the filter's other outputs.
     """
 
     kind: KeyKind
@@ -46,7 +46,7 @@ class EstimateFormat(NamedTuple):
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """Return the names of the extras that the filter itself does not put out, for a `RowFilter`."""
+        """Return the names of the extras that are not outputs of the filter, for a `RowFilter`."""
         return tuple(name for name, _ in self.extra if name in COMPUTED)
 
     @property
@@ -142,7 +142,7 @@ def unpack_estimates(packed: DataFrame, fmt: EstimateFormat) -> DataFrame:
 def estimate_batch(
     fmt: EstimateFormat, records: Records, batch_id: NDArray[np.int64] | None = None
 ) -> pa.RecordBatch:
-    """Return estimates as rows with the columns of `estimate_schema`; batch_id (N,): of each row."""
+    """Return estimates as rows with the columns of `estimate_schema`; batch_id: (N,) micro-batch of each row."""
     arrays = records.arrays
     covariance = arrays["covariance"] if fmt.diagonal else arrays["covariance"][full_of_packed(fmt.states)]
     nis = arrays["nis"]
@@ -161,7 +161,7 @@ def estimate_batch(
 
 
 def _key_columns(kind: KeyKind, records: Records) -> dict[str, pa.Array]:
-    """Return the text of each record's key, and the columns of which it consists, unless it is that text."""
+    """Return the text of each record's key and its key columns; a single column `key` is not repeated."""
     if kind.integer:
         number = pa.array(np.ascontiguousarray(records.arrays["key"])).cast(arrow_type(kind.types[0]))
         text, typed = number.cast(pa.string()), {kind.columns[0]: number}
@@ -179,12 +179,12 @@ def flag_names(flags: NDArray[np.uint8]) -> pa.Array:
 
 
 def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str, Any]) -> pa.RecordBatch:
-    """Return rows of `jobs.encoding.estimates.estimate_batch` with the columns of a table, in its order.
+    """Return rows of `jobs.encoding.estimates.estimate_batch` with the columns of a table, in the table's order.
 
     Args:
         found: the rows (N).
         schema: the table's columns.
-        constants: values of columns that are the same in all rows, by name.
+        constants: values by name of the columns that are the same in all rows.
     """
     columns = dict(zip(found.schema.names, found.columns, strict=True))
     arrays = [
@@ -197,7 +197,7 @@ def table_batch(found: pa.RecordBatch, schema: pa.Schema, constants: Mapping[str
 
 
 def _repeated(value: Any, kind: pa.DataType, size: int) -> pa.Array:
-    """Return an array (N,) of one value; a text is held once, and is written as any other text column is."""
+    """Return an array (N,) of one value; a text is stored once, and written like any other text column."""
     if pa.types.is_string(kind):
         return pa.DictionaryArray.from_arrays(pa.array(np.zeros(size, np.int32)), pa.array([value], kind))
     return pa.repeat(pa.scalar(value, kind), size)

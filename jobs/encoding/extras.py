@@ -1,4 +1,4 @@
-"""The extra columns of estimates: their names, widths and types. No Spark, so that `filter` has them too."""
+"""The extra columns of estimates: their names, widths and types. No Spark, so that `filter` can use them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ COMPUTED = frozenset([INNOVATION, RESIDUAL, RESIDUAL_COVARIANCE, *SYSTEM, STATE_
 """Names of the extras that are computed beside the filter."""
 
 SCALARS = {STATE_INDEX: ("bigint", pa.int64()), SLIDING: ("double", pa.float64())}
-"""The extras that are one number a row, with their types; the others are lists."""
+"""The extras with one number per row, and their types; all other extras are lists."""
 
 
 def extra_widths(kernel: Filter) -> dict[str, int]:
-    """Return name and width of each extra that estimates of a kind of filter may have beside its own outputs."""
+    """Return the name and width of each extra that a filter's estimates may have beside the filter's outputs."""
     return {**figures(kernel), MEASURED: kernel.measurements, CONTROL: kernel.controls, STATE_INDEX: 1}
 
 
@@ -34,7 +34,7 @@ def type_of_extra(name: str) -> str:
 
 
 def extra_column(name: str, values: NDArray[np.float64]) -> pa.Array:
-    """Return the column of an extra (d, N): lists of d numbers, or of `SCALARS` numbers, null where they are NaN."""
+    """Return the column of an extra (d, N): lists of d numbers, or plain numbers for `SCALARS`, with null for NaN."""
     if name not in SCALARS:
         return lists(values)
     unknown = np.isnan(values[0])

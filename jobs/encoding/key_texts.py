@@ -1,4 +1,4 @@
-"""The typed columns of a key from its text, as `jobs.encoding.keys.columns_of` gives them, but in Arrow."""
+"""Parse the text of a key into its typed columns in Arrow, with the results of `jobs.encoding.keys.columns_of`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
     """Return the columns of keys (N,) by name, from their texts.
 
     Raises:
-        UserError: a column has a type of which no table has columns.
+        UserError: a column has a type that key columns cannot have.
     """
     distinct = text.dictionary_encode()
     values = split_keys(distinct.dictionary, len(kind.columns))
@@ -34,7 +34,7 @@ def key_columns(kind: KeyKind, text: pa.Array) -> dict[str, pa.Array]:
 
 @cache
 def arrow_type(name: str) -> pa.DataType:
-    """Return Arrow's type of a type's name in Spark.
+    """Return the Arrow type for the name of a Spark type.
 
     Raises:
         UserError: no key has columns of this type.
@@ -49,8 +49,8 @@ def arrow_type(name: str) -> pa.DataType:
 
 
 def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the values of texts as Spark writes them."""
-    # Arrow wants a time zone in the text of an instant; Spark writes instants in UTC, without one.
+    """Return the typed values of texts in Spark's notation."""
+    # Arrow expects a time zone in the text of an instant; Spark writes instants in UTC, without a time zone.
     plain = pa.timestamp("us") if pa.types.is_timestamp(kind) else kind
     try:
         return texts.cast(plain).cast(kind)
@@ -64,7 +64,7 @@ def _typed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def split_keys(texts: pa.Array, count: int) -> list[pa.Array]:
-    """Return the text of each of `count` key columns, from the texts of keys: of several a JSON array."""
+    """Return the texts of each of `count` key columns; the text of a key with several columns is a JSON array."""
     if count < 2:
         return [texts][:count]
     part = r'"([^"\\]*)"'

@@ -1,8 +1,8 @@
-"""Keys: their text, their 64-bit identity, and which records belong to the same key.
+"""Keys: their text, their 64-bit identity, and the groups of records with the same key.
 
-One integer key column is its own identity. Any other key is identified by the 64-bit hash of its text together with a
-second, independent hash: among 10^9 keys two probably share the first hash, and none share both, so no two keys are
-merged. The texts travel with the records, and the state holds each once.
+The identity of a single integer key column is its value. Any other key is identified by the 64-bit hash of its text and
+a second, independent hash. Among 10^9 keys two probably share the first hash, but none share both, so no two keys are
+merged. The texts travel with the records, and the state stores each text once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHECK_SEED = 0x6B616C6D
 ONLY = "[]"
 """The text of the only key of a model without key columns: a JSON array of no values."""
 ALL_ROWS = "all rows"
-"""What people read in its place."""
+"""The readable form of `ONLY`."""
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 
@@ -50,29 +50,29 @@ class KeyKind(NamedTuple):
 
     @property
     def is_plain_key(self) -> bool:
-        """Tell if the only key column is called `key`: a table's text column `key` then stands for it."""
+        """Return whether the only key column is called `key`; a table's text column `key` then replaces it."""
         return len(self.columns) == 1 and self.columns[0].casefold() == "key"
 
 
 def key_kind(columns: list[str], schema: StructType) -> KeyKind:
-    """Return the kind of the keys in some `columns` of a table."""
+    """Return the kind of keys with these `columns` of a table."""
     types = tuple(schema[name].dataType.simpleString() for name in columns)
     return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
 
 
 def sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
-    """Return the kind of keys that consist of some of a key's columns."""
+    """Return the kind of keys with only these columns of a key."""
     types = tuple(kind.types[kind.columns.index(name)] for name in columns)
     return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
 
 
 def is_integer(data_type: DataType) -> bool:
-    """Tell if values of `data_type` are integers of at most 64 bits."""
+    """Return whether values of `data_type` are integers of at most 64 bits."""
     return data_type.simpleString() in _INTEGERS
 
 
 def text_of(kind: KeyKind) -> SparkColumn:
-    """Return the expression of a key's text: the value of its one column, or a JSON array of several values."""
+    """Return the expression of a key's text: the value of its only column, or a JSON array of several values."""
     if not kind.columns:
         return F.lit(ONLY)
     parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
@@ -80,12 +80,12 @@ def text_of(kind: KeyKind) -> SparkColumn:
 
 
 def readable(text: str) -> str:
-    """Return a key's text as people read it."""
+    """Return the readable form of a key's text."""
     return ALL_ROWS if text == ONLY else text
 
 
 def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
-    """Return the expressions of the typed key columns, from the key's text."""
+    """Return expressions that parse a key's text into the typed key columns."""
     if len(kind.columns) <= 1:
         return [text.cast(one).alias(name) for name, one in zip(kind.columns, kind.types, strict=True)]
     values = F.from_json(text, "array<string>")
@@ -122,8 +122,8 @@ def key_array(records: Records) -> pa.Array:
 class Grouped(NamedTuple):
     """N records in the order of their K keys.
 
-    order: (N,) the permutation into that order; code: (N,) number of each ordered record's key, from 0; first: (K,)
-    position of each key's first record in that order.
+    order: (N,) permutation into the order of keys; code: (N,) key number of each ordered record, from 0; first: (K,)
+    position of each key's first record in this order.
     """
 
     order: NDArray[np.int64]
@@ -135,9 +135,9 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
     """Order records by the routes of their keys, and number the keys.
 
     Args:
-        records: with their identities.
-        order_by: returns the permutation (N,) that sorts by a number of each record's key (N,), and then by other
-            values; by default records of a key keep their order.
+        records: records with identities.
+        order_by: takes the key number (N,) of each record; returns the permutation (N,) that sorts by it and then by
+            other values. By default records of a key keep their order.
     """
     route, check = records.arrays["route"], records.arrays.get("check")
     sort = order_by or (lambda code: np.argsort(code, kind="stable"))
@@ -156,7 +156,7 @@ def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | N
 
 
 def match(known: Records, keys: Records) -> NDArray[np.int64]:
-    """Return the position (K,) of each key among the known ones, or -1. Both are ordered by route."""
+    """Return the position (K,) of each key among the known records, or -1. Both are ordered by route."""
     known_route, route = known.arrays["route"], keys.arrays["route"]
     if len(known_route) == 0:
         return np.full(len(route), -1)

@@ -12,11 +12,11 @@ Ints = NDArray[np.int64]
 def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = None) -> Ints:
     """Return the order of rows by key, time, measurements (NaN last), controls, then position.
 
-    Rows of one key at one time have no order of their own: sorting them by their values makes the result the
-    same however the rows were cut into files, partitions and micro-batches.
+    Rows of one key and time have no natural order. Sorting them by their values makes the result independent of the
+    cuts between files, partitions and micro-batches.
 
     Args:
-        key_codes: (N,) the key of each row as a number.
+        key_codes: (N,) key number of each row.
         time_us: (N,) event time in microseconds.
         y: (m, N) measurements, NaN = missing.
         u: (c, N) controls.
@@ -30,7 +30,7 @@ def order_rows(key_codes: Ints, time_us: Ints, y: Floats, u: Floats | None = Non
     if not ties.any():
         return order
     values = [*y] if u is None else [*y, *u]
-    # Only the tied rows are sorted again, in their places: ties are few and values many.
+    # Only the tied rows are sorted again, in place: ties are few and values many.
     tied = np.zeros(len(order), dtype=bool)
     tied[1:] |= ties
     tied[:-1] |= ties
@@ -52,9 +52,9 @@ def starts_of(*columns: NDArray) -> NDArray[np.bool_]:
 
 
 def _by_key_and_time(key: NDArray, time: Ints) -> Ints:
-    """Return an order by key and time; rows that have both in common come in any order.
+    """Return an order by key and time; rows with the same key and time come in any order.
 
-    Two sorts of plain integers, which NumPy does with vector instructions, take a quarter of the time of `lexsort`.
+    Two sorts of plain integers use NumPy's vector instructions and take a quarter of the time of `lexsort`.
     """
     if len(key) == 0:
         return np.empty(0, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 MEASURED, STATE_INDEX = "measured", "state_index"
-"""Names of two extras of an estimate: the row's own measurement, and the number of the key's rows in its state."""
+"""Names of two extras of an estimate: the row's measurement, and the number of the key's rows in its state."""
 CONTROL = "control"
 """Name of an extra of an estimate: the row's controls and the inputs of its key."""
 
@@ -16,46 +16,46 @@ NEVER = np.iinfo(np.int64).min
 """An event time before all others: the watermark before the first row."""
 
 ROW_PACKETS = "bucket int, payload binary"
-"""Columns of the packets of an operator that takes rows alone."""
+"""Columns of the input packets of an operator that takes only rows."""
 
 TYPED_ROW_PACKETS = "bucket int, kind int, payload binary"
-"""Columns of the packets of an operator that takes more than rows; `kind` is a `RowPacket`."""
+"""Columns of the input packets of an operator that takes more than rows; `kind` is a `RowPacket`."""
 
 OUTPUT_PACKETS = "kind int, rows bigint, payload binary"
-"""Columns of what an operator puts out; `kind` is an `OutputPacket`."""
+"""Columns of an operator's output packets; `kind` is an `OutputPacket`."""
 
 
 @unique
 class RowPacket(IntEnum):
-    """Kind of a packet that goes into the operator."""
+    """Kind of an input packet of the operator."""
 
     MAX_EVENT_TIME = 0
     """The maximum event time of an Arrow batch; every bucket gets it."""
     ROWS = 1
-    """Measurement rows; in the initial state the rows that wait for the watermark."""
+    """Measurement rows; in the initial state, the rows that wait for the watermark."""
     STATES = 2
-    """States of keys: the initial state, or those of new keys while the stream runs."""
+    """States of keys: the initial state, or states of new keys while the stream runs."""
     ROW_IDS = 3
-    """Row ids of the initial state, by which duplicates are found."""
+    """Row ids of the initial state, for the detection of duplicates."""
 
 
 @unique
 class OutputPacket(IntEnum):
-    """Kind of a packet that the operator puts out. Unless it says otherwise, the payload holds measurement rows."""
+    """Kind of an output packet of the operator. Unless noted otherwise, the payload holds measurement rows."""
 
     ESTIMATES = 0
     """Estimates of accepted rows."""
     LATE = 1
     """Rows older than their key's state."""
     BAD_STATE = 2
-    """Rows of a key whose state is not a number; such a key must not end the stream of all others."""
+    """Rows of a key whose state is not a number; such a key must not end the stream for all other keys."""
     LATE_BY_WATERMARK = 3
     WAITING = 4
     """The number of rows in the reorder buffer, without a payload."""
     DUPLICATE = 5
     """Rows with the key and time of another row."""
     DROPPED = 6
-    """The number of duplicates that are dropped, without a payload."""
+    """The number of dropped duplicates, without a payload."""
     EXPIRED = 7
     """Last states of expired keys."""
     BEYOND_REPLAY_WINDOW = 8
@@ -63,7 +63,7 @@ class OutputPacket(IntEnum):
     REJECTED_MESSAGES = 9
     """Messages that do not fit the measurements table, as an Arrow stream."""
     CORRECTION = 10
-    """Estimates that replace earlier ones."""
+    """Estimates that replace earlier estimates."""
     WATERMARK = 11
     """The watermark in place of the number of rows, without a payload."""
     MISSING_INPUTS = 12
@@ -73,11 +73,11 @@ class OutputPacket(IntEnum):
     KEYS_TAKEN = 14
     """The number of offered keys that were new, without a payload."""
     KEYS_HELD = 15
-    """The number of offered keys that the operator had already, without a payload."""
+    """The number of offered keys that already had a state, without a payload."""
     ESTIMATES_FILE = 16
-    """Estimates of accepted rows that are in a file of their table; the payload names it."""
+    """Estimates of accepted rows, written to a file of their table; the payload is the file's name."""
     CORRECTION_FILE = 17
-    """Estimates that replace earlier ones, in a file of their table; the payload names it."""
+    """Estimates that replace earlier estimates, in a file of their table; the payload is the file's name."""
 
 
 REJECTED_MESSAGES, MISSING_INPUTS = -1, -2
@@ -102,7 +102,7 @@ STATES_BY_BLOCK = ("block", "states")
 
 
 def packet_batch(buckets: pa.Array, payloads: pa.Array, kind: RowPacket | None) -> pa.RecordBatch:
-    """Return packets with the columns of `TYPED_ROW_PACKETS`, or of `ROW_PACKETS` where the kind is None."""
+    """Return packets with the columns of `TYPED_ROW_PACKETS`, or of `ROW_PACKETS` if the kind is None."""
     if kind is None:
         return pa.RecordBatch.from_arrays([buckets, payloads], ["bucket", "payload"])
     kinds = pa.array(np.full(len(buckets), kind, np.int32))

@@ -20,7 +20,7 @@ HEADER_BYTES = _HEADER.size
 
 
 class Column(NamedTuple):
-    """A number column of a packet: `width` numbers a record as (width, N), or (N,) where the width is None."""
+    """A number column of a packet: `width` numbers per record as (width, N), or (N,) if the width is None."""
 
     name: str
     dtype: str
@@ -28,7 +28,7 @@ class Column(NamedTuple):
 
 
 class Records(NamedTuple):
-    """N records: arrays by column name, records on the last axis, with texts and labels if the layout has them."""
+    """N records: arrays by column name with records on the last axis, and texts and labels if the layout has them."""
 
     arrays: Mapping[str, NDArray]
     text: pa.StringArray | None
@@ -102,7 +102,7 @@ class Layout(NamedTuple):
         return Records(arrays, text, label)
 
     def empty(self) -> Records:
-        """Return no records."""
+        """Return an empty set of records."""
         shapes = {c.name: (0,) if c.width is None else (c.width, 0) for c in self.columns}
         arrays = {c.name: np.empty(shapes[c.name], c.dtype) for c in self.columns}
         return Records(
@@ -116,7 +116,7 @@ def records_of(packet: bytes | memoryview, start: int = 0) -> int:
 
 
 def concat(parts: Sequence[Records]) -> Records:
-    """Return the concatenation of at least one part."""
+    """Return the records of all parts, of which there must be one or more, in order."""
     if len(parts) == 1:
         return parts[0]
     arrays = {name: np.concatenate([part.arrays[name] for part in parts], -1) for name in parts[0].arrays}
@@ -127,7 +127,7 @@ def concat(parts: Sequence[Records]) -> Records:
 
 
 def merged(*parts: Records) -> Records:
-    """Return the records of at least one part, ordered by route; those of one route keep their order."""
+    """Return the records of all parts (one or more), ordered by route; records of one route keep their order."""
     joined = concat(parts)
     return joined.take(np.argsort(joined.arrays["route"], kind="stable"))
 

@@ -1,8 +1,8 @@
-"""Route keys to buckets (one a state partition) and to blocks (one a state row), by a 64-bit identity.
+"""Route keys to buckets (state partitions) and to blocks (state rows) by a 64-bit identity.
 
-A key's **route** is a 64-bit number that decides where it lives. Its bits are used twice: the low half picks the
-bucket, the high half picks the block, so that the keys of a block, and the blocks of a bucket, are in the order of
-their routes, and a bucket's state read block after block is sorted without sorting.
+A key's **route** is a 64-bit number that decides its bucket and its block: the low half picks the bucket, the high half
+picks the block. So the keys of a block, and the blocks of a bucket, are in the order of their routes. A bucket's state
+read block after block needs no sort.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _LOW = np.uint64(0xFFFFFFFF)
 class Routing(NamedTuple):
     """The group label of each bucket, and the number of blocks in a bucket.
 
-    The labels are such that Spark's hash partitioning sends each bucket to a partition of its own: one group a task,
-    and no task without one.
+    Spark's hash partitioning sends each label to a different partition, so every task gets exactly one bucket.
     """
 
     labels: tuple[int, ...]
@@ -74,7 +73,7 @@ def block_of(route: NDArray[np.uint64], blocks: int) -> NDArray[np.int64]:
 
 
 def blocks_for(keys: int, buckets: int, keys_per_block: int) -> int:
-    """Return the number of blocks in a bucket for which a block has about `keys_per_block` of the `keys`."""
+    """Return the number of blocks in a bucket for which a block has about `keys_per_block` keys."""
     return max(1, -(-max(keys, 1) // (buckets * keys_per_block)))
 
 
@@ -89,7 +88,7 @@ def make_routing(buckets: int, blocks: int) -> Routing:
 
 
 def partition_of(label: int, partitions: int) -> int:
-    """Return the partition to which Spark sends a row whose grouping key is the one integer `label`.
+    """Return the partition to which Spark sends a row with the integer grouping key `label`.
 
     Spark partitions by 32-bit MurmurHash3 of the key with seed 42.
 

@@ -1,4 +1,4 @@
-"""Pack measurement rows into one binary value a bucket before the shuffle, and unpack them as arrays.
+"""Pack measurement rows into one binary value per bucket before the shuffle, and unpack them as arrays.
 
 Spark passes rows to a keyed Python operator one tuple at a time, and packed rows as a few long values
 (docs/decisions/0052). The functions that run on the executors use NumPy and Arrow only.
@@ -47,7 +47,7 @@ Packer = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function from batches of rows to batches of packets."""
 
 INPUT_IDENTITY = ("_input_identity", "_input_check")
-"""Identity by the key of the inputs, where inputs belong to some of the key columns."""
+"""Identity of the key of the inputs, if inputs belong to some of the key columns."""
 ROW_ID = ("_row_id", "_row_id_check", "_row_id_text")
 """The row id: an integer, or two hashes of a text and the text."""
 NAMED = Column("named", "u1")
@@ -56,9 +56,9 @@ _CHECK_SEED = 0x726F7773
 
 
 class RowId(NamedTuple):
-    """The column by which duplicates are found (`jobs.state.duplicates`), and whether it holds integers.
+    """The id column, whose values identify duplicates (`jobs.state.duplicates`), and whether it holds integers.
 
-    within: how far apart the times of a row and its duplicate may be, in microseconds.
+    within: maximum difference between the times of a row and its duplicate, in microseconds.
     """
 
     column: str
@@ -72,9 +72,9 @@ class RowId(NamedTuple):
 
 
 class RowFormat(NamedTuple):
-    """The columns of a measurement row, by name; `distinct`: there is one row of a key and time.
+    """The columns of a measurement row, by name; `distinct`: a key has at most one row per time.
 
-    The last `inputs` of the controls are not in the measurements table: they belong to the key, by the columns of
+    The last `inputs` controls are not in the measurements table: they are inputs of the key with the columns
     `inputs_key`, and are joined to the row (`jobs.key_inputs.join`).
     """
 
@@ -119,10 +119,10 @@ class RowFormat(NamedTuple):
 
 
 def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None) -> RowFormat:
-    """Return the format of a model's rows; the `schema` of their table says whether ids are integers.
+    """Return the format of a model's rows; the `schema` of their table decides whether ids are integers.
 
     Raises:
-        UserError: the table has no such column.
+        UserError: the table does not have the id column.
     """
     control = (*spec.control, *spec.input_names)
     fmt = RowFormat(kind, spec.time, tuple(spec.measurement), control, spec.duplicates is not None)
@@ -142,10 +142,10 @@ def row_format(spec: ModelSpec, kind: KeyKind, schema: StructType | None = None)
 
 
 class KeyedRows(NamedTuple):
-    """The rows of a bucket in the order in which they are applied, and its keys.
+    """The rows of a bucket in the order of application, and its keys.
 
-    keys: identities (and texts) of the K keys, by route; rows: their N rows; ids: `id`, `named` and label of each row
-    where rows have ids.
+    keys: identities (and texts) of the K keys, by route; rows: N rows of these keys; ids: `id`, `named` and label of
+    each row, or None if rows have no ids.
     """
 
     keys: Records
@@ -156,8 +156,8 @@ class KeyedRows(NamedTuple):
 def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ()) -> DataFrame:
     """Select the columns to pack: identity, time, measurements and controls, in that order.
 
-    The names of columns to keep `beside` them begin with _. An integer key and the time stay as they are: what Spark
-    computes for one row costs more than what Arrow and NumPy compute for a batch.
+    The names of the columns `beside`, which are kept too, begin with _. An integer key and the time are not converted
+    here: work per row in Spark costs more than work per batch in Arrow and NumPy.
     """
     time = F.col(f"`{fmt.time}`").alias("time")
     numbers = [F.col(f"`{name}`").cast("double").alias(f"n{i}") for i, name in enumerate(fmt.numbers)]
@@ -184,7 +184,7 @@ def select_columns(frame: DataFrame, fmt: RowFormat, beside: Sequence[str] = ())
 
 
 def id_columns(row_id: RowId, given: SparkColumn) -> dict[str, SparkColumn]:
-    """Return the columns `ROW_ID` of ids."""
+    """Return the expressions of the columns `ROW_ID` for an id column."""
     if row_id.integer:
         return {ROW_ID[0]: given.cast("bigint")}
     text = given.cast("string")
@@ -211,7 +211,7 @@ def row_packer(fmt: RowFormat, routing: Routing, typed: bool = False) -> Packer:
 def bucket_packets(
     records: Records, layout: Layout, routing: Routing, kind: RowPacket | None
 ) -> pa.RecordBatch:
-    """Return records as packets (`packet_batch`), one for each bucket that has some."""
+    """Return records as packets (`packet_batch`), one for each bucket with records."""
     labels = np.asarray(routing.labels, np.int32)
     if len(labels) == 1:
         parts, present = [layout.encode(records)], labels
@@ -255,7 +255,7 @@ def records_of(batch: pa.RecordBatch, fmt: RowFormat) -> Records:
 
 
 def ids_of(records: Records) -> pa.Array:
-    """Return the ids of measurement rows as they came: integers or texts, null where one is missing."""
+    """Return the original ids of measurement rows: integers or texts, null for a missing id."""
     missing = pa.array(records.arrays["named"] == 0)
     given = pa.array(np.array(records.arrays["id"][0])) if records.label is None else records.label
     return pc.if_else(missing, None, given)  # type: ignore[attr-defined]
@@ -263,7 +263,7 @@ def ids_of(records: Records) -> pa.Array:
 
 @step(UNPACK)
 def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
-    """Unpack the packets of a bucket, with their rows in the order in which they are applied."""
+    """Unpack the packets of a bucket; return the rows in the order of application."""
     layout = fmt.layout
     parts = [layout.decode(payload) for payload in payloads]
     return keyed_rows(concat(parts) if parts else layout.empty(), fmt)
@@ -271,7 +271,7 @@ def unpack_rows(payloads: Iterable[bytes], fmt: RowFormat) -> KeyedRows:
 
 @step(UNPACK)
 def keyed_rows(records: Records, fmt: RowFormat) -> KeyedRows:
-    """Return rows in the order in which they are applied, and their keys."""
+    """Return rows in the order of application, and their keys."""
     y, time = records.arrays["y"], records.arrays["time"]
     u = records.arrays.get("u", np.empty((0, records.size)))
     grouped = group(records, lambda code: order_rows(code, time, y, u))
@@ -303,7 +303,7 @@ def by_bucket(batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
 
 
 def event_time_packer(fmt: RowFormat, routing: Routing) -> Packer:
-    """Return the function that packs batches with the columns of `rows.select_columns`, and adds ticks."""
+    """Return the function that packs batches of `select_columns`, and adds a tick for every bucket."""
     packer = row_packer(fmt, routing, typed=True)
     labels = pa.array(np.asarray(routing.labels, np.int32))
 
@@ -320,7 +320,7 @@ def event_time_packer(fmt: RowFormat, routing: Routing) -> Packer:
 
 
 def tick(max_event_time: int) -> bytes:
-    """Return the payload of a tick; the time is in microseconds."""
+    """Return the payload of a tick (a `MAX_EVENT_TIME` packet); the time is in microseconds."""
     return np.int64(max_event_time).tobytes()
 
 

@@ -1,9 +1,9 @@
-"""Records ordered by route in files that are mapped into memory, and that prove what is read of them.
+"""Records ordered by route in memory-mapped files, with checksums that are compared at each read.
 
-Each record has a checksum of its route, its row and its text, which is compared when the record is read. It does not
-show that a search has missed no record: a search may pass by a damaged route. So each `GROUP` of routes has a checksum,
-too, and the groups on both sides of each place where a search ends are compared: if these routes are as they were
-written, and routes are ordered, then the search would have ended there whatever it has passed by.
+Each record has a checksum of its route, its row and its text, which is compared when the record is read. This does not
+prove that a search has missed no record: a damaged route may mislead a search. So each `GROUP` of routes has a checksum
+too, and the groups on both sides of the end of each search are compared. If these routes are unchanged, and routes are
+ordered, then the search has ended at the right place.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jobs.encoding.packets import Layout, Records
 from jobs.encoding.routing import route_of
 
 PIECE = 1 << 16
-"""Records that become rows at a time where many are written."""
+"""Number of records that are converted to rows at a time."""
 GROUP = 16
-"""Routes that have one checksum: two lines of a processor's cache, which the last steps of a search read anyway."""
+"""Number of routes per checksum: two lines of a processor's cache, which the last steps of a search read anyway."""
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -36,13 +36,13 @@ _SEED = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Damaged(OSError):
-    """What was read of a file is not what was written to it."""
+    """The content of a file has changed since it was written."""
 
 
 class Run:
     """N records ordered by route.
 
-    route: (N,); rows: (N, W) words, the bytes of `row_type` and a checksum; text: of keys that are texts
+    route: (N,); rows: (N, W) words, the bytes of `row_type` and a checksum; text: texts of keys that are not integers
     """
 
     def __init__(self, path: Path, layout: Layout, size: int) -> None:
@@ -58,10 +58,10 @@ class Run:
 
     @classmethod
     def open(cls, path: Path, layout: Layout, size: int) -> Run:
-        """Map the files of a run of so many records.
+        """Map the files of a run of `size` records.
 
         Raises:
-            OSError, ValueError: they are not there, or of another size.
+            OSError, ValueError: a file is missing, or has another size.
         """
         run = cls(path, layout, size)
         if size == 0:
@@ -79,7 +79,7 @@ class Run:
 
     @classmethod
     def write(cls, path: Path, layout: Layout, size: int, parts: Iterable[Records]) -> Run:
-        """Write the `size` records of parts, which follow each other by route, to files, and map them.
+        """Write the `size` records of parts to files, and map these; the parts are in the order of routes.
 
         Raises:
             OSError: the disk is full.
@@ -106,7 +106,7 @@ class Run:
 
     @classmethod
     def merged(cls, path: Path, base: Run, new: Records) -> Run:
-        """Write the records of a run and of other keys to files, and map them.
+        """Write the records of a run and the records of other keys to files, and map these.
 
         Raises:
             OSError: the disk is full, or the routes of the run are damaged.
@@ -155,7 +155,7 @@ class Run:
         """Return the records at ordered positions.
 
         Raises:
-            Damaged: a record is not what was written.
+            Damaged: a record has changed since it was written.
         """
         route, words, text = self.route[index], self.rows[index], None
         if self.text is not None:
@@ -170,10 +170,10 @@ class Run:
         return Records(arrays, text)
 
     def replace(self, records: Records) -> Records:
-        """Replace the records of keys that are here, and return those of the others; all are ordered by route.
+        """Replace the records of known keys, and return the records of other keys; all are ordered by route.
 
         Raises:
-            Damaged: the place of a key cannot be told.
+            Damaged: routes are damaged, so the position of a key is unknown.
         """
         if self.size == 0 or records.size == 0:
             return records
@@ -185,12 +185,12 @@ class Run:
         return records.take(np.flatnonzero(~there))
 
     def remove(self) -> None:
-        """Remove the files; what is mapped stays readable."""
+        """Remove the files; mapped arrays stay readable."""
         for path in self.path.parent.glob(f"{self.path.name}.*"):
             path.unlink(missing_ok=True)
 
     def _found_at(self, route: Words) -> tuple[Ints, Records]:
-        """Return the positions and the records of ordered routes; those of the last search are kept for `replace`."""
+        """Return the positions and the records of ordered routes; the last result is kept for `replace`."""
         if self._last is None or not np.array_equal(route, self._last[0]):
             places = self._places(route[starts_of(route)]) if len(route) else _NONE
             self._last = route, places, self.at(places)
@@ -202,14 +202,14 @@ class Run:
             return _NONE
         start = np.searchsorted(self.route, wanted)
         stop = start + (self.route[np.minimum(start, self.size - 1)] == wanted) * (start < self.size)
-        # Keys that share a route, about two in 10^9, follow each other.
+        # Keys that share a route, about two in 10^9, are adjacent.
         more = np.flatnonzero((stop > start) & (self.route[np.minimum(stop, self.size - 1)] == wanted))
         stop[more] = np.searchsorted(self.route, wanted[more], "right")
         self._check_ends(start, stop)
         return _ranges(start, stop)
 
     def _check_ends(self, start: Ints, stop: Ints) -> None:
-        """Compare the routes at the ends of ranges, and those next to them, with their checksums."""
+        """Compare the routes at the ends of ranges, and adjacent routes, with their checksums."""
         ends = np.zeros(len(self._groups), bool)
         ends[np.maximum(start - 1, 0) // GROUP] = True
         ends[np.minimum(stop, self.size - 1) // GROUP] = True
@@ -219,16 +219,16 @@ class Run:
         """Compare groups of routes with their checksums.
 
         Raises:
-            Damaged: one is wrong.
+            Damaged: a checksum is wrong.
         """
         if (_sums_of_groups(self._groups[numbers], numbers) != self._sums[numbers]).any():
             raise Damaged(self.path)
 
     def _check_offsets(self, start: Ints, stop: Ints) -> None:
-        """Check that texts lie in their file: outside it, reading would end the process.
+        """Check that texts lie in their file: a read outside the file would end the process.
 
         Raises:
-            Damaged: one does not, or they are longer than all texts.
+            Damaged: a text does not, or the texts together are longer than the file.
         """
         inside = (start >= 0) & (start <= stop) & (stop <= self._length)
         if not inside.all() or (stop - start).sum() > self._length:
@@ -236,7 +236,7 @@ class Run:
 
 
 def row_type(layout: Layout) -> np.dtype:
-    """Return the type of a row: all columns of a record but its route, which is the first."""
+    """Return the type of a row: all columns of a record except the first, its route."""
     fields = [
         (c.name, c.dtype) if c.width is None else (c.name, c.dtype, (c.width,)) for c in layout.columns[1:]
     ]
@@ -244,7 +244,7 @@ def row_type(layout: Layout) -> np.dtype:
 
 
 def pieces(records: Records) -> Iterator[Records]:
-    """Yield records in slices: rows are made of some at a time."""
+    """Yield records in slices of `PIECE`."""
     for start in range(0, records.size, PIECE):
         yield records.slice(start, start + PIECE)
 
@@ -260,17 +260,17 @@ def rows_of(layout: Layout, records: Records) -> Words:
 
 
 def _words(layout: Layout) -> int:
-    """Return the words of a row, the last of which is its checksum."""
+    """Return the number of words in a row; the last word is its checksum."""
     return row_type(layout).itemsize // 8 + 1
 
 
 def _columns(words: Words, layout: Layout) -> NDArray[Any]:
-    """Return rows (N,) of their words, as a view."""
+    """Return the words of rows as structured rows (N,), as a view."""
     return words[:, :-1].view(row_type(layout))[:, 0]
 
 
 def _sums_of_rows(route: Words, rows: Words, text: pa.Array | None) -> Words:
-    """Return the checksums of records; the last word of a row does not count."""
+    """Return the checksums of records; the last word of a row is not included."""
     factors = np.append(_factors(rows.shape[1] - 1), np.uint64(0))
     sums = _folded(rows) @ factors + _folded(route) * _SEED
     return sums if text is None else sums + _sums_of_texts(text) * _SEED
@@ -282,12 +282,12 @@ def _sums_of_groups(groups: Words, numbers: Ints) -> Words:
 
 
 def _sums_of_texts(text: pa.Array) -> Words:
-    """Return checksums of texts, of their lengths and their words of 8 bytes; the last word is filled up with zeros."""
+    """Return checksums of texts, from their lengths and their 8-byte words; the last word is padded with zeros."""
     kind = np.int64 if pa.types.is_large_string(text.type) else np.int32
     _, bounds, content = text.buffers()
     ends = np.frombuffer(bounds, kind)[text.offset : text.offset + len(text) + 1].astype(np.int64)
     data = (b"" if content is None else content[int(ends[0]) : int(ends[-1])].to_pybytes()) + bytes(8)
-    words = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))  # one begins at each byte
+    words = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))  # a word begins at each byte
     start, length = ends[:-1] - ends[0], np.diff(ends)
     sums = length.astype(np.uint64)
     some = np.flatnonzero(length)
@@ -299,7 +299,7 @@ def _sums_of_texts(text: pa.Array) -> Words:
 
 
 def _folded(words: Words) -> Words:
-    """Return words with their high halves in the low ones, too: a product loses what only the highest bits say."""
+    """Mix the high half of each word into the low half, as a product loses changes of the highest bits."""
     folded = words >> np.uint64(32)
     folded ^= words
     return folded
@@ -307,12 +307,12 @@ def _folded(words: Words) -> Words:
 
 @cache
 def _factors(count: int) -> Words:
-    """Return odd numbers, by which changes of one word never give the same sum, and those of several hardly ever."""
+    """Return odd factors: the sum detects every change of one word, and almost every change of several words."""
     return route_of(np.arange(1, count + 1)) | np.uint64(1)
 
 
 def _ranges(start: Ints, stop: Ints) -> Ints:
-    """Return the numbers of ranges, one after the other."""
+    """Return the numbers of all ranges start..stop-1 in one array."""
     lengths = stop - start
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(start - (ends - lengths), lengths)
@@ -335,7 +335,7 @@ def _mapped(file: Path, shape: tuple[int, ...]) -> Words:
     """Return a file of words, mapped.
 
     Raises:
-        OSError: it is not there, or of another size.
+        OSError: the file is missing, or has another size.
     """
     if file.stat().st_size != 8 * np.prod(shape):
         raise Damaged(file)
@@ -353,7 +353,7 @@ def _allocated(path: Path, layout: Layout, size: int) -> list[Words]:
 
 
 def _allocate(file: BinaryIO, size: int) -> None:
-    """Give a file its blocks on the disk.
+    """Allocate the disk space of a file.
 
     Raises:
         OSError: the disk is full.

@@ -1,1 +1,1 @@
-"""The table of inputs that belong to keys: read at a version, pinned per micro-batch, joined to rows."""
+"""The table of key inputs: read at a version, pinned per micro-batch, joined to rows."""

@@ -1,8 +1,8 @@
 """Join rows with their keys' inputs before they are packed: a NumPy lookup over a whole batch, on the executors.
 
-The table of inputs is a packet in a file that every worker maps into memory. The driver names the file of a micro-batch
-in a local property of its jobs (`jobs.key_inputs.pins`), so that a retried task reads the same file. Of a packet in S3
-each worker keeps a copy, in a file without a name.
+The table of inputs is a packet in a file that every worker maps into memory. The driver sets the file of a micro-batch
+as a local property of its jobs (`jobs.key_inputs.pins`), so that a retried task reads the same file. Each worker keeps
+a copy of a packet in S3, in an unnamed temporary file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import in_s3
 
 PROPERTY = "kalman.inputs"
-"""The local property of a job that names the file."""
+"""Local property of a job with the name of the file."""
 KEPT = 2
-"""Files that a worker keeps open: those of the last two micro-batches, whose stages may overlap."""
+"""Number of files that a worker keeps open: those of the last two micro-batches, whose stages may overlap."""
 
 _open: dict[str, Records] = {}
 
 
 class Join(NamedTuple):
-    """A model's join: the format of rows without inputs, and the inputs (c,) of keys that have none, or None."""
+    """A model's join: the format of rows without inputs, and the default inputs (c,) of other keys, or None."""
 
     rows: RowFormat
     defaults: tuple[float, ...] | None
@@ -52,11 +52,11 @@ def inputs_layout(kind: KeyKind, inputs: int) -> Layout:
 def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
     """Return a function that joins batches of `packed_rows.select_columns` with inputs, and packs them by `packer`.
 
-    Rows whose key has none go out as packets of the bucket `MISSING_INPUTS`.
+    Rows whose key has no inputs become packets of the bucket `MISSING_INPUTS`.
 
     Args:
-        packer: of rows that have their inputs, as the last of their numbers.
-        join: what is joined.
+        packer: packs rows whose last numbers are their inputs.
+        join: the model's join.
         typed: the packer's packets carry a kind.
     """
     first = len(join.rows.numbers)
@@ -82,8 +82,8 @@ def with_inputs(packer: Packer, join: Join, typed: bool) -> Packer:
 def look_up(
     table: Records, keys: Records, defaults: tuple[float, ...] | None
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the inputs (c, N) of N keys, and (N,) which keys have inputs: all of them if there are defaults."""
-    # Searched in the table's order, its pages are read once, which takes a quarter of the time.
+    """Return the inputs (c, N) of N keys, and which keys (N,) have inputs; with defaults, all keys have inputs."""
+    # A search in the table's order reads each page once, and takes a quarter of the time.
     order = np.argsort(keys.arrays["route"])
     at = np.empty(len(order), np.int64)
     at[order] = match(table, keys.take(order))
@@ -126,10 +126,10 @@ def _of_this_job(layout: Layout) -> Records:
 
 
 def copied(path: str, layout: Layout) -> Records:
-    """Return the records of a packet in S3, as views of a copy that ends with them.
+    """Return the records of a packet in S3, as views of a temporary copy that is removed with them.
 
     Raises:
-        UserError: the store does not give it.
+        UserError: the packet cannot be read from the store.
     """
     folder, _, name = path.rpartition("/")
     content = ObjectFiles(folder).read(name)
@@ -142,5 +142,5 @@ def copied(path: str, layout: Layout) -> Records:
 
 
 def mapped(path: Path, layout: Layout) -> Records:
-    """Return the records of a packet in a file, as views of it, so that the workers of a machine share the memory."""
+    """Return the records of a packet in a file as memory-mapped views, so that a machine's workers share the memory."""
     return layout.decode(np.memmap(path, np.uint8, "r").data)

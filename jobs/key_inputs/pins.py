@@ -1,8 +1,8 @@
 """Pin the version of the table of inputs that a micro-batch uses, before any of its tasks runs.
 
-The first driver that reaches a micro-batch pins the latest version, in a file beside the checkpoint that is written
-once. A driver that repeats the micro-batch after a kill finds the pin and uses that version, even if the table has
-changed. The version's content is kept beside the pin as a packet, as the table's old files may be gone by then.
+The first driver that reaches a micro-batch pins the latest version in a file in the checkpoint, which is written once.
+A driver that repeats the micro-batch after a kill finds the pin and uses this version, even if the table has changed.
+The version's content is kept beside the pin as a packet, as the table's old files may be gone by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import in_s3
 
 KEPT = 100
-"""Number of micro-batches whose pins are kept: as many as Spark keeps the state of."""
+"""Number of micro-batches whose pins are kept; Spark keeps the state of as many micro-batches."""
 FOLDER = "inputs"
 
 
@@ -51,7 +51,7 @@ class InputPins:
         self._packet(self._table.newest())
 
     def take(self, batch: int) -> Version:
-        """Return the pinned version of a micro-batch, which is pinned if need be, and set it for this thread's jobs.
+        """Pin a version for a micro-batch if it has no pin; set it for this thread's jobs, and return it.
 
         Raises:
             UserError: the latest version cannot be used.
@@ -69,7 +69,7 @@ class InputPins:
         return pinned
 
     def pinned(self, batch: int) -> Version | None:
-        """Return the version that a micro-batch is pinned to, or None."""
+        """Return the pinned version of a micro-batch, or None."""
         kept = self._files.read(_pin(batch))
         return None if kept is None else Version(**json.loads(kept))
 
@@ -78,7 +78,7 @@ class InputPins:
         self._files.remove(_pin(batch))
 
     def _packet(self, version: Version) -> str:
-        """Return the name of a version's packet, which is written unless it exists."""
+        """Write a version's packet unless it exists; return its name."""
         name = f"{_prefix(version)}{self._meaning}.packet"
         if not self._files.exists(name):
             if version.id != self._table.newest().id:
@@ -91,7 +91,7 @@ class InputPins:
         return name
 
     def _forget(self, batch: int) -> None:
-        """Remove old pins, and packets that no remaining pin refers to."""
+        """Remove old pins, and packets without a remaining pin."""
         pins = {int(name.removesuffix(".json")): name for name in self._files.names("pins")}
         for number, name in pins.items():
             if number <= batch - KEPT:
@@ -104,21 +104,21 @@ class InputPins:
 
 
 def join_of(spec: ModelSpec, fmt: RowFormat) -> Join:
-    """Return a model's join, as the workers need it."""
+    """Return a model's join for the workers."""
     assert spec.inputs is not None
     defaults = spec.inputs.defaults
     return Join(fmt, None if defaults is None else tuple(defaults[name] for name in spec.input_names))
 
 
 def version_of(warehouse: Warehouse, generation: Generation, batch: int) -> dict[str, Any] | None:
-    """Return the version of the inputs that a generation's micro-batch was pinned to, or None if unknown."""
+    """Return the pinned version of the inputs of a generation's micro-batch, or None if unknown."""
     files = _files(warehouse, generation)
     kept = None if files is None else files.read(_pin(batch))
     return None if kept is None else json.loads(kept)
 
 
 def _files(warehouse: Warehouse, generation: Generation) -> LocalFiles | ObjectFiles | None:
-    """Return the folder of a generation's pins, within its checkpoint; None where no file can be created once."""
+    """Return the folder of a generation's pins in its checkpoint; None if the store has no exclusive creation."""
     root = warehouse.path(f"{generation.checkpoint}/{FOLDER}")
     folder = local_path(root)
     return LocalFiles(folder) if folder is not None else ObjectFiles(root) if in_s3(root) else None
@@ -130,7 +130,7 @@ def _prefix(version: Version) -> str:
 
 
 def _meaning(table: InputsTable, kind: KeyKind) -> str:
-    """Return a short hash of the columns and keys that are read, which a packet is specific to."""
+    """Return a short hash of the columns and keys in a packet."""
     what = [table.inputs.key, list(table.inputs.columns.values()), kind]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
 

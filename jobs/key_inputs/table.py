@@ -36,7 +36,7 @@ INPUTS = "inputs"
 
 
 class Version(NamedTuple):
-    """One version of a table of inputs: the table's location, the id that Delta gave it, and the version's number."""
+    """One version of a table of inputs: the table's location and Delta id, and the version's number."""
 
     table: str
     id: str
@@ -44,7 +44,7 @@ class Version(NamedTuple):
 
 
 class InputsTable:
-    """The table of inputs of a model, in the warehouse or at a location of its own."""
+    """The table of a model's inputs, in the warehouse or at another location."""
 
     def __init__(self, model: DeployedModel[Warehouse]) -> None:
         """Open the table that the spec names.
@@ -72,7 +72,7 @@ class InputsTable:
         return self._known[1]
 
     def _written(self, number: int) -> int:
-        """Return when a version was written, in ns, which differs if the table is recreated."""
+        """Return the write time of a version in ns; it differs if the table is recreated."""
         folder, name = local_path(self._home.path(self._table)), f"{number:020d}.json"
         if folder is not None:
             return (folder / "_delta_log" / name).stat().st_mtime_ns
@@ -83,8 +83,8 @@ class InputsTable:
         """Return a version as records (`join.inputs_layout`), ordered by route.
 
         Args:
-            kind: of the model's keys.
-            version: of the table.
+            kind: kind of the model's keys.
+            version: version of the table.
 
         Raises:
             UserError: a column is missing, a key has two rows, or a value is missing or not finite.
@@ -100,9 +100,9 @@ class InputsTable:
         return inputs_layout(by, len(self.inputs.columns)).encode(self.load(kind, version))
 
     def joined(self, frame: DataFrame, kind: KeyKind, version: int) -> DataFrame:
-        """Return measurement rows with their keys' inputs, in columns named as in the model.
+        """Return measurement rows with their keys' inputs, in columns with the names in the model.
 
-        A row whose key has no inputs gets the defaults, or nulls.
+        A row whose key has no inputs gets the defaults, or nulls without defaults.
         """
         by = sub_kind(kind, tuple(self.inputs.key or self.spec.key))
         defaults = self.inputs.defaults or {}
@@ -174,10 +174,10 @@ def checked(rows: pa.Table, by: KeyKind, columns: Sequence[str], where: str) -> 
     """Return a table's rows as records, ordered by route.
 
     Args:
-        rows: with the keys' text, identity (and check), a null flag for each key column, and v0, v1, ...
+        rows: rows with the keys' text, identity (and check), a null flag for each key column, and v0, v1, ...
         by: kind of the keys.
         columns: names of v0, v1, ... in the table.
-        where: the table and its version, in words.
+        where: the table and its version, for messages.
 
     Raises:
         UserError: a key is missing or has two rows, or a value is missing or not finite.
@@ -210,6 +210,6 @@ def _refuse(bad: NDArray[np.bool_], problem: str, texts: pa.Array | None) -> Non
 
 
 def _keys(by: KeyKind) -> list[Column]:
-    """Return the key columns in the types that they have in the measurements table."""
+    """Return the key columns with the types of the measurements table."""
     typed = zip(by.columns, by.types, strict=True)
     return [F.col(f"`{name}`").try_cast(kind).alias(name) for name, kind in typed]

@@ -1,1 +1,1 @@
-"""Which generation is live, who may drive it, what it was built with, and whether it may resume."""
+"""The live generation of a model, its lease, its compatibility with the deployed spec, and its start."""

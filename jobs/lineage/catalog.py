@@ -1,7 +1,7 @@
-"""What the control tables of a warehouse say about its models, each table read once.
+"""A cached view of a warehouse's control tables; each table is read once.
 
-A catalog is the view of one command, or of one decision within it. A command that changes generations does not commit
-by a catalog: its commit compares with the table's newest version, and a lease reads the newest row.
+A catalog serves one command, or one decision within it. A command that changes generations does not rely on a catalog
+for its commit: the commit compares with the table's newest version, and a lease reads the newest row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Row = TypeVar("Row", bound=_OfModel)
 
 
 class Catalog:
-    """The generations, snapshots and held rows of all models of a warehouse; each table is read when first asked for.
+    """The generations, snapshots and held rows of all models of a warehouse; each table is read on first use.
 
     Args:
-        warehouse: of the tables.
+        warehouse: warehouse of the tables.
     """
 
     def __init__(self, warehouse: Tables) -> None:
@@ -49,11 +49,11 @@ class Catalog:
         return self._generations.get(model, ())
 
     def manifests(self, model: str) -> Sequence[Manifest]:
-        """Return the manifests of a model, in the order in which their state rows were committed."""
+        """Return the manifests of a model, in the order of the commits of their state rows."""
         return self._manifests.get(model, ())
 
     def live(self, model: str) -> Generation | None:
-        """Return the live generation of a model, None if there is none."""
+        """Return the live generation of a model, or None."""
         return live_of(self.generations(model))
 
     def lineage(self, model: str) -> list[LineageSegment]:
@@ -61,14 +61,14 @@ class Catalog:
         return lineage_of(self.generations(model))
 
     def manifest(self, snapshot: str) -> Manifest | None:
-        """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
+        """Return a snapshot's manifest, also if it was removed; None if the snapshot never existed."""
         return self._snapshots.get(snapshot)
 
     def is_export(self, manifest: Manifest) -> bool:
-        """Tell if a snapshot is the state of a generation itself, not a migration of it, by its id.
+        """Return whether a snapshot is an export of a generation and not a migration of an export.
 
-        Both name the generation and its micro-batch, and earlier releases gave exports the parent of their generation's
-        snapshot.
+        The id decides: the columns of both name the generation and its micro-batch, and exports of earlier releases
+        have the parent of their generation's snapshot.
         """
         if manifest.batch_id is None:
             return False
@@ -78,19 +78,19 @@ class Catalog:
         )
 
     def export_behind(self, snapshot: str) -> Manifest | None:
-        """Return the export that a snapshot was migrated from, else the snapshot's own manifest."""
+        """Return the manifest of the export from which a snapshot was migrated, else the snapshot's manifest."""
         found = self.manifest(snapshot)
         while found is not None and found.parent is not None and not self.is_export(found):
             found = self.manifest(found.parent)
         return found
 
     def held_rows(self, model: str) -> int:
-        """Return the number of rows of a model that the quarantine holds."""
+        """Return the number of a model's rows in quarantine."""
         return self._held.get(model, 0)
 
     @cache  # noqa: B019 - a catalog lives as long as its command
     def file_sizes(self, table: str) -> tuple[int, int] | None:
-        """Return the number of files of a table and their bytes; None if there is no such table."""
+        """Return the number of files of a table and their bytes; None if the table does not exist."""
         return file_sizes(self.warehouse.root, table) if self.warehouse.exists(table) else None
 
     @cached_property
@@ -111,7 +111,7 @@ class Catalog:
 
 
 def export_id(generation: Generation, batch: int, version: int) -> str:
-    """Return the id of the snapshot of a generation's micro-batch, which completes a version of the measurements."""
+    """Return the id of the export of a generation after a micro-batch that completes a version of the measurements."""
     digest = hashlib.sha256(f"{generation.checkpoint}/{batch}".encode()).hexdigest()
     return f"{generation.model}-v{generation.model_version}-{version}-{digest[:10]}"
 

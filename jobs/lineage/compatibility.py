@@ -1,8 +1,9 @@
-"""Decide, before Spark starts, if a stream may resume: compare what its state was built with to what is deployed.
+"""Decide, before Spark starts, if a stream may resume: compare its state's spec and settings with the deployed ones.
 
 Spark compares shapes but not meanings, and restores some settings silently from the checkpoint. This module therefore
-finds every difference itself. Each has a rule: it is allowed; it waits for an upgrade or a hand-over, and until then
-the stream continues as it was built; or it is refused. `RULES` has the rules by field of a spec; `check` applies them.
+finds every difference itself. A rule decides about each difference: it is allowed; it waits for an upgrade or a
+hand-over, and until then the stream continues unchanged; or it is refused. `RULES` has the rules by field of a spec;
+`check` applies them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Rule(NamedTuple):
 
 
 STATELESS_OUTPUTS = ("innovation", "measured", "control", "residual", "matrices", "state_index")
-"""The options of `outputs` that a row's estimate follows without more in the state than there is anyway."""
+"""The options of `outputs` that need no additional fields in the state."""
 
 RULES = (
     Rule(
@@ -124,12 +125,12 @@ _RULE_OF = {field: rule for rule in RULES for field in rule.fields}
 
 
 class BuiltWith(NamedTuple):
-    """What a state was built with.
+    """The spec, source and settings of an existing state.
 
-    name: the generation or snapshot, for messages; position: up to which the state reflects the source's rows; keys:
-    number of keys at its start; table: id of its measurements table, None if unknown; partitions and blocks: of a
-    generation; settings: those in its checkpoint; takes_keys: it imports newly pretrained keys, None before that is
-    fixed; commits: ids of commits of the measurements that the state reflects, by version, as far as they are known.
+    name: generation or snapshot, for messages; position: position in the source up to which the state reflects rows;
+    keys: number of keys at its start; table: id of its measurements table, None if unknown; partitions and blocks:
+    layout of a generation; settings: settings in its checkpoint; takes_keys: it imports newly pretrained keys, None
+    before this is fixed; commits: known ids of the commits of the measurements that the state reflects, by version.
     """
 
     name: str
@@ -152,8 +153,8 @@ def _unknown_commit(version: int) -> str | None:
 class Deployed(NamedTuple):
     """The deployed spec, the id and latest version of the measurements table, and the session's settings.
 
-    commit_of: the id of the commit that a version of the measurements is now, None if the table's log lacks it.
-    topic_id: of the spec's topic; None if it has none, or if the id is unknown.
+    commit_of: returns the id of a version's current commit in the measurements, None if the table's log lacks it.
+    topic_id: id of the spec's topic; None if the spec has no topic, or if the id is unknown.
     """
 
     spec: ModelSpec
@@ -172,7 +173,7 @@ class Finding(NamedTuple):
 
 
 def differences(built_with: BuiltWith, deployed: Deployed) -> list[Finding]:
-    """Return the differences between what a state was built with and what is deployed, except allowed ones."""
+    """Return the differences between an existing state and the deployment, except allowed differences."""
     return [finding for check in _CHECKS for finding in check(built_with, deployed)]
 
 
@@ -200,9 +201,9 @@ def changed_fields(built_with: ModelSpec, deployed: ModelSpec) -> dict[str, str]
 
 
 def spec_to_run(built_with: ModelSpec, deployed: ModelSpec) -> ModelSpec:
-    """Return the spec to run a state with: the deployed one if the state fits it, else the state's own.
+    """Return the spec with which a state runs: the deployed spec if the state fits it, else the spec of the state.
 
-    The sections `stream` and `quarantine` are always those of the deployed spec.
+    The sections `stream` and `quarantine` always come from the deployed spec.
     """
     if built_with.fingerprint() == deployed.fingerprint():
         return deployed
@@ -231,10 +232,10 @@ def refuse_half_written(
 ) -> None:
     """Refuse to finish a half-written micro-batch if the `row_rules` have changed since it began.
 
-    before and now: the row rules of its last driver, if it had one, and of the driver about to start.
+    before and now: the row rules of the last driver, if there was one, and of the driver about to start.
 
     Raises:
-        UserError: they differ, and rows of the micro-batch were written under the old rules.
+        UserError: the rules differ, and rows of the micro-batch were written under the old rules.
     """
     changed = [] if before is None else sorted(name for name in now if before.get(name) != now[name])
     batch = half_written(warehouse, generation) if changed else None
@@ -254,7 +255,7 @@ def blocks_of(spec: ModelSpec, keys: int, partitions: int) -> int:
 def generation_built_with(
     model: DeployedModel[Tables], generation: Generation, manifest: Manifest
 ) -> BuiltWith:
-    """Return what a generation was built with, from its row, its snapshot's spec and its checkpoint."""
+    """Return the `BuiltWith` of a generation, from its row, its snapshot's spec and its checkpoint."""
     warehouse = model.warehouse
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     settings, sources = checkpoint.settings(), checkpoint.sources()
@@ -275,7 +276,7 @@ def generation_built_with(
 
 
 def _reached(warehouse: Tables, generation: Generation) -> dict[int, str]:
-    """Return the commits of the measurements that a generation is known to have read, by version."""
+    """Return the known commits of the measurements that a generation has read, by version."""
     if generation.topic is not None:
         return {}
     found = _stored_commit(generation.start_position)
@@ -289,7 +290,7 @@ def _stored_commit(position: Mapping[str, Any]) -> dict[int, str]:
 
 
 def snapshot_built_with(manifest: Manifest) -> BuiltWith:
-    """Return what a snapshot was built with."""
+    """Return the `BuiltWith` of a snapshot."""
     return BuiltWith(
         name=f"snapshot {manifest.snapshot_id}",
         spec=manifest.model_spec(),
@@ -302,7 +303,7 @@ def snapshot_built_with(manifest: Manifest) -> BuiltWith:
 
 
 def deployment(model: DeployedModel[Warehouse], stored: Mapping[str, str] = {}) -> Deployed:
-    """Return what is deployed, with the session's values of the settings that are stored in a checkpoint."""
+    """Return the deployed model, with the session's values of the settings that a checkpoint stores."""
     settings: dict[str, str] = {}
     for name in stored:
         value = model.warehouse.setting(name) if name.startswith(STORE) else None
@@ -322,10 +323,10 @@ def _deployed(
 
 
 def refuse_other_measurements(warehouse: Tables, generation: Generation, manifest: Manifest) -> None:
-    """Refuse a generation, begun from a snapshot, whose rows are not those of the measurements table any more.
+    """Refuse a generation, begun from a snapshot, if the measurements table no longer has the rows that it has read.
 
     Raises:
-        UserError: the table was recreated, or put back from a backup.
+        UserError: the table was recreated, or restored from a backup.
     """
     if generation.topic is not None or not warehouse.exists(measurements(generation.model)):
         return
@@ -337,9 +338,9 @@ def refuse_other_measurements(warehouse: Tables, generation: Generation, manifes
 def position_with_commit(
     warehouse: Tables, generation: Generation, position: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a position that a generation has reached with the id of its commit, as far as that is known.
+    """Add the id of its commit, if known, to a position that a generation has reached.
 
-    The generation's measurements are those of the table (`refuse_other_measurements`): then so is every earlier commit.
+    The table still has the generation's measurements (`refuse_other_measurements`), so it has every earlier commit.
     """
     if generation.topic is not None or max(_reached(warehouse, generation), default=-1) < position["version"]:
         return position
@@ -363,7 +364,7 @@ def _verdict(name: str, same: bool) -> str:
     verdict = MIGRATION if rule is None else rule.verdict
     return (
         ALLOWED if same and verdict == MIGRATION else verdict
-    )  # `form: covariance` spells out the default, say
+    )  # for example, `form: covariance` spells out the default
 
 
 def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
@@ -407,7 +408,7 @@ def _meaning(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
 
 
 def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
-    """Return an error text if a spec reads another source than the one whose rows a state reflects, else None."""
+    """Return an error text if the source of a spec is not the source of a state's rows, else None."""
     source = spec.streamed_source
     reached = f"{built_with.name} has reached {describe(built_with.position)}"
     if built_with.position["source"] != spec.source_kind:
@@ -432,7 +433,7 @@ def other_source(built_with: BuiltWith, spec: ModelSpec) -> str | None:
 
 
 def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
-    # Under a higher version the stream continues with its own spec, which has its own source.
+    # If the deployed version is higher, the stream continues with the spec and source of its state.
     other = (
         None if deployed.spec.version > built_with.spec.version else other_source(built_with, deployed.spec)
     )
@@ -451,7 +452,7 @@ def _source(built_with: BuiltWith, deployed: Deployed) -> Iterator[Finding]:
 
 
 def _same_topic(built_with: BuiltWith, spec: ModelSpec) -> bool:
-    """Tell if a spec names the topic that a state reflects; one of a higher version may name another."""
+    """Return whether a spec names the topic of a state; a spec of a higher version may name another topic."""
     source = spec.streamed_source
     return source is not None and built_with.position.get("topic") == source.topic
 

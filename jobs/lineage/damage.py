@@ -1,7 +1,7 @@
 """Find damage in a generation's checkpoint, and name the snapshot from which its stream resumes without loss.
 
-Where a checkpoint is missing, Spark silently starts from nothing; where a part is missing, from the wrong place. So the
-checkpoint is examined before the query starts, and a damaged one is refused; nothing is repaired by guessing.
+If a checkpoint is missing, Spark silently starts from nothing; if a part is missing, it starts from a wrong position.
+So the checkpoint is examined before the query starts, and a damaged one is refused; nothing is repaired by guessing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jobs.storage.warehouse import Tables
 
 
 def find_damage(warehouse: Tables, generation: Generation) -> str | None:
-    """Return what is wrong with a generation's checkpoint, or None."""
+    """Return a description of the damage of a generation's checkpoint, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = checkpoint.damage()
     if (
@@ -32,7 +32,7 @@ def find_damage(warehouse: Tables, generation: Generation) -> str | None:
 
 
 def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
-    """Refuse a damaged checkpoint, and one that Spark would look for where the warehouse was before.
+    """Refuse a damaged checkpoint, and a checkpoint that Spark would look for in the former place of the warehouse.
 
     Raises:
         UserError: the checkpoint is damaged, or was moved; the message has the way to recover.
@@ -50,10 +50,10 @@ def refuse_damaged(warehouse: Tables, generation: Generation) -> None:
 
 
 def recovery_hint(warehouse: Tables, generation: Generation) -> str:
-    """Return how to recover a stream without its generation's checkpoint.
+    """Return a sentence that describes how to recover a stream without its generation's checkpoint.
 
-    The hint names the generation's latest export, or else the snapshot that it began from: only for these is it known
-    which micro-batch they follow, so that readers miss no row and see none twice.
+    The hint names the generation's latest export, or else the snapshot from which it began. Only for these the
+    preceding micro-batch is known, so that readers miss no row and see no row twice.
     """
     mine = [
         one
@@ -69,7 +69,7 @@ def recovery_hint(warehouse: Tables, generation: Generation) -> str:
 
 
 def half_written(warehouse: Tables, generation: Generation) -> int | None:
-    """Return the micro-batch of which a killed driver wrote rows without committing it, or None."""
+    """Return the uncommitted micro-batch of which a killed driver has written rows, or None."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     planned = checkpoint.last_planned()
     if planned is None or planned == checkpoint.last_commit():

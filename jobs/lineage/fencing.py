@@ -1,19 +1,19 @@
-"""Commit as the holder of the lease, or not at all: a driver that lost its lease can no longer write.
+"""Commit only as the holder of the lease: a driver that lost its lease can no longer write.
 
-A driver that is frozen long enough loses its lease to another, and may wake up in the middle of a micro-batch. To check
-the lease before a commit is not enough, as it may freeze between the two. So the lease's epoch is in the commit:
+A driver that is frozen for long loses its lease to another, and may wake up in the middle of a micro-batch. A check of
+the lease before a commit is not enough, as the driver may freeze in between. So the lease's epoch is in the commit:
 
-- A commit's transaction is numbered by epoch, then micro-batch. Delta skips a transaction whose number does not
-  exceed the last one of its name, and refuses one whose name another has used meanwhile.
-- While any earlier driver may still run, which is so until it records its end, a driver first makes an empty commit to
-  each table, numbered after the last such driver's. From then on every commit of that epoch and of those before it is
-  skipped or refused, wherever its driver was stopped. Delta skips the empty commit where a later driver has written.
-- A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch counts as done, a
-  driver checks if a later epoch has begun, and stops if so.
+- A commit's transaction number consists of epoch and micro-batch. Delta skips a transaction whose number does not
+  exceed the last number of its name, and refuses a transaction whose name another commit has used meanwhile.
+- An earlier driver may still run until it records its end. While one may, a driver first makes an empty commit to each
+  table, with a number after the last such driver's. From then on every commit of that epoch or an earlier epoch is
+  skipped or refused, wherever its driver was frozen. Delta skips the empty commit if a later driver has written.
+- A skipped commit is not mistaken for a written one: after its commits, and before its micro-batch is done, a driver
+  checks if a later epoch has begun, and stops if so.
 
-The number does not show if a driver that was killed between its commits has already written its micro-batch, as the
-next driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before that driver
-began, and for that one the table is queried.
+If a driver was killed between its commits, the number does not show whether its micro-batch was written, as the next
+driver numbers it by a new epoch. This can only be the micro-batch whose offsets were fixed before the next driver
+began; for this micro-batch the table is queried.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from jobs.storage.table_log import FileTable
 
 _BATCHES = 2**32
-"""How many micro-batches an epoch has numbers for."""
+"""The number of micro-batches that an epoch can number."""
 
 
 def batch_of(number: int) -> int:
-    """Return the micro-batch of a transaction of an estimates table, from its number in the Delta log."""
+    """Return the micro-batch of a transaction number in the Delta log of an estimates table."""
     return number % _BATCHES
 
 
@@ -64,7 +64,7 @@ class Fence:
     _last: dict[str, int] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check that this driver still holds the lease: cheap enough for every micro-batch.
+        """Check that this driver still holds the lease; cheap enough for every micro-batch.
 
         Raises:
             UserError: a later driver holds it.
@@ -80,14 +80,14 @@ class Fence:
     ) -> None:
         """Append a micro-batch's rows, marked with `generation` and `batch_id`, to a table, exactly once.
 
-        Killed before the commit, nothing is written; killed after it, the next driver finds the rows and skips them.
-        The table gets the columns that it lacks: another version of the model may have more.
+        After a kill before the commit, nothing is written; after a later kill, the next driver finds the rows and
+        skips them. The table gets the columns that it lacks: another version of the model may have more.
 
         Args:
-            rows: to append.
-            table: to append to.
+            rows: rows to append.
+            table: name of the table.
             batch_id: number of the micro-batch.
-            part: which append this is, if a micro-batch appends to the table several times.
+            part: identifies this append if a micro-batch appends to the table several times.
 
         Raises:
             UserError: the lease is lost.
@@ -101,9 +101,9 @@ class Fence:
         """Add a micro-batch's files of rows to a table, exactly once, as `append` appends rows.
 
         Args:
-            files: with rows that are marked with `generation` and `batch_id`.
-            table: to add to.
-            schema: of the rows.
+            files: files of rows that are marked with `generation` and `batch_id`.
+            table: the table.
+            schema: schema of the rows.
             batch_id: number of the micro-batch.
 
         Raises:
@@ -122,7 +122,7 @@ class Fence:
         batch_id: int,
         part: Part | None,
     ) -> bool:
-        """Keep earlier drivers from writing under a name; tell if the micro-batch's append is still to be made."""
+        """Keep earlier drivers from writing under a name; return whether the micro-batch must still be appended."""
         self.check()
         assert self._last.get(name) != batch_id, (
             f"two appends of micro-batch {batch_id} under one name, {name}"
@@ -138,7 +138,7 @@ class Fence:
         return self.lease.generation.epoch * _BATCHES + batch_id
 
     def begin(self, rows: Callable[[], DataFrame], table: str) -> None:
-        """Append the generation's first rows to a table, unless it has some, before micro-batches upsert others.
+        """Append the generation's first rows to a table, before micro-batches upsert rows, unless it already has rows.
 
         Raises:
             UserError: the lease is lost.
@@ -152,9 +152,9 @@ class Fence:
         self.check()
 
     def forget(self, table: str) -> None:
-        """Delete the generation's rows from a table that this driver does not upsert, if it exists.
+        """Delete the generation's rows from a table into which this driver does not upsert, if the table exists.
 
-        No earlier driver can add to them afterwards, and this one, if it is frozen, cannot delete those of a later one.
+        Afterwards no earlier driver can add rows, and this driver, if it freezes, cannot delete rows of a later driver.
 
         Raises:
             UserError: the lease is lost.
@@ -193,7 +193,7 @@ class Fence:
         return F.col("generation") == self.lease.generation.generation
 
     def _fence_upserts(self, table: str) -> str:
-        """Keep earlier drivers from upserting rows, and from beginning with them; return the name of the latter."""
+        """Keep earlier drivers from upserting rows and from `begin`; return the transaction name of `begin`."""
         rows, begun = self._name(table, None), f"{self._name(table, None)}/begin"
         if self.lease.taken_over:
             schema = self.warehouse.read(table).schema

@@ -23,17 +23,17 @@ RETIRED, FAILED, SHADOW, REMOVED = "retired", "failed", "shadow", "removed"
 """`removed`: retired, and `maintain` has removed its checkpoint. The row stays, as readers of estimates need it."""
 
 KEYS = ("model", "generation")
-"""Columns that name a row of the table."""
+"""Key columns of the table."""
 _CHANGED = "another command has just changed its generations"
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One stream lineage, as its row in `generations` describes it.
+    """One stream lineage: its row in `generations`.
 
     If it has a `parent`, it continues right after the parent's micro-batch `parent_batch` (-1: after the parent's
-    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is no column: the start
-    position's JSON has it (`with_numerics`).
+    start). The path of its checkpoint is relative to the warehouse's root. `numerics` is not a column: it is stored in
+    the JSON of the start position (`with_numerics`).
     """
 
     generation: str
@@ -58,7 +58,7 @@ class Generation:
 
     @property
     def number(self) -> int:
-        """Return its number among the model's generations."""
+        """Return the generation's number among the model's generations."""
         digits = self.generation.rpartition("-g")[2]
         return int(digits) if digits.isdigit() else 0
 
@@ -69,19 +69,19 @@ class Generation:
 
     @property
     def topic(self) -> str | None:
-        """Return the Kafka topic that is its source, or None if the measurements table is."""
+        """Return the Kafka topic that the generation reads, or None if it reads the measurements table."""
         return self.start_position["topic"] if self.start_position["source"] == KAFKA else None
 
 
 class LineageSegment(NamedTuple):
-    """A generation whose estimates count up to a micro-batch; None stands for all micro-batches."""
+    """A generation and its last micro-batch whose estimates are live; None: all its micro-batches."""
 
     generation: str
     last_batch: int | None
 
 
 def all_of(warehouse: Tables, model: str | None = None) -> list[Generation]:
-    """Return the generations, of one model or of all, oldest first: by number, as clocks may be set back."""
+    """Return the generations of one or all models, oldest first: by number, as clocks may be set back."""
     if not warehouse.exists("generations"):
         return []
     rows = warehouse.rows("generations", None if model is None else {"model": model})
@@ -94,7 +94,7 @@ def live(warehouse: Tables, model: str) -> Generation | None:
 
 
 def live_of(known: Iterable[Generation]) -> Generation | None:
-    """Return the live one of a model's generations, or None."""
+    """Return the live generation among a model's generations, or None."""
     return next((one for one in known if one.status == LIVE), None)
 
 
@@ -114,7 +114,7 @@ def lineage_of(known: Sequence[Generation]) -> list[LineageSegment]:
 
 
 def with_ancestors(known: Sequence[Generation], of: Generation | None) -> Iterator[Generation]:
-    """Yield a generation of a model, its parent, and so on, each once."""
+    """Yield a generation of a model and its ancestors, each once."""
     by_name = {one.generation: one for one in known}
     while of is not None and by_name.pop(of.generation, None) is not None:
         yield of
@@ -131,7 +131,7 @@ def named(warehouse: Tables, model: str, name: str | None = None) -> Generation:
 
 
 def named_of(known: Sequence[Generation], model: str, name: str | None = None) -> Generation:
-    """Return the one of a model's generations that `named` returns.
+    """Return the result of `named` from a model's known generations.
 
     Raises:
         UserError: the model has no such generation.
@@ -148,10 +148,10 @@ def named_of(known: Sequence[Generation], model: str, name: str | None = None) -
 
 
 def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
-    """Return the generation that was live before the live one: the one that it replaced, or else its parent.
+    """Return the name of the generation that the live one replaced, or else of the live one's parent.
 
-    They differ where a snapshot was adopted that is older than the start of the generation that it replaced. The same
-    commit retired that one and made the live one, so both have its time.
+    The two differ if the live generation adopted a snapshot older than the start of the generation that it replaced.
+    One commit retired the replaced generation and made the live one, so both rows have the same time.
     """
     for one in known:
         if one.status == RETIRED and one.retired_at is not None and one.retired_at == live.created_at:
@@ -160,10 +160,10 @@ def predecessor(known: Sequence[Generation], live: Generation) -> str | None:
 
 
 def origin(warehouse: Tables, generation: Generation) -> Manifest:
-    """Return the manifest of the snapshot that a generation began from.
+    """Return the manifest of the snapshot from which a generation began.
 
     Raises:
-        UserError: it is missing.
+        UserError: the manifest is missing.
     """
     manifest = record(warehouse, generation.snapshot_id)
     if manifest is None:
@@ -180,12 +180,12 @@ def progress_rank(warehouse: Tables, generation: Generation) -> int:
 
 
 def has_reached(warehouse: Tables, generation: Generation, other: Generation) -> bool:
-    """Tell if a generation reflects all rows that another one reflects."""
+    """Return whether a generation reflects all rows that another generation reflects."""
     return reached(position_of(warehouse, generation), position_of(warehouse, other))
 
 
 def position_of(warehouse: Tables, generation: Generation) -> dict[str, Any]:
-    """Return the position in its source that a generation has reached."""
+    """Return the position that a generation has reached in its source."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     batch = checkpoint.last_commit()
     if batch is None:
@@ -204,22 +204,22 @@ def begin(
     *,
     numerics: int,
 ) -> Generation:
-    """Make a new generation from a snapshot, in one commit: a shadow, or live, which retires the former live one.
+    """Make a new shadow or live generation from a snapshot, in one commit; a live one retires the former live one.
 
-    Killed before the commit, nothing has changed; killed after it, the new generation has no checkpoint yet, and the
-    next start begins it from its snapshot.
+    After a kill before the commit, nothing has changed; after a later kill, the new generation has no checkpoint
+    yet, and the next start begins it from its snapshot.
 
     Args:
-        warehouse: of the generations.
-        manifest: of the snapshot.
-        partitions: of the shuffle.
-        blocks: of keys.
-        beside: the live generation when the command decided, None if there was none. A command that was frozen since
-            must not replace what another has made live meanwhile.
+        warehouse: warehouse of the generations.
+        manifest: manifest of the snapshot.
+        partitions: number of shuffle partitions.
+        blocks: number of blocks of keys per partition.
+        beside: the live generation at the time of the decision, or None. A command that was frozen since then must not
+            replace a generation that another command has made live meanwhile.
         status: LIVE or SHADOW.
-        parent: the generation that it continues, and after which of its micro-batches.
-        numerics: of the filters that will drive it (`kalman.NUMERICS`), which take longer to import than a command that
-            only reads may run.
+        parent: the generation to continue, and the last of its micro-batches that is kept.
+        numerics: version of the filters' numerics (`kalman.NUMERICS`); passed in, as the import of `kalman` takes
+            longer than a command that only reads may run.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
@@ -255,10 +255,10 @@ def switch(warehouse: Tables, model: str, to: Generation, last_seen: list[Genera
     """Make a generation live and retire the former live one, in one commit, so that readers always see exactly one.
 
     Args:
-        warehouse: of the generations.
+        warehouse: warehouse of the generations.
         model: name of the model.
-        to: becomes live.
-        last_seen: the model's generations that the decision was based on.
+        to: the generation that becomes live.
+        last_seen: the model's generations on which the decision was based.
 
     Raises:
         UserError: another command changed the model's generations meanwhile.
@@ -278,7 +278,7 @@ def retire(warehouse: Tables, one: Generation, last_seen: list[Generation]) -> N
 
 
 def remove(warehouse: Tables, names: list[str], last_seen: list[Generation]) -> None:
-    """Mark retired generations as removed, in one commit: they can no longer be rolled back to.
+    """Mark retired generations as removed, in one commit; a roll-back to them is no longer possible.
 
     Raises:
         UserError: another command changed the model's generations meanwhile.
@@ -290,7 +290,7 @@ def remove(warehouse: Tables, names: list[str], last_seen: list[Generation]) -> 
 def _commit(
     warehouse: Tables, known: list[Generation], begun: list[Generation], statuses: dict[str, str]
 ) -> None:
-    """Add generations and change the status of others, in one commit, unless the model's have changed meanwhile.
+    """Add generations and change the status of others in one commit, if no other command has changed the model's.
 
     A retired generation loses its lease, so that its driver stops at its next heartbeat.
     """
@@ -307,7 +307,7 @@ def _commit(
 
 
 def _with_status(status: str) -> dict[str, Any]:
-    """Return the columns that a generation has with another status."""
+    """Return the columns that change with a generation's status."""
     if status == RETIRED:
         return {"status": status, "retired_at": NOW, "owner": None}
     return {"status": status, "retired_at": None} if status == LIVE else {"status": status}
@@ -319,13 +319,13 @@ def _check_unchanged(model: str, now: Iterable[Generation], known: Iterable[Gene
 
 
 def stream_taken_error(model: str, who: str, what: str = "stream") -> UserError:
-    """Return the error of a driver that came second; what: stream, monitor or skill; who: a clause about the first."""
+    """Return the error of a second driver; what: stream, monitor or skill; who: a clause about the first driver."""
     return UserError(f"the {what} of {model} already has a driver: {who}", ALREADY_RUNNING)
 
 
 @contextmanager
 def conflict_as_taken(model: str) -> Iterator[None]:
-    """Turn a conflict of two commits into the `stream_taken_error` of the later one."""
+    """Turn a conflict of two commits into the `stream_taken_error` of the later commit."""
     try:
         yield
     except Conflict as error:
@@ -333,12 +333,12 @@ def conflict_as_taken(model: str) -> Iterator[None]:
 
 
 def update(warehouse: Tables, rows: Rows, values: Mapping[str, Any]) -> None:
-    """Set columns of the generations that these are, in one commit (`row_changes.update_rows`)."""
+    """Set columns of the generations that `rows` selects, in one commit (`row_changes.update_rows`)."""
     update_rows(warehouse, "generations", KEYS, rows, values)
 
 
 def adopt_topic_id(warehouse: Tables, one: Generation, topic_id: str) -> Generation:
-    """Return a generation with the id of the topic that it reads, recorded in its row, where none was known."""
+    """Record the id of a generation's topic, unknown so far, in its row; return the generation with the id."""
     adopted = replace(one, start_position={**one.start_position, "topic_id": topic_id})
     update(warehouse, {"generation": one.generation}, {"start_position": row_of(adopted)["start_position"]})
     return adopted

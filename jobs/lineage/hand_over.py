@@ -1,10 +1,10 @@
-"""After which micro-batch a new generation continues, so that each row is in the live estimates exactly once.
+"""Find the micro-batch after which a new generation continues, so that each row has exactly one live estimate.
 
 The live estimates are those of the live generation, and before them those of its parent up to a micro-batch, and so on
 (`jobs.lineage.live`). A snapshot that was not exported from a stream has only a position. So its place is looked up
-among the micro-batches of the live generation and its ancestors: the parent is the one that ended exactly there. If
-none did, the rows between the last micro-batch before the position and the position are in the snapshot's state, and no
-generation would estimate them where readers look: the command must be told that this is wanted.
+among the micro-batches of the live generation and its ancestors: the parent is the generation with a micro-batch that
+ended exactly there. If there is none, the rows between the last micro-batch before the position and the position are in
+the snapshot's state, but would have no live estimate: the user must allow this with an option.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ ALLOW = "--allow-missing-estimates"
 
 
 class Continuation(NamedTuple):
-    """The parent of a new generation, and the parent's last micro-batch that counts (-1: none of its own does).
+    """The parent of a new generation, and the parent's last live micro-batch (-1: none of the parent's micro-batches).
 
-    missing: how many rows would have no live estimate; None: not known
-    why: they would not; empty if none is missing
+    missing: number of rows that would have no live estimate; None: unknown
+    why: the reason; empty if no row is missing
     """
 
     parent: str | None
@@ -55,13 +55,13 @@ class Continuation(NamedTuple):
         return None if self.parent is None or self.batch is None else (self.parent, self.batch)
 
     def missing_rows(self, manifest: Manifest) -> str:
-        """Return how many rows miss their live estimates, in words."""
+        """Return a phrase with the number of rows that lack a live estimate."""
         count = "an unknown number of rows" if self.missing is None else f"{self.missing:,} rows"
         return f"{count} up to {describe(manifest.position)} would have no live estimate: {self.why}"
 
 
 class _Link(NamedTuple):
-    """A generation of the live lineage, the last micro-batch of it that counts, and the place where its child began."""
+    """A generation of the live lineage, its last live micro-batch, and the place where its child began."""
 
     generation: Generation
     limit: int | None
@@ -69,7 +69,7 @@ class _Link(NamedTuple):
 
 
 def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
-    """Return after which micro-batch a new generation from a snapshot continues the live estimates."""
+    """Return the micro-batch after which a new generation from a snapshot continues the live estimates."""
     catalog = Catalog(warehouse)
     known = {one.generation: one for one in catalog.generations(manifest.model)}
     if _is_export(catalog, manifest, known):
@@ -79,7 +79,7 @@ def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
         return Continuation(None, None)
     other = _other_source(catalog, live, manifest)
     if other:
-        # What was estimated of a former topic has landed, and stays. The rows of a former table are gone.
+        # Estimated rows of a former topic have landed, and stay. The rows of a former table are gone.
         last = None if live.topic is None else Checkpoint(warehouse, live.checkpoint).last_commit()
         return Continuation(live.generation, -1 if last is None else last, None, other)
     wanted = of_position(manifest.position)
@@ -93,10 +93,10 @@ def of_snapshot(warehouse: Warehouse, manifest: Manifest) -> Continuation:
 
 
 def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any], int]:
-    """Return the last position of a generation at which a micro-batch ended, and that micro-batch.
+    """Return the last position of a generation at which a micro-batch ended, and this micro-batch.
 
-    A stream that was stopped may have ended within a version. What it has estimated after the position, a generation
-    from there estimates again. Without such a micro-batch it is the generation's start, and -1.
+    A stopped stream may have ended within a version. A generation that begins at the position estimates the later rows
+    again. Without such a micro-batch, return the generation's start and -1.
     """
     found = last_whole(warehouse, live)
     if found is None:
@@ -108,7 +108,7 @@ def last_position(warehouse: Warehouse, live: Generation) -> tuple[dict[str, Any
 
 
 def _other_source(catalog: Catalog, live: Generation, manifest: Manifest) -> str:
-    """Return why the live generation's rows are not those of a snapshot; empty if they are."""
+    """Return why the live generation and a snapshot have different sources; empty if they have the same source."""
     if not same_source(live.start_position, manifest.position):
         return f"{live.generation} reads another table or topic, or one that was made anew"
     began_from = catalog.manifest(live.snapshot_id)
@@ -122,7 +122,7 @@ def _other_source(catalog: Catalog, live: Generation, manifest: Manifest) -> str
 
 
 def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation]) -> bool:
-    """Tell if a snapshot is the state of a generation at a micro-batch, and the estimates up to there still exist."""
+    """Return whether a snapshot is an export of a generation whose estimates up to it still exist."""
     if manifest.generation is None or manifest.batch_id is None:
         return False
     source = known.get(manifest.generation)
@@ -133,7 +133,7 @@ def _is_export(catalog: Catalog, manifest: Manifest, known: dict[str, Generation
 
 
 def _before_the_first(warehouse: Warehouse, manifest: Manifest, first: Generation) -> Continuation:
-    """Return the continuation before the first live estimate: of rows that were history nothing can be missing."""
+    """Return the continuation before the first live estimate: rows of the history cannot lack a live estimate."""
     start, wanted = of_position(first.start_position), of_position(manifest.position)
     if includes(start, wanted):
         return Continuation(first.generation, -1)
@@ -144,7 +144,7 @@ def _before_the_first(warehouse: Warehouse, manifest: Manifest, first: Generatio
 
 
 def _within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuation:
-    """Return the continuation of a generation that began at or before the snapshot's position."""
+    """Return the continuation after a generation that began at or before the snapshot's position."""
     name, wanted = link.generation.generation, of_position(manifest.position)
     found = around(warehouse, link.generation, link.limit, wanted)
     end = found.before.end
@@ -174,7 +174,7 @@ def _within(warehouse: Warehouse, manifest: Manifest, link: _Link) -> Continuati
 
 
 def _checked(warehouse: Warehouse, manifest: Manifest, made: Continuation, start: Place) -> Continuation:
-    """Return a continuation with the number of rows between a place and the snapshot's position, which it misses."""
+    """Return a continuation with the number of missing rows, between a place and the snapshot's position."""
     table = measurements(manifest.model)
     # Streams that import the states of new keys skip their history.
     with_history = not warehouse.exists(new_keys(manifest.model))
@@ -183,7 +183,7 @@ def _checked(warehouse: Warehouse, manifest: Manifest, made: Continuation, start
 
 
 def _advice(manifest: Manifest, nearest: list[int]) -> str:
-    """Return which snapshots would miss nothing, of those at versions where micro-batches ended."""
+    """Return a sentence with the nearest versions where micro-batches ended: a snapshot there would miss no rows."""
     if not nearest:
         return ""
     options = " or ".join(str(one) for one in sorted(set(nearest)))

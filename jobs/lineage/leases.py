@@ -1,9 +1,9 @@
 """The lease on a generation: one driver at a time.
 
-A generation's row names the driver that holds the lease, an epoch that rises with every driver, and a heartbeat. If two
-drivers start at once, both try to write themselves into the row, and Delta commits one; on a local file system a lock
-that dies with its process decides even before that. `jobs.supervision.driver_log` has the same facts for processes
-without Spark, and `jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
+A generation's row has the holder of the lease, an epoch that rises with every driver, and a heartbeat. If two drivers
+start at once, both try to write to the row, and Delta commits one; on a local file system, a lock that ends with its
+process decides earlier. `jobs.supervision.driver_log` has the same facts for processes without Spark, and
+`jobs.lineage.fencing` keeps a driver that has lost its lease from writing.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ LOCK_POLL_SECONDS = 0.1
 
 @dataclass
 class Lease:
-    """A driver's hold on a generation.
+    """A driver's lease on a generation.
 
     record: the driver's entry in the log of drivers.
-    suspect: the latest earlier epoch whose driver may still run somewhere; 0 if there is none.
-    lost: set once another driver is found to hold the lease.
+    suspect: the latest earlier epoch whose driver may still run somewhere, or 0.
+    lost: set once another driver holds the lease.
     """
 
     generation: Generation
@@ -58,17 +58,17 @@ class Lease:
 
     @property
     def taken_over(self) -> bool:
-        """Tell if an earlier driver may still run: it did not release the lease."""
+        """Return whether an earlier driver may still run, as it did not release the lease."""
         return self.suspect > 0
 
     def overtaken(self) -> bool:
-        """Tell if a later driver holds the generation."""
+        """Return whether a later driver holds the generation."""
         if self.log.overtaken(self.record.generation, self.record.epoch):
             self.lost.set()
         return self.lost.is_set()
 
     def check(self) -> None:
-        """Check that this driver still holds the lease: cheap enough for every micro-batch.
+        """Check that this driver still holds the lease; cheap enough for every micro-batch.
 
         Raises:
             UserError: a later driver holds it.
@@ -85,11 +85,11 @@ def acquire(
 ) -> Lease:
     """Write `owner` into the generation's lease, then into the log of drivers.
 
-    Killed in between, this driver leaves only its epoch behind, and the next driver takes the next one.
+    After a kill in between, this driver leaves only its epoch behind, and the next driver takes the next epoch.
 
     Args:
-        warehouse: of the generation.
-        generation: to drive.
+        warehouse: warehouse of the generation.
+        generation: the generation to drive.
         owner: the driver.
         rules: fields that decide how rows are processed (`compatibility.row_rules`); they may not change within a
             micro-batch.
@@ -136,15 +136,15 @@ def acquire(
 
 
 def _held(generation: Generation) -> dict[str, Any]:
-    """Return which row has the lease of a generation as it was seen."""
+    """Return the columns that identify the generation's row with its lease unchanged since it was read."""
     return {"generation": generation.generation, "epoch": generation.epoch}
 
 
 def _suspect(generation: Generation, before: DriverRecord | None) -> int:
-    """Return the latest epoch so far whose driver may wake up and write, as it recorded no end; 0 if there is none.
+    """Return the latest epoch whose driver may wake up and write, as it recorded no end; 0: no such driver.
 
-    Each record names the one that its driver knew, so that it is not forgotten behind drivers that ended. That no
-    process of a driver is found on this machine does not count: another container may have the same name.
+    Each record repeats the suspect that its driver knew, so that later drivers that ended do not hide it. A missing
+    process on this machine proves nothing: another container may have the same name.
     """
     if before is None or before.epoch != generation.epoch or before.ended_at is None:
         return generation.epoch
@@ -152,10 +152,10 @@ def _suspect(generation: Generation, before: DriverRecord | None) -> int:
 
 
 def refuse_if_driven(generation: Generation) -> None:
-    """Refuse a generation that a running driver holds.
+    """Refuse a generation whose lease a running driver holds.
 
     Raises:
-        UserError: a driver holds it; the message names its process.
+        UserError: a driver holds the lease; the message names its process.
     """
     holder = DriverIdentity.parse(generation.owner)
     if holder is not None and holder.alive_after_waiting(generation.heartbeat):
@@ -180,7 +180,7 @@ def renew(warehouse: Warehouse, generation: Generation) -> Generation | None:
 
 
 def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = None) -> None:
-    """Release the lease and record how the driver ended, with its error if there was one."""
+    """Release the lease, and record how the driver ended and its error."""
     generation = lease.generation
     try:
         update(warehouse, _held(generation), {"owner": None, "heartbeat": NOW, "last_error": error})
@@ -191,7 +191,7 @@ def release(warehouse: Warehouse, lease: Lease, how: str, error: str | None = No
 
 @contextmanager
 def heartbeat(warehouse: Warehouse, lease: Lease, stop: threading.Event) -> Iterator[None]:
-    """Renew the lease from a thread; set `stop` once the lease is lost, or the log of drivers has a request to stop."""
+    """Renew the lease in a thread; set `stop` once the lease is lost, or the log of drivers has a request to stop."""
     done = threading.Event()
 
     def keep_renewing() -> None:
@@ -235,9 +235,9 @@ def report_alive(lease: Lease, stop: threading.Event) -> None:
 def stream_lock(
     root: str, model: str, generation: str | None = None, what: str = "stream", patience: float = 0.0
 ) -> Iterator[None]:
-    """Lock the model's stream, or that of one generation, on this machine; the lock dies with the process.
+    """Lock the stream of a model, or of one generation, on this machine; the lock ends with the process.
 
-    root: of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
+    root: root of the warehouse, if it is local; what: stream, monitor or skill; patience: seconds to wait for the lock.
 
     Raises:
         UserError: another process holds the lock.

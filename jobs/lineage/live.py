@@ -1,8 +1,8 @@
-"""Read the live estimates of a model: for each row those of one generation, without gaps or duplicates at a switch.
+"""Read the live estimates of a model: one generation's estimate per row, without gaps or duplicates at a switch.
 
 A generation continues right after one micro-batch of its parent. So the live estimates are those of the live
 generation, and before them those of its parent up to that micro-batch, and so on. A switch is one commit in
-`generations`, so a reader sees the lineage before it or the lineage after it.
+`generations`, so a reader sees the lineage before the switch or after it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
     """
     condition = F.lit(False)
     for generation, last_batch in generations.live_lineage(warehouse, model):
-        if last_batch == -1:  # none of its own
+        if last_batch == -1:  # no micro-batch of this generation is live
             continue
         mine = F.col("generation") == generation
         condition = condition | (mine if last_batch is None else mine & (F.col("batch_id") <= last_batch))
@@ -42,7 +42,7 @@ def is_live(warehouse: Warehouse, model: str) -> Column:
 def latest_corrections(rows: DataFrame) -> DataFrame:
     """Drop estimates that a later micro-batch of their generation has corrected (`order.kind: replay`).
 
-    Where a generation has any correction for a key and event time, only the rows of the latest micro-batch are kept.
+    If a generation has any correction for a key and event time, only the rows of the latest micro-batch are kept.
     """
     if "correction" not in rows.columns:
         return rows

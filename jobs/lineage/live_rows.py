@@ -1,4 +1,4 @@
-"""Which rows of a table of estimates count, as SQL: of corrected rows (`order.kind: replay`) the latest estimates."""
+"""SQL for the valid rows of an estimates table: for corrected rows (`order.kind: replay`) the latest estimates."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from jobs.storage.table_rows import column_types
 
 _NO_END = (1 << 63) - 1
 _NAME = "estimates"
-"""Of the table in queries."""
+"""Name of the estimates table in queries."""
 _SAME = ("generation", "key", "event_time")
 
 
 def counted_rows(table: str, columns: Sequence[str], where: str, has_corrections: bool) -> str:
     """Return the query of rows that no later micro-batch of their generation has corrected.
 
-    Where a generation has any correction for a key and event time, only the rows of the latest micro-batch count.
+    If a generation has any correction for a key and event time, only the rows of the latest micro-batch count.
 
     Args:
-        table: the name of the estimates in queries.
-        columns: of the rows.
-        where: the condition of the rows to read.
-        has_corrections: some rows may be corrections, by the column `correction`.
+        table: name of the estimates in queries.
+        columns: columns to read.
+        where: condition of the rows to read.
+        has_corrections: some rows may be corrections, marked by the column `correction`.
     """
     if not has_corrections:
         return f"SELECT {', '.join(map(quoted, columns))} FROM {table} WHERE {where}"
     same = ", ".join(_SAME)
-    # The first side of a join is in memory: the corrected keys and times, which are few.
+    # The first side of a join is held in memory: the corrected keys and times, which are few.
     return (
         f"SELECT {', '.join(f'r.{quoted(name)}' for name in columns)} FROM (SELECT {same}, max(batch_id) AS newest "
         f"FROM {table} WHERE {where} GROUP BY {same} HAVING bool_or(correction)) c "
@@ -41,10 +41,10 @@ def counted_rows(table: str, columns: Sequence[str], where: str, has_corrections
 
 
 class Estimates(NamedTuple):
-    """A table of estimates, and which of its rows count.
+    """A table of estimates, with the facts that decide which of its rows count.
 
-    last_batch: by generation; empty for a table of history, whose rows all count. has_corrections: of some rows only
-    those of the latest micro-batch count.
+    last_batch: last live micro-batch by generation; empty for a table of history, whose rows all count.
+    has_corrections: the table has corrected rows, for which only the latest micro-batch counts.
     """
 
     table: str
@@ -53,13 +53,13 @@ class Estimates(NamedTuple):
 
 
 def counted_estimates(root: str, table: str, lineage: Sequence[LineageSegment] = ()) -> Estimates:
-    """Return a table of live estimates with their lineage, or one of history, without."""
+    """Return a table of live estimates with their lineage, or a table of history without a lineage."""
     last_batch = {name: _NO_END if last is None else last for name, last in lineage}
     return Estimates(table, last_batch, "correction" in column_types(root, table) and _corrected(root, table))
 
 
 def _corrected(root: str, table: str) -> bool:
-    """Tell if some estimates are corrections."""
+    """Return whether some estimates are corrections."""
     with open_queries(root) as queries:
         queries.add(_NAME, table)
         return bool(queries.run(f"SELECT bool_or(correction) AS found FROM {_NAME}")["found"][0].as_py())

@@ -1,4 +1,4 @@
-"""The table `live`: which micro-batches of which generations are a model's live estimates, for other readers.
+"""The table `live`, for other readers: the generations and micro-batches whose estimates are live.
 
 It repeats what `generations` says (`jobs.lineage.live`), so that any reader finds the live rows by one join: the row's
 `generation` is in the table, and its `batch_id` is at most `last_batch`. Beside that it names the states, in the order
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TABLE = "live"
 NO_END = (1 << 63) - 1
-"""`last_batch` of the live generation itself, which goes on: the largest number that the column holds."""
+"""`last_batch` of the live generation, which has no end: the largest number of the column's type."""
 _TEXTS = pa.list_(pa.string())
 _SCHEMA = pa.schema(
     [
@@ -45,7 +45,7 @@ _SCHEMA = pa.schema(
 
 
 def refresh(warehouse: Tables, model: str) -> bool:
-    """Write a model's rows of the table, in one commit, unless they are there; tell if they have changed."""
+    """Write a model's rows of the table in one commit if they have changed; return whether they have."""
     rows = rows_of(generations.all_of(warehouse, model), manifests.all_of(warehouse, model))
     if not rows and not warehouse.exists(TABLE):
         return False
@@ -55,12 +55,12 @@ def refresh(warehouse: Tables, model: str) -> bool:
     try:
         replace_partition(warehouse, TABLE, "model", model, pa.Table.from_pylist(rows, _SCHEMA))
     except Conflict:
-        pass  # other commands write the same at this moment, and what they know is as new
+        pass  # another command writes this table at the same time; if its rows are older, the next refresh fixes them
     return True
 
 
 def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str, Any]]:
-    """Return the rows of a model's generations, the live one first; without those that have no live micro-batch."""
+    """Return the rows of a model's generations with live micro-batches, the live generation first."""
     by_name = {one.generation: one for one in known}
     specs = {one.snapshot_id: json.loads(one.spec) for one in snapshots}
     segments = [(by_name[name], last) for name, last in lineage_of(known) if last != -1]
@@ -79,7 +79,7 @@ def rows_of(known: list[Generation], snapshots: list[Manifest]) -> list[dict[str
 
 
 def _present(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    """Return the rows that the table has of a model, in order of place."""
+    """Return a model's rows in the table, in order of place."""
     names = [name for name in _SCHEMA.names if name != "model"]
     found = read_table(warehouse.root, TABLE, names, partition={"model": model})
     rows = [] if found is None else [{"model": model, **row} for row in found.to_pylist()]

@@ -1,9 +1,9 @@
 """Find states that lack rows which their generation has estimated.
 
-Releases before 0.3.0 kept states in files with one name for all attempts of a micro-batch (format 1). Where a driver
-was killed or frozen between its states and its commit, files of two attempts could be read as one state. Keys then have
-the state of an earlier micro-batch, so that their states reflect fewer rows than were estimated: never more. A state
-counts its rows, and each row that it took has one estimate without a flag, so two counts find each such key.
+Releases before 0.3.0 kept states in files with one name for all attempts of a micro-batch (format 1). If a driver was
+killed or frozen between its states and its commit, files of two attempts could be read as one state. Some keys then
+have the state of an earlier micro-batch, which reflects fewer rows than were estimated, never more. A state counts its
+rows, and each of these rows has one estimate without a flag, so a comparison of the two counts finds each such key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ALLOW = "--allow-missing-rows"
 
 
 class MissingRows(NamedTuple):
-    """How many rows the state of a generation lacks at the end of a micro-batch, and of how many keys."""
+    """The number of rows that a generation's state lacks at the end of a micro-batch, and the number of their keys."""
 
     generation: Generation
     batch: int
@@ -35,7 +35,7 @@ class MissingRows(NamedTuple):
 
 
 def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> None:
-    """Refuse the state of a generation, written as snapshot `end`, that lacks rows, or whose ancestors' states do.
+    """Refuse a generation whose state, written as snapshot `end`, lacks rows, or whose ancestors' states lack rows.
 
     Raises:
         UserError: rows are missing; the message has the command that computes the state anew.
@@ -52,7 +52,7 @@ def refuse_missing_rows(warehouse: Warehouse, generation: Generation, end: Manif
 
 
 def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) -> MissingRows | None:
-    """Return the rows that a generation's state lacks, or else its parent's where it took this over, and so on.
+    """Return the rows that a generation's state lacks, or else those that its ancestors' handed-over states lacked.
 
     end: the snapshot of the generation's state at the end of a micro-batch. Models whose rows wait for a watermark are
     not compared: their attempts always wrote the same files.
@@ -72,7 +72,7 @@ def missing_rows(warehouse: Warehouse, generation: Generation, end: Manifest) ->
 def _missing(
     warehouse: Warehouse, generation: Generation, origin: Manifest | None, end: Manifest
 ) -> MissingRows | None:
-    """Compare the rows in a state, less those of the snapshot that it began from, with the generation's estimates."""
+    """Compare the rows in a state, less the rows in the snapshot at its start, with the generation's estimates."""
     table, batch = estimates(generation.model), end.batch_id
     if (
         batch is None
@@ -84,8 +84,8 @@ def _missing(
     mine = (F.col("generation") == generation.generation) & (F.col("batch_id") <= batch)
     estimated = warehouse.read(table).filter(
         mine & F.col("flags").isNull()
-    )  # a flagged row leaves its key's state
-    # Newly pretrained keys bring rows that this generation has not estimated: there each key is compared.
+    )  # a flagged row does not change its key's state
+    # Newly pretrained keys bring rows that this generation has not estimated: then each key is compared.
     if (
         Checkpoint(warehouse, generation.checkpoint).sources() == 1
         and end.rows - origin.rows >= estimated.count()

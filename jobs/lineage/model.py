@@ -1,4 +1,4 @@
-"""The handle of a deployed model that functions take: its spec, and the warehouse that has its tables."""
+"""The handle of a deployed model: its spec, and the warehouse with its tables."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ AnyTables = TypeVar("AnyTables", bound=Tables, covariant=True)
 
 @dataclass(frozen=True)
 class DeployedModel(Generic[AnyTables]):
-    """A model's deployed spec, and the warehouse that has its tables.
+    """A model's deployed spec, and the warehouse with its tables.
 
-    A function that takes `DeployedModel[Tables]` needs no Spark; `DeployedModel[Warehouse]` starts it when first used.
+    A function with a parameter `DeployedModel[Tables]` needs no Spark; `DeployedModel[Warehouse]` starts Spark on first
+    use.
     """
 
     spec: ModelSpec
@@ -27,5 +28,5 @@ class DeployedModel(Generic[AnyTables]):
         return self.spec.name
 
     def with_spec(self, spec: ModelSpec) -> Self:
-        """Return the handle with another spec of the model: one with which a generation runs or a snapshot was made."""
+        """Return the handle with another spec of the model: the spec of a generation or a snapshot."""
         return replace(self, spec=spec)

@@ -1,7 +1,7 @@
-"""Pause a stream while a command needs it stopped, and let it be started again afterwards.
+"""Pause a stream while a command needs it stopped, and allow its start afterwards.
 
-A hold in the log of drivers, renewed meanwhile, keeps Airflow from starting the stream. If the command is killed, the
-hold expires and the stream resumes.
+A hold in the log of drivers, renewed during the pause, keeps Airflow from starting the stream. If the command is
+killed, the hold expires and the stream resumes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 HOLD = timedelta(minutes=5)
-"""How long a hold lasts after its last renewal."""
+"""Duration of a hold after its last renewal."""
 RENEW_SECONDS = 60.0
 UNLOCK_SECONDS = 10.0
-"""How long a driver that has recorded its end may take to release the machine's lock."""
+"""Maximum time from a driver's recorded end to the release of the machine's lock."""
 WAIT = timedelta(minutes=30)
-"""How long a driver may take to finish its micro-batch."""
+"""Maximum time in which a driver must finish its micro-batch."""
 
 
 @contextmanager
 def paused_stream(
     log: DriverLog, reason: str, on_progress: Callable[[str], None] = lambda text: None
 ) -> Iterator[DriverStatus]:
-    """Stop a stream's driver, if there is one, and hold the stream; yield the status that the driver had.
+    """Stop a stream's driver, if there is one, and hold the stream; yield the driver's former status.
 
     A hold of another command is left unchanged, during the pause and after it.
 
     Raises:
-        UserError: the driver has not stopped in time, or shows no sign of life.
+        UserError: the driver has not stopped in time, or gives no sign of life.
     """
     done = threading.Event()
     mine = _PauseHold(log, reason)
@@ -72,10 +72,10 @@ def exclusive_stream(
     drain: bool,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[None]:
-    """Keep drivers off a model's live generation; with `drain` its driver is stopped first.
+    """Keep drivers from a model's live generation; with `drain` its driver is stopped first.
 
     Raises:
-        UserError: a driver holds it, or another command has made another generation live.
+        UserError: a driver holds the generation, or another command has made another generation live.
     """
     name = live.model
     log = DriverLog.of(warehouse, name)
@@ -93,7 +93,7 @@ def exclusive_stream(
 
 
 class _PauseHold:
-    """A hold that gives way to any other."""
+    """A hold that never replaces the hold of another command."""
 
     def __init__(self, log: DriverLog, reason: str) -> None:
         self.log, self.reason, self.began_at = log, reason, clock.now()

@@ -1,4 +1,4 @@
-"""Change which generation is live, in one commit: promote a shadow, roll back to a retired one, or retire a shadow."""
+"""Promote a shadow generation, roll back to a retired one, or retire a shadow, each in one commit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def promote(
     """Make a shadow the live generation; return it and the generation that it replaced. Idempotent.
 
     Args:
-        warehouse: of the generations.
+        warehouse: warehouse of the generations.
         model: name of the model.
-        name: of the shadow; by default the newest.
+        name: name of the shadow; by default the newest.
         allow_lag: promote the shadow even if it lags the live generation, so that readers see time go back.
 
     Raises:
-        UserError: there is no such shadow, or it has read other measurements than the table has now; `ShadowLags`: it
-            lags the live generation.
+        UserError: there is no such shadow, or the measurements that it has read are not in the table any more.
+        ShadowLags: the shadow lags the live generation.
     """
     found, live, known = _promotable(warehouse, model, name)
     if found.status == LIVE:
@@ -42,12 +42,13 @@ def promote(
 def to_promote(
     warehouse: Tables, model: str, name: str | None = None, allow_lag: bool = False
 ) -> tuple[Generation, Generation | None]:
-    """Return what `promote` would make live, and the live generation; change nothing.
+    """Return the generation that `promote` would make live, and the live generation; change nothing.
 
-    What the generation has read is not compared with the measurements here.
+    The measurements that the generation has read are not compared with the table here.
 
     Raises:
-        UserError: there is no such shadow; `ShadowLags`: it lags the live generation.
+        UserError: there is no such shadow.
+        ShadowLags: the shadow lags the live generation.
     """
     found, live, _ = _promotable(warehouse, model, name)
     if found.status != LIVE:
@@ -58,7 +59,7 @@ def to_promote(
 def _promotable(
     warehouse: Tables, model: str, name: str | None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
-    """Return the generation to promote, the live one, and all."""
+    """Return the generation to promote, the live generation, and all generations."""
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
     found = next((one for one in known if one.generation == name), None) if name else (shadows or [None])[-1]
@@ -71,7 +72,7 @@ def _promotable(
 
 
 def _refuse_other_measurements(warehouse: Tables, found: Generation) -> None:
-    if found.topic is None:  # what it has read of a topic is compared at its next start
+    if found.topic is None:  # a position in a topic is compared at the generation's next start
         refuse_other_measurements(warehouse, found, origin(warehouse, found))
 
 
@@ -86,13 +87,13 @@ def _refuse_lag(warehouse: Tables, found: Generation, live: Generation | None, a
 
 
 def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, Generation | None]:
-    """Make a retired generation the live one again; return it and the generation that it replaced. Idempotent.
+    """Make a retired generation live again; return it and the generation that it replaced. Idempotent.
 
-    It resumes from its own checkpoint, after the last row that it has read itself.
+    The generation resumes from its checkpoint, after the last row that it has read.
 
     Raises:
-        UserError: there is no retired generation to roll back to, its checkpoint is damaged, or it has read other
-            measurements than the table has now.
+        UserError: there is no retired generation to roll back to, its checkpoint is damaged, or the measurements that
+            it has read are not in the table any more.
     """
     found, live, known = to_roll_back_to(warehouse, model, name)
     if found.status == LIVE:
@@ -105,7 +106,7 @@ def roll_back(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
 def to_roll_back_to(
     warehouse: Tables, model: str, name: str | None = None
 ) -> tuple[Generation, Generation | None, list[Generation]]:
-    """Return what `roll_back` would make live, the live generation, and all; change nothing.
+    """Return the generation that `roll_back` would make live, the live one, and all generations; change nothing.
 
     Raises:
         UserError: there is no such generation.
@@ -124,10 +125,10 @@ def to_roll_back_to(
 
 
 def to_retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, list[Generation]]:
-    """Return what `retire` would retire, or has retired, and all generations; change nothing.
+    """Return the generation that `retire` would retire, or has retired, and all generations; change nothing.
 
     Raises:
-        UserError: as `retire`.
+        UserError: for the reasons of `retire`.
     """
     known = generations.all_of(warehouse, model)
     shadows = [one for one in known if one.status == SHADOW]
@@ -147,10 +148,10 @@ def to_retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[G
 
 
 def retire(warehouse: Tables, model: str, name: str | None = None) -> tuple[Generation, bool]:
-    """Retire a shadow; return it, and whether this call did so.
+    """Retire a shadow; return it, and whether this call has retired it.
 
-    Its driver, if one runs, loses the lease by that commit, and a request in the log of drivers asks it to stop after
-    its micro-batch. Until then it writes estimates of a generation that nobody reads.
+    A running driver loses its lease by this commit, and a request in the log of drivers stops it after its micro-batch.
+    Until then it writes estimates of a generation that nobody reads.
 
     Raises:
         UserError: the generation is live, there is no such shadow, or there are several and `name` is None.

@@ -1,8 +1,8 @@
-"""Note which commits of the measurements a generation's micro-batches have reached, in small files in its checkpoint.
+"""Note the commits of the measurements that a generation has reached, in small files in its checkpoint.
 
-Spark's own files have a version's number and the table's id. Both stay the same when the table is put back from a
-backup and grows again, so the commit's own id is noted, before anything of the micro-batch is written. A note is never
-behind the state: an older note could be of a commit that the table had before and after.
+Spark's files have a version's number and the table's id. Both stay the same when the table is restored from a backup
+and grows again, so the commit's id is noted before the micro-batch writes anything. A note must never be older than the
+state: the commit of an older note could be in the table both before and after a restore.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jobs.storage.warehouse import Tables
 
 FOLDER = "reached"
 KEPT = 2
-"""Notes that are kept: each is written once under its own name, so that no reader finds half of one."""
+"""Number of notes that are kept. Each note is a new file, so that no reader finds an incomplete note."""
 
 
 class Reached(NamedTuple):
-    """The latest version of which a generation has read rows, and the id of its commit."""
+    """The latest version from which a generation has read rows, and the id of its commit."""
 
     version: int
     commit: str
@@ -31,23 +31,23 @@ class ReachedCommits:
     """The notes of one generation."""
 
     def __init__(self, warehouse: Tables, checkpoint: str, table: str) -> None:
-        """Open the notes beside a checkpoint, which is given by its path below the warehouse's root."""
+        """Open the notes of a checkpoint; `checkpoint` is its path below the warehouse's root."""
         self._warehouse, self._table = warehouse, table
         self._checkpoint = Checkpoint(warehouse, checkpoint)
         self._files = warehouse.files(f"{checkpoint}/{FOLDER}")
         self._last: Reached | None = None
 
     def newest(self) -> Reached | None:
-        """Return the note of the latest version, or None before the first."""
+        """Return the note of the latest version, or None before the first note."""
         names = self._names()
         content = self._files.read(names[-1]) if names else None
         return None if content is None else Reached(**json.loads(content))
 
     def take(self, batch: int) -> None:
-        """Note the commit that a micro-batch reaches, unless an earlier one has.
+        """Note the commit that a micro-batch reaches, unless an earlier micro-batch has reached it.
 
         Raises:
-            UserError: the commit that the micro-batch before had reached has been replaced since.
+            UserError: the commit that the previous micro-batch had reached has been replaced since.
         """
         version = self._checkpoint.touches(batch)
         last = self._last or self.newest()

@@ -1,8 +1,8 @@
 """Replayed late rows: copies of rows that a stream rejected as late, appended for that stream to read.
 
 A late row is already in the measurements table when the stream rejects it; replaying it from quarantine appends a copy.
-The copy is only for the lineage that rejected the row: a batch pass reads the original, in its place, and so does a
-stream that begins from such a snapshot. A copy's `_origin` is `late:GENERATION:BATCH:REPLAY`.
+The copy is only for the lineage that rejected the row: a batch pass, and a stream that begins from its snapshot, read
+the original in its place. A copy's `_origin` is `late:GENERATION:BATCH:REPLAY`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def lineages(warehouse: Tables, model: str) -> list[list[LineageSegment]]:
 
 
 def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
-    """Return a generation and its ancestors by state, each up to the micro-batch whose state its successor took over.
+    """Return a generation and the ancestors of its state, each up to the micro-batch that its successor took over.
 
-    A generation that began from a batch pass took over no state, so its lineage has no ancestor, whatever its parent.
+    A generation that began from a batch pass took over no state, so its lineage has no ancestor, even with a parent.
     """
     by_name = {one.generation: one for one in catalog.generations(generation.model)}
     at: Generation | None = generation
@@ -52,7 +52,7 @@ def lineage(catalog: Catalog, generation: Generation) -> list[LineageSegment]:
 
 
 def refused_by_all(lineages: list[list[LineageSegment]], generation: str, batch: int) -> bool:
-    """Tell if all of these lineages, at least one, contain the micro-batch of a generation that rejected a row."""
+    """Return whether all of these lineages (at least one) contain the generation's micro-batch that rejected a row."""
     return bool(lineages) and all(
         any(
             one.generation == generation and (one.last_batch is None or batch <= one.last_batch)
@@ -80,16 +80,16 @@ def announce(tables: Tables, replay: str, model: str, rows: int) -> None:
 
 
 def without(warehouse: Warehouse, rows: DataFrame) -> DataFrame:
-    """Drop copies of late rows: for a batch pass, which reads the originals."""
+    """Drop copies of late rows, for a batch pass, which reads the originals."""
     if not warehouse.exists(TABLE):
         return rows
     return rows.filter(~F.coalesce(F.col("_origin").startswith(PREFIX), F.lit(False)))
 
 
 def for_generation(warehouse: Warehouse, rows: DataFrame, generation: Generation) -> DataFrame:
-    """Drop copies of late rows that no generation of this one's lineage rejected.
+    """Drop copies of late rows that no generation in the lineage of `generation` has rejected.
 
-    Also where no row was ever replayed: the stream that reads these rows may still run when one is.
+    The filter is added even if no row was ever replayed: a replay may come while the stream that reads the rows runs.
     """
     if "_origin" not in rows.columns:  # a table written by another tool
         return rows

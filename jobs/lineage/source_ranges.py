@@ -1,9 +1,9 @@
-"""Which part of its source each micro-batch of a generation has read: in its estimates, for as long as these exist.
+"""The source range of each micro-batch of a generation, stored in its estimates for as long as these exist.
 
-Spark keeps the offsets of the last 100 micro-batches in a checkpoint. A generation may continue after a much older one,
-and readers must then know which estimates are before it. So each estimate has the range of its micro-batch, a JSON text
-that is constant within a commit: the places (`jobs.storage.positions`) after which it began and at which it ended. A
-micro-batch without estimates needs no range.
+Spark keeps the offsets of the last 100 micro-batches in a checkpoint. A generation may continue after a much older
+micro-batch, and readers must then know which estimates are before it. So each estimate has the range of its
+micro-batch, a JSON text that is constant within a commit: the places (`jobs.storage.positions`) after which the
+micro-batch began and at which it ended. A micro-batch without estimates needs no range.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLACES = "`from` map<string, bigint>, `to` map<string, bigint>"
 
 
 class SourceRange(NamedTuple):
-    """A micro-batch, the place after which it began (None: unknown), and that at which it ended."""
+    """A micro-batch, the place after which it began (None: unknown), and the place at which it ended."""
 
     batch: int
     start: Place | None
@@ -36,11 +36,11 @@ class SourceRange(NamedTuple):
 
 
 class Nearest(NamedTuple):
-    """The micro-batches nearest to a place, of those whose range is known; None where there is none.
+    """The micro-batches with a known range that are nearest to a place, or None.
 
-    before: the last one that ended at or before the place
-    after: the first one that ended later
-    lower, upper: the same among those that ended at a position
+    before: the last micro-batch that ended at or before the place
+    after: the first micro-batch that ended later
+    lower, upper: the same among the micro-batches that ended at a position
     """
 
     before: SourceRange | None = None
@@ -49,7 +49,7 @@ class Nearest(NamedTuple):
     upper: SourceRange | None = None
 
     def joined(self, other: Nearest) -> Nearest:
-        """Return the nearest micro-batches of both."""
+        """Return the nearest micro-batches of both results."""
         return Nearest(
             _later(self.before, other.before),
             _earlier(self.after, other.after),
@@ -59,13 +59,13 @@ class Nearest(NamedTuple):
 
 
 class Around(NamedTuple):
-    """What is known of a generation's micro-batches around a place.
+    """A generation's micro-batches around a place.
 
-    before: the last one with estimates that ended at or before the place, or the generation's start as batch -1
-    after: the first one with estimates that ended later
-    unknown: micro-batches between the two may lie on either side: an earlier release wrote them
-    reached: where the last committed micro-batch ended; None if the checkpoint is gone
-    positions: the nearest ones, before and after the place, at which a micro-batch ended
+    before: the last micro-batch with estimates that ended at or before the place, or the generation's start as batch -1
+    after: the first micro-batch with estimates that ended later
+    unknown: micro-batches of an earlier release between the two may lie on either side
+    reached: end of the last committed micro-batch; None if the checkpoint is gone
+    positions: the nearest positions before and after the place at which a micro-batch ended
     """
 
     before: SourceRange
@@ -76,14 +76,14 @@ class Around(NamedTuple):
 
 
 class RangeWriter:
-    """Gives the micro-batches of a running generation their ranges."""
+    """Computes the ranges of a running generation's micro-batches."""
 
     def __init__(self, warehouse: Warehouse, generation: Generation) -> None:
         self._checkpoint = Checkpoint(warehouse, generation.checkpoint)
         self._last = -1, of_position(generation.start_position)
 
     def of(self, batch: int) -> str:
-        """Return the range of a micro-batch that runs, as text; Spark has fixed its offsets before."""
+        """Return the range of a running micro-batch as text; Spark has already fixed its offsets."""
         last, start = self._last
         if last != batch - 1:
             start = self._checkpoint.place(batch - 1)
@@ -93,9 +93,9 @@ class RangeWriter:
 
 
 def around(warehouse: Warehouse, generation: Generation, limit: int | None, place: Place) -> Around:
-    """Return what is known of a generation's micro-batches around a place at or after its start.
+    """Return a generation's micro-batches around a place at or after its start.
 
-    limit: the last micro-batch that counts; None: all do.
+    limit: the last micro-batch to include; None: include all.
     """
     origin = SourceRange(-1, None, of_position(generation.start_position))
     batches, unknown, found = _batches(warehouse, generation, limit), False, Nearest()
@@ -129,7 +129,7 @@ def starts_from(place: Place) -> Column:
 
 
 def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | None:
-    """Return the last committed micro-batch of a generation that ended at a position, or None if none is known."""
+    """Return the last committed micro-batch of a generation that ended at a position, or None if unknown."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     last = checkpoint.last_commit()
     if last is None:
@@ -147,7 +147,7 @@ def last_whole(warehouse: Warehouse, generation: Generation) -> SourceRange | No
 
 
 def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place | None:
-    """Return where a micro-batch ended, by its estimates; None if it has none, or an earlier release wrote them."""
+    """Return the end of a micro-batch from its estimates; None without any, or if an earlier release wrote them."""
     batches = _batches(warehouse, generation, batch)
     row = None if batches is None else batches.filter(F.col("batch_id") == batch).first()
     found = _range(row) if row is not None and row["range"] is not None else None
@@ -155,7 +155,7 @@ def end_place(warehouse: Warehouse, generation: Generation, batch: int) -> Place
 
 
 def retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
-    """Return the ranges of the committed micro-batches of which Spark has kept the offsets, oldest first."""
+    """Return the ranges of the committed micro-batches whose offsets Spark has kept, oldest first."""
     checkpoint = Checkpoint(warehouse, generation.checkpoint)
     found = []
     before = None
@@ -168,7 +168,7 @@ def retained(warehouse: Warehouse, generation: Generation) -> list[SourceRange]:
 
 
 def _batches(warehouse: Warehouse, generation: Generation, limit: int | None) -> DataFrame | None:
-    """Return a row for each micro-batch with estimates: `batch_id`, `range`, and its places `from` and `to`."""
+    """Return a row for each micro-batch with estimates: `batch_id`, `range`, and the places `from` and `to`."""
     table = estimates(generation.model)
     if not warehouse.exists(table):
         return None
@@ -183,7 +183,7 @@ def _batches(warehouse: Warehouse, generation: Generation, limit: int | None) ->
 
 
 def _nearest(batches: DataFrame, place: Place) -> Nearest:
-    """Return the micro-batches nearest to a place, of those whose estimates have a range."""
+    """Return the micro-batches nearest to a place; batches whose estimates have no range are ignored."""
     known, passed = F.col("range").isNotNull(), _up_to(F.col("to"), place)
     whole, one = _whole(F.col("to")), F.struct("batch_id", "range")
     row = batches.agg(
@@ -197,7 +197,7 @@ def _nearest(batches: DataFrame, place: Place) -> Nearest:
 
 
 def _nearest_of(ranges: list[SourceRange], place: Place) -> Nearest:
-    """Return the micro-batches nearest to a place, of these, oldest first."""
+    """Return the micro-batches nearest to a place; `ranges` are ordered, oldest first."""
     passed = [one for one in ranges if includes(place, one.end)]
     later = [one for one in ranges if not includes(place, one.end)]
     lower, upper = ([one for one in some if is_whole(one.end)] for some in (passed, later))
@@ -218,7 +218,7 @@ def _earlier(one: SourceRange | None, other: SourceRange | None) -> SourceRange 
 
 
 def _up_to(end: Column, place: Place) -> Column:
-    """Return the condition that `place` includes the place in a column, as `places.includes` tells."""
+    """Return the condition that `place` includes the place in a column (`places.includes`)."""
     if VERSION in place:
         version, files = end[VERSION], F.coalesce(end[FILES], F.lit(0))
         return (version < place[VERSION]) | ((version == place[VERSION]) & (files <= place.get(FILES, 0)))
@@ -252,7 +252,7 @@ def _reached(warehouse: Warehouse, generation: Generation) -> Place | None:
 
 
 def _place(checkpoint: Checkpoint, batch: int) -> Place | None:
-    """Return where a micro-batch ended, or None if its offsets are gone or damaged."""
+    """Return the end of a micro-batch, or None if its offsets are gone or damaged."""
     try:
         return checkpoint.place(batch)
     except UserError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StartPoint(NamedTuple):
-    """The generation to drive, the snapshot that it began from, the spec to run it with, and if this start made it.
+    """The generation to drive, the snapshot from which it began, the spec to run, and if this start made it.
 
     notes: sentences about differences that wait for an upgrade or a hand-over (`compatibility.check`).
     """
@@ -41,15 +41,15 @@ def resolve(
     generation: str | None = None,
     allow_missing: bool = False,
 ) -> StartPoint:
-    """Return the generation to drive, which is made if need be.
+    """Return the generation to drive; make it if necessary.
 
-    What the tables alone tell is refused before Spark starts.
+    Checks that need only the tables run before Spark starts.
 
-    In this order: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest good
-    snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
+    The first that applies: `generation`; a new one from the snapshot `adopt`; the live one; a new one from the newest
+    good snapshot. A generation of an earlier version than the spec runs with the spec in its snapshot's manifest.
 
     Args:
-        model: the deployed one.
+        model: the deployed model.
         adopt: id of a snapshot.
         generation: name of a generation.
         allow_missing: adopt the snapshot even if rows before its position would have no live estimate.
@@ -72,7 +72,7 @@ def resolve(
     if live is None:
         need_columns(warehouse, spec.name, spec.columns)
         if manifests.newest_startable(warehouse, spec.name, spec.fingerprint(), spec.source_kind) is None:
-            raise UserError(_no_snapshot(model))  # without asking a topic, for which Spark would start
+            raise UserError(_no_snapshot(model))  # before a look at the topic, which needs Spark
         deployed = compatibility.deployment(model)
         known = spec.fingerprint(), spec.source_kind, deployed.table, deployed.topic_id
         manifest = manifests.newest_startable(warehouse, spec.name, *known)
@@ -85,10 +85,10 @@ def resolve(
 
 
 def _is_new(warehouse: Warehouse, adopt: str, live: Generation | None) -> bool:
-    """Tell if a snapshot needs a new generation: not if the live one began from it and can continue.
+    """Return whether a snapshot needs a new generation: it does unless the live one began from it and can continue.
 
-    A damaged checkpoint cannot continue, nor one of a warehouse that was moved since, nor one with states of format 1,
-    which may lack rows.
+    A generation cannot continue if its checkpoint is damaged, if the warehouse was moved, or if its states have format
+    1, which may lack rows.
     """
     if live is None or live.snapshot_id != adopt or find_damage(warehouse, live) is not None:
         return True
@@ -124,10 +124,10 @@ def begin_exported(
     status: str = generations.LIVE,
     partitions: int | None = None,
 ) -> Generation:
-    """Make a generation from the exported (and migrated) state of the live one, which it continues.
+    """Make a generation that continues `source` from its exported (and possibly migrated) state.
 
-    If that generation has committed nothing, its state still is the snapshot that it began from; the new one then
-    continues it from its start.
+    If `source` has committed nothing, its state is still the snapshot from which it began; the new generation then
+    continues from that start.
     """
     parent = source.generation, -1
     if manifest.generation == source.generation and manifest.batch_id is not None:
@@ -143,9 +143,9 @@ def begin(
     status: str = generations.LIVE,
     partitions: int | None = None,
 ) -> Generation:
-    """Make a generation from a snapshot, laid out for its keys.
+    """Make a generation from a snapshot, with a layout for the number of its keys.
 
-    parent: what it continues, after which micro-batch; live: the live generation that the command has seen.
+    parent: the generation to continue and its last micro-batch; live: the live generation that the command has read.
 
     Raises:
         UserError: another command has changed the model's generations meanwhile.
@@ -187,7 +187,7 @@ def _again(model: DeployedModel[Warehouse], generation: Generation) -> StartPoin
 
 
 def _adoptable(model: DeployedModel[Tables], snapshot_id: str) -> Manifest:
-    """Return the manifest of a snapshot that a stream of this spec may start from, as far as the manifest tells."""
+    """Return the manifest of a snapshot if, by the manifest, a stream of this spec may start from it."""
     manifest = manifests.find(model.warehouse, snapshot_id)
     if manifest is None or manifest.model != model.name:
         known = [one.snapshot_id for one in manifests.all_of(model.warehouse, model.name)]

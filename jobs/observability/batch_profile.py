@@ -1,10 +1,10 @@
 """The profile of a micro-batch: its wall time, divided into steps and a rest. Pure.
 
-Three clocks are combined. Spark reports how long the consecutive phases of a micro-batch took on the driver; the sink
-times its own steps within the longest phase (`addBatch`); Spark's jobs and stages lie within these steps. The work of a
-stage's tasks, which run in parallel, is measured in task seconds: by the marks in our functions
-(`jobs.core.stopwatch`), the state store and the shuffle. A stage's wall time is divided in proportion to task seconds,
-so that all steps are seconds of wall time.
+Three clocks are combined. Spark reports the durations of a micro-batch's consecutive phases on the driver; the sink
+times its steps within the longest phase (`addBatch`); Spark's jobs and stages run within these steps. The work of a
+stage's parallel tasks is measured in task seconds: by the marks in our functions (`jobs.core.stopwatch`), the state
+store and the shuffle. A stage's wall time is divided in proportion to task seconds, so that all steps are seconds of
+wall time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jobs.core.stopwatch import (
 from jobs.observability.job_times import Job, Span, Stage, shares
 
 FILTER, TO_DELTA = "filter", "estimates to Delta"
-"""Steps of the sink that are divided further: the one action that runs the filter; the write of the estimates."""
+"""Steps of the sink that are divided further: the Spark action that runs the filter; the write of the estimates."""
 
 OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE)
 """Steps of the operator's tasks."""
@@ -58,7 +58,7 @@ MEANING = {
     COMMIT_LOG: "the micro-batch's commit to the checkpoint",
     REST: "time that no clock has measured",
 }
-"""Steps in display order, and what each is. Other steps of the sink come after `COMMIT`."""
+"""Steps in display order, with descriptions. Other steps of the sink come after `COMMIT`."""
 
 _PHASES = {
     "latestOffset": PLANNING,
@@ -70,7 +70,7 @@ _PHASES = {
 }
 _WHOLE, _SINK = "triggerExecution", "addBatch"
 DELTA = "Delta:"
-"""Prefix of the descriptions of Delta's own jobs on its log; our description follows."""
+"""Prefix of the descriptions of Delta's internal jobs on its log; our description follows."""
 
 
 class Lap(NamedTuple):
@@ -96,7 +96,7 @@ class Profile(NamedTuple):
 
 
 class Profiled(NamedTuple):
-    """The profile of a run: the number of micro-batches, their mean, and the last of them one by one."""
+    """The profile of a run: the number of micro-batches, their mean, and the profiles of the last micro-batches."""
 
     count: int
     mean: Profile
@@ -161,7 +161,7 @@ def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
 
 
 def in_order(steps: Iterable[str]) -> list[str]:
-    """Return step names in display order; those of further sinks come after the estimates' commit."""
+    """Return step names in display order; steps of further sinks come after the estimates' commit."""
     known = list(MEANING)
     place = {name: float(number) for number, name in enumerate(known)}
     return sorted(steps, key=lambda name: (place.get(name, place[COMMIT] + 0.5), name))
@@ -203,7 +203,7 @@ def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
 def _shared(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
     """Divide a stage's wall time in proportion to its task seconds; `other` gets the remainder.
 
-    Java and Python run in parallel within a task, so the parts may exceed the task: then nothing remains.
+    Java and Python run in parallel within a task, so the parts may exceed the task: then the remainder is zero.
     """
     whole = max(stage.task, sum(parts.values()))
     if whole == 0:
@@ -218,12 +218,12 @@ def _add(steps: Seconds, name: str, seconds: float) -> None:
 
 
 def _within(span: Span, lap: Span) -> bool:
-    """Tell if a job began during a step; Spark's times are in whole milliseconds."""
+    """Return whether a job began during a step; Spark's times are in whole milliseconds."""
     return lap[0] - 0.001 <= span[0] < lap[1]
 
 
 def table_of(found: Profiled, model: str) -> Table:
-    """Return the mean of a run's micro-batches, step by step, as a rich table."""
+    """Return the mean times of a run's steps as a rich table."""
     mean = found.mean
     title = (
         f"{model}: where the time of a micro-batch went, mean of {found.count} "

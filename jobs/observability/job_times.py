@@ -1,7 +1,7 @@
-"""Read from Spark's status store when jobs and stages ran, and the seconds of their tasks.
+"""Read the times of jobs, stages and tasks from Spark's status store.
 
-The store is that of the web UI, and exists without one; it keeps the last thousand jobs and stages. No public API of a
-Python driver gives the times, so this reads the store behind the UI's REST API (`AppStatusStore`).
+This is the store of the web UI, and exists without the UI; it keeps the last thousand jobs and stages. No public API of
+a Python driver has the times, so this module reads the store behind the UI's REST API (`AppStatusStore`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Span = tuple[float, float]
 class Stage(NamedTuple):
     """A stage that ran: its span, and the summed seconds of its tasks.
 
-    task: all task time; of it, shuffle_read: waiting for the shuffle; shuffle_write: writing the shuffle; gc: in Java's
-    garbage collector.
+    task: total task time, which includes shuffle_read: waiting for the shuffle; shuffle_write: writing the shuffle; gc:
+    Java's garbage collector.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Job(NamedTuple):
 
 
 class JobTimes:
-    """The jobs of a Spark application from now on (or all that Spark keeps), each returned once, after its end."""
+    """The jobs of a Spark application from now on (or all in Spark's store), each returned once, after its end."""
 
     def __init__(self, context: SparkContext, all_of_them: bool = False) -> None:
         java: Any = context._jsc
@@ -57,7 +57,7 @@ class JobTimes:
         self._returned: set[int] = set()
 
     def fresh(self, group: str | None = None) -> list[Job]:
-        """Return the jobs that have ended since the last call, of a job group or all; oldest first."""
+        """Return the jobs, of one group or all, that have ended since the last call; oldest first."""
         found: list[Job] = []
         known: set[int] = set()
         running: set[int] = set()
@@ -91,10 +91,10 @@ class JobTimes:
     def _stage(self, number: int) -> Stage | None:
         try:
             stage = self._store.lastStageAttempt(number)
-        except Py4JJavaError:  # Spark keeps it no longer
+        except Py4JJavaError:  # Spark no longer has the stage
             return None
         if stage.submissionTime().isEmpty() or stage.completionTime().isEmpty():
-            return None  # skipped: its result existed already
+            return None  # a skipped stage: its result existed already
         return Stage(
             number,
             str(stage.name()),
@@ -117,7 +117,7 @@ def covered(spans: Iterable[Span]) -> float:
 
 
 def shares(stages: Iterable[Stage]) -> list[tuple[Stage, float]]:
-    """Return each stage with the seconds that earlier stages do not cover; they add up to what all cover."""
+    """Return each stage with its seconds that earlier stages do not cover; the sum is the covered time."""
     found, spans = [], list[Span]()
     for stage in sorted(stages, key=lambda one: one.span):
         before = covered(spans)

@@ -1,4 +1,4 @@
-"""The lag of a stream behind its source, from the source's own metadata, without a Spark job."""
+"""The lag of a stream behind its source, from the source's metadata, without a Spark job."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 
 MOST_VERSIONS = 1000
-"""Versions that one measurement reads at most; a larger lag is complete after several measurements."""
+"""Maximum number of versions per measurement; a larger lag is complete after several measurements."""
 
 Reader = Callable[[int], str | None]
-"""Returns the text of a version's file in the Delta log, None if there is no such version."""
+"""Returns the text of a version's file in the Delta log, or None if the version does not exist."""
 
 
 class TableLag:
@@ -43,7 +43,7 @@ class TableLag:
 
 
 def _added(log: str) -> tuple[int, float]:
-    """Return how many rows a version added, and when it was committed (seconds since 1970)."""
+    """Return the number of rows that a version added, and its commit time (seconds since 1970)."""
     for line in log.splitlines():
         action = json.loads(line) if line.strip() else {}
         commit = action.get("commitInfo")
@@ -59,7 +59,7 @@ def table_lag(warehouse: Tables, table: str, done: int) -> Lag:
 
 
 def lag_of(warehouse: Tables, model: str) -> Callable[[dict[str, Any]], Lag]:
-    """Return a function from a source's progress to the lag of a model's stream, behind its table or its topic."""
+    """Return a function that computes a stream's lag behind its table or topic from the source's progress."""
     table = TableLag(_reader(warehouse, measurements(model)))
 
     def lag(source: dict[str, Any]) -> Lag:

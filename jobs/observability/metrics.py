@@ -1,4 +1,4 @@
-"""A stream's progress as Prometheus metrics, on a port, or in a text file for the node exporter."""
+"""A stream's progress as Prometheus metrics, on a port or in a text file for the node exporter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GAUGES = {
 KINDS = ("estimated", "quarantined", *OUTCOMES)
 
 LOOPBACK = "127.0.0.1"
-"""Where metrics are served unless the command says otherwise: anybody who reaches them reads the names of models."""
+"""The default address for metrics: everybody who reaches the address can read the names of models."""
 
 
 class Metrics:
@@ -47,12 +47,12 @@ class Metrics:
         file: str | None = None,
         host: str = LOOPBACK,
     ) -> None:
-        """Serve the metrics on `port` of `host`, and write them to `file` with every record, where given.
+        """Serve the metrics on `port` of `host` if given; write them to `file` with every record if given.
 
         Raises:
             UserError: the port is taken, or the file cannot be written.
         """
-        disable_created_metrics()  # otherwise each counter gets another metric `_created`
+        disable_created_metrics()  # otherwise each counter gets an additional metric `_created`
         self._labels = (model, generation)
         self.registry = CollectorRegistry()
         self._file = None if file is None else Path(file).expanduser().absolute()
@@ -90,7 +90,7 @@ class Metrics:
                 self.write()
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         assert self._file is not None
         write_to_textfile(str(self._file), self.registry)
 
@@ -124,7 +124,7 @@ def write_verification(file: str, model: str, outcome: str, counts: dict[str, in
 
 @contextmanager
 def _refused(option: str) -> Iterator[None]:
-    """Report what an option's file or port does not allow as an error of the user."""
+    """Turn an error of an option's file or port into a `UserError`."""
     try:
         yield
     except OSError as error:

@@ -12,16 +12,16 @@ SCHEMA = """
     rows_per_second double, durations map<string, bigint>, state_rows bigint, state_bytes bigint,
     watermark timestamp, position string, lag_rows bigint, lag_seconds double
 """
-"""Columns of the table `progress/<model>`; a record as JSON has the same names."""
+"""Columns of the table `progress/<model>`; the JSON of a record has the same names."""
 COLUMNS = tuple(part.strip().split(" ")[0] for part in SCHEMA.replace("<string, bigint>", "").split(","))
 OUTCOMES = ("late", "bad_state", "expired")
-"""Counts of the sink that have a column of their own, besides `estimated` and `quarantined`."""
+"""Counts of the sink with a separate column, besides `estimated` and `quarantined`."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Lag(NamedTuple):
-    """The lag of a stream behind its source: waiting rows, and how long the first has waited; None: unknown."""
+    """The lag of a stream behind its source: waiting rows, and the waiting time of the first; None: unknown."""
 
     rows: int | None = None
     seconds: float | None = None
@@ -34,11 +34,11 @@ def record(
 
     Args:
         progress: Spark's `StreamingQueryProgress` as JSON.
-        counts: of rows that the sink wrote: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if unknown. Also
-            the `watermark` in microseconds, where the stream keeps its own.
-        lag: of the stream.
-        model: of the stream.
-        generation: of the stream.
+        counts: numbers of rows from the sink: `estimated`, `quarantined`, and any of `OUTCOMES`; empty if unknown. Also
+            the `watermark` in microseconds, if the stream's state has a watermark.
+        lag: lag of the stream.
+        model: name of the model.
+        generation: name of the stream's generation.
         run: id of the driver's run.
     """
     durations = {name: int(value) for name, value in (progress.get("durationMs") or {}).items()}
@@ -64,7 +64,7 @@ def record(
         "durations": durations,
         "state_rows": sum(int(one.get("numRowsTotal") or 0) for one in operators),
         "state_bytes": sum(int(one.get("memoryUsedBytes") or 0) for one in operators),
-        # Spark reports 1970 before the first watermark.
+        # Before the first watermark, Spark reports 1970.
         "watermark": None if watermark is None or watermark.startswith("1970-01-01T00:00:00") else watermark,
         "position": json.dumps(sources[0].get("endOffset")),
         "lag_rows": lag.rows,
@@ -73,22 +73,22 @@ def record(
 
 
 def started_at(one: dict[str, Any]) -> datetime:
-    """Return when the micro-batch of a record as JSON began."""
+    """Return the start time of a record's micro-batch, from the record's JSON."""
     return datetime.fromisoformat(one["started_at"]).astimezone(UTC)
 
 
 def ended_at(one: dict[str, Any]) -> datetime:
-    """Return when the micro-batch of a record ended."""
+    """Return the end time of a record's micro-batch, from the record's JSON."""
     return started_at(one) + timedelta(seconds=one["seconds"])
 
 
 def executed(progress: dict[str, Any]) -> bool:
-    """Tell if progress is of a micro-batch that ran; an idle query reports progress too."""
+    """Return whether a progress report belongs to a micro-batch that ran; an idle query reports progress too."""
     return "addBatch" in (progress.get("durationMs") or {})
 
 
 def offsets_behind(source: dict[str, Any]) -> int | None:
-    """Return the lag in messages over all topics and partitions, None for another kind of source."""
+    """Return the lag in messages over all topics and partitions, or None for another kind of source."""
     latest, end = source.get("latestOffset"), source.get("endOffset")
     if not (isinstance(latest, dict) and isinstance(end, dict) and _of_topics(latest) and _of_topics(end)):
         return None

@@ -1,14 +1,14 @@
-"""The log of a stream's progress: files of JSON lines, compacted into the table `progress/<model>` now and then.
+"""The log of a stream's progress: files of JSON lines, which are compacted into the table `progress/<model>`.
 
-Each driver appends to a file of its own (on an object store, which cannot append, it writes a small file with the lines
-of a minute), so a micro-batch costs no commit and no Spark job. A crash loses at most the lines of the last second (on
-an object store, minute). A compaction is one commit for many files:
+Each driver appends to a separate file, so a micro-batch costs no commit and no Spark job. An object store cannot
+append: there the driver writes a small file per minute. A crash loses at most the lines of the last second (on an
+object store, minute). A compaction is one commit for many files:
 
 1. the files are moved into a folder of the compaction;
 2. their lines are appended to the table, in a transaction named after the folder;
 3. the folder is removed.
 
-After a crash in between, the next compaction completes it, and a line is in the table once.
+After a crash in between, the next compaction completes these steps, and each line is in the table once.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 PART_BYTES = 4 << 20
-"""A driver starts a new file when its file is longer than this."""
+"""Size in bytes from which a driver starts a new file."""
 COMPACT_FILES = 100
-"""With so many closed files, the next driver compacts them."""
+"""Number of closed files from which the next driver compacts them."""
 REMOTE_SECONDS = 60.0
 _COMPACTION = "fold-"
 
@@ -61,7 +61,7 @@ class ProgressLog:
         return [name for name in files if last[_generation_of(name)] != name]
 
     def compact(self) -> int:
-        """Move the lines of closed files into the table; return how many files."""
+        """Move the lines of closed files into the table; return the number of files."""
         with self.warehouse.lock(f"fold-progress-{self.model}"):
             for folder in (name for name in self.names() if name.startswith(_COMPACTION)):
                 self._complete(folder)
@@ -81,7 +81,7 @@ class ProgressLog:
 
 
 def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, Any] | None:
-    """Return the newest record of a generation, None if there is none."""
+    """Return the newest record of a generation, or None."""
     files = warehouse.files(f"_progress/{model}")
     for name in reversed([one for one in files.names("") if _generation_of(one) == generation]):
         records = _records(files, name)
@@ -91,7 +91,7 @@ def newest_record(warehouse: Tables, model: str, generation: str) -> dict[str, A
 
 
 def all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    """Return the records of a model's micro-batches, of the table and of the files, by the time of their beginning."""
+    """Return the records of a model's micro-batches, from the table and the files, ordered by start time."""
     table = read_table(warehouse.root, table_of(model), list(COLUMNS))
     found = [] if table is None else to_rows(table)
     files = warehouse.files(f"_progress/{model}")
@@ -102,7 +102,7 @@ def all_records(warehouse: Tables, model: str) -> list[dict[str, Any]]:
 
 
 def _records(files: Files, name: str) -> list[dict[str, Any]]:
-    """Return the records of a file, without a line that a driver cut short when it was killed."""
+    """Return the records of a file, without a line that a killed driver left incomplete."""
     found = []
     for line in (files.read(name) or b"").decode(errors="replace").split("\n"):
         with suppress(ValueError):
@@ -151,7 +151,7 @@ class Writer:
 
 
 def progress_of(warehouse: Warehouse, model: str) -> DataFrame:
-    """Return all progress of a model: that of the table and of files that are not compacted yet."""
+    """Return all progress of a model, from the table and from files that are not yet compacted."""
     log = ProgressLog(warehouse, model)
     rows = warehouse.spark.createDataFrame([], SCHEMA)
     if warehouse.exists(table_of(model)):

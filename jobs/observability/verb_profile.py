@@ -1,7 +1,7 @@
 """Profile a verb that runs once and ends: its wall time by the labels of its Spark jobs (`jobs.spark.job_labels`).
 
-Jobs with the same label are one step, and time in which two jobs overlap counts once; so the steps and the driver's own
-time between them add up to the verb's wall time.
+Jobs with the same label are one step. Time in which two jobs overlap counts once, so the steps and the driver's time
+between them add up to the verb's wall time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ DELTAS, OTHERS = "Delta's log", "jobs without a label"
 class Step(NamedTuple):
     """Jobs with one label: their number, wall time, and the summed seconds of their tasks.
 
-    Of the latter, shuffle_seconds went into writing and awaiting shuffles, gc_seconds into Java's garbage collector.
+    task_seconds includes shuffle_seconds, for writing and awaiting shuffles, and gc_seconds, for Java's garbage
+    collector.
     """
 
     name: str
@@ -38,12 +39,12 @@ class Step(NamedTuple):
 
 
 class VerbProfiler:
-    """The profile of a verb, from its construction on; it measures nothing unless wanted."""
+    """The profile of a verb from the profiler's construction on; without `wanted` it measures nothing."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted, self._began = wanted, time.time()
         running = SparkContext._active_spark_context if wanted else None
-        # Without a running Spark the verb starts one of its own, whose jobs are all the verb's.
+        # If Spark does not run, the verb starts it, and all of its jobs belong to the verb.
         self._times = None if running is None else JobTimes(running)
 
     def added_to(self, report: Report) -> Report:
@@ -61,7 +62,7 @@ class VerbProfiler:
 
 
 def steps_of(jobs: Sequence[Job], span: Span) -> list[Step]:
-    """Return the steps of a verb that ran during `span`, in order of their begin; their seconds add up to the span."""
+    """Return the steps of a verb that ran during `span`, in order of their start; their seconds add up to the span."""
     named: dict[str, list[Job]] = {}
     for job in sorted(jobs, key=lambda one: one.span):
         named.setdefault(_name(job), []).append(job)

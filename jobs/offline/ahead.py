@@ -1,6 +1,6 @@
-"""Forecast keys from their states: at steps, until a time, at given horizons, or through future rows. No Spark.
+"""Forecast keys from their states: for steps, until a time, at given horizons, or through future rows. No Spark.
 
-The states may come from a file that was just filtered, from a snapshot, or from a stream: the forecasts are the same.
+The states may come from a filtered file, from a snapshot, or from a stream: the forecasts are the same.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Floats = NDArray[np.float64]
 class ForecastKeys(NamedTuple):
     """K keys that are to be forecast.
 
-    names: the texts of each key column; states: of the keys; inputs: (i, K) those that belong to the keys
+    names: the texts of each key column; states: the states of the keys; inputs: (i, K) the inputs of the keys
     """
 
     names: Sequence[pa.Array]
@@ -37,7 +37,7 @@ class ForecastKeys(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """Forecasts of those of K keys that have a time within the horizon.
+    """Forecasts of the J of K keys that have a time within the horizon.
 
     kept (J,) their places among the keys; time (S, J) microseconds; wanted (S, J) whether the time is within the
     horizon; expected: the forecasts; length: microseconds of a step, None where steps have none; omitted: keys without
@@ -81,12 +81,12 @@ def forecast_ahead(
     """Forecast K keys from their states.
 
     Args:
-        spec: of the model.
-        kernel: its filter.
+        spec: spec of the model.
+        kernel: filter of the model.
         keys: the keys.
-        horizon: how far to forecast.
-        future: the inputs of future rows, for a model that takes any.
-        typical: microseconds of a step where the horizon gives none.
+        horizon: the horizon of the forecasts.
+        future: inputs of future rows, for a model with controls or inputs.
+        typical: microseconds of a step if the horizon has no length.
 
     Raises:
         UserError: the horizon is out of range, a future input is missing, or the model cannot be forecast.
@@ -111,7 +111,7 @@ def forecast_ahead(
 def _forecast(
     kernel: Filter, states: kalman.KeyStates, time: Ints, u: Floats | None, unit: float, direct: bool
 ) -> Forecast:
-    """Forecast step by step; `direct`: each time by one step from the state, as `skill` does."""
+    """Forecast step by step; `direct`: reach each time by one step from the state, as `skill` does."""
     if not direct:
         dt = np.diff(time, axis=0, prepend=states.event_time[None]) / unit
         return forecast(kernel, states, dt, u)

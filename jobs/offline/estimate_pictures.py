@@ -1,4 +1,4 @@
-"""Draw the estimates of some keys as one picture, a PNG or a page of HTML that contains it. Needs matplotlib."""
+"""Draw the estimates of some keys as one picture: a PNG, or an HTML page with the picture. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 PANELS = 3
-"""Measurements, or states where the model does not say by numbers what is measured, that are drawn of each key."""
+"""Maximum number of panels per key: one per measurement, or per state if H is not constant."""
 FORMATS = (".png", ".html")
 _NAMES = (("estimate, 95 % band", ESTIMATE), ("smoothed, 95 % band", SMOOTHED))
 
@@ -90,7 +90,7 @@ def figure_of(spec: ModelSpec, series: list[Series], measuring: LinearMeasuring 
 
 
 def _components(one: Series) -> NDArray[np.int64]:
-    """Return how many components each row has measured (N,); all of them where the measurements are not known."""
+    """Return the number of measured components of each row (N,); all components if the measurements are unknown."""
     seen = np.isfinite(one.measured).sum(axis=0)
     return np.where(seen > 0, seen, max(len(one.measured), 1))
 
@@ -128,7 +128,7 @@ def _draw_nis_over_time(ax: Axes, one: Series) -> None:
 
 
 def estimate_text(mean: float, deviation: float) -> str:
-    """Return an estimate with two digits of its standard deviation, and no more digits than these tell."""
+    """Return an estimate and its standard deviation as text, rounded to two digits of the deviation."""
     if not (math.isfinite(mean) and math.isfinite(deviation)) or deviation <= 0.0:
         return f"{mean:.6g} ± {deviation:.3g}"
     last = 1 - math.floor(math.log10(deviation))

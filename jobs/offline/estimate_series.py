@@ -1,4 +1,4 @@
-"""Estimates of some keys as series to draw: from a table of the warehouse or from what `filter` wrote. No Spark."""
+"""Estimates of some keys as series to draw: from a table of the warehouse or from an output of `filter`. No Spark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TABLE = ("key", "event_time", *_MOMENTS, "nis", "flags")
 
 
 class Line(NamedTuple):
-    """Means and covariances (N, n), (N, n, n) of the states; where only variances are known, the rest is NaN."""
+    """Means (N, n) and covariances (N, n, n) of the states; if only variances are known, covariances are NaN."""
 
     mean: Floats
     covariance: Floats
@@ -48,8 +48,8 @@ class Line(NamedTuple):
 class Series(NamedTuple):
     """The estimates of one key, in the order of time.
 
-    key: its text; time (N,) datetime64[us]; lines: the estimate, and the smoothed one where there is one; nis (N,), NaN
-    where there is none; flagged (N,); measured (m, N), NaN where missing or unknown
+    key: text of the key; time (N,) datetime64[us]; lines: the estimate, and the smoothed estimate if there is one; nis
+    (N,), NaN if missing; flagged (N,); measured (m, N), NaN if missing or unknown
     """
 
     key: str
@@ -60,7 +60,7 @@ class Series(NamedTuple):
     measured: Floats
 
     def newest(self, rows: int | None) -> Series:
-        """Return the newest rows alone, so many; None: all."""
+        """Return only the newest `rows` rows; None: all rows."""
         if rows is None:
             return self
         lines = [Line(one.mean[-rows:], one.covariance[-rows:]) for one in self.lines]
@@ -75,14 +75,14 @@ class Series(NamedTuple):
 
 
 def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], count: int) -> list[Series]:
-    """Return the live estimates of a model, or those of its history.
+    """Return the live estimates of a model, or the estimates of its history.
 
     Args:
-        root: of the warehouse.
-        spec: of the model.
+        root: root of the warehouse.
+        spec: spec of the model.
         which: `live` or `history`.
-        keys: the keys; none: the first ones.
-        count: how many keys, if none are named.
+        keys: the keys; empty: the first keys.
+        count: number of keys if `keys` is empty.
 
     Raises:
         UserError: there are no such estimates or keys, or the warehouse cannot be read without Spark.
@@ -117,14 +117,14 @@ def of_warehouse(root: str, spec: ModelSpec, which: str, keys: Sequence[str], co
 def of_files(
     spec: ModelSpec, path: Path, measured: str | None, keys: Sequence[str], count: int
 ) -> list[Series]:
-    """Return the estimates of a file that `filter` wrote.
+    """Return the estimates of a file written by `filter`.
 
     Args:
-        spec: of the model.
-        path: of the file.
-        measured: the file, folder or glob that was filtered, for the measured values; None: they are not drawn.
-        keys: the keys; none: the first ones.
-        count: how many keys, if none are named.
+        spec: spec of the model.
+        path: path of the file.
+        measured: file, folder or glob of the filtered measurements; None: measurements are not drawn.
+        keys: the keys; empty: the first keys.
+        count: number of keys if `keys` is empty.
 
     Raises:
         UserError: a file cannot be read, or was not written by `filter` with this spec; there are no such keys.
@@ -167,7 +167,7 @@ class _Estimates(NamedTuple):
 
 
 class _Measured(NamedTuple):
-    """The measured values (m, N) of rows, with texts of keys and microseconds (N,)."""
+    """The measured values (m, N) of rows, with keys as texts (N,) and times in microseconds (N,)."""
 
     key: NDArray[np.object_]
     time: NDArray[np.int64]
@@ -175,7 +175,7 @@ class _Measured(NamedTuple):
 
 
 def _texts(spec: ModelSpec, keys: Sequence[str]) -> list[str]:
-    """Return keys as the tables have them: of several key columns a JSON array, which may be given as `a,b`."""
+    """Return keys in the form of the tables: a JSON array for several key columns; `a,b` is accepted for such a key."""
     if len(spec.key) < 2:
         return list(keys)
     return [key if key.startswith("[") else _json(key.split(",")) for key in keys]
@@ -188,7 +188,7 @@ def _json(values: Sequence[Any]) -> str:
 def _series(
     spec: ModelSpec, estimates: _Estimates, keys: Sequence[str], measured: _Measured | None, where: str
 ) -> list[Series]:
-    """Return the series of the keys."""
+    """Return the estimates as one series per key."""
     if not keys:
         raise UserError(f"{where}: has no estimates")
     found: list[Series] = []
@@ -213,7 +213,7 @@ def _series(
 
 
 def _line(spec: ModelSpec, source: Source, prefix: str, where: str) -> Line | None:
-    """Return the estimates of rows, or with a prefix the smoothed ones; None: there are none."""
+    """Return the estimates of rows, or the smoothed estimates with a prefix; None if there are none."""
     mean, covariance = f"{prefix}mean", f"{prefix}covariance"
     columns, states = source.columns, spec.states
     if mean in columns:  # Parquet
@@ -227,7 +227,7 @@ def _line(spec: ModelSpec, source: Source, prefix: str, where: str) -> Line | No
 
 
 def _lists(column: pa.ListArray) -> Floats:
-    """Return lists of d numbers as (N, d), NaN in the place of a missing list."""
+    """Return lists of d numbers as (N, d); a missing list becomes NaN."""
     valid = arrow.to_numpy(column.is_valid())
     numbers = arrow.to_numpy(column.flatten(), np.nan).reshape(int(valid.sum()), -1)
     found = np.full((len(column), numbers.shape[1]), np.nan)
@@ -245,7 +245,7 @@ def _matrices(values: Floats, n: int) -> Floats:
 
 
 def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured | None:
-    """Return the measured values of keys that have landed."""
+    """Return the measured values of keys from the measurements table."""
     name = measurements(spec.name)
     columns = [*spec.key, spec.time, *spec.measurement]
     if not tables.exists(name) or not set(columns) <= set(tables.column_names(name)):
@@ -263,7 +263,7 @@ def _landed(tables: Tables, spec: ModelSpec, keys: Sequence[str]) -> _Measured |
 
 
 def _key_texts(spec: ModelSpec, source: Source) -> NDArray[np.object_]:
-    """Return the texts of the keys of rows, as in the column `key` of the tables."""
+    """Return the key of each row in the form of the tables' column `key`."""
     texts = [source.columns[name].cast(pa.string()).to_pylist() for name in spec.key]
     if len(texts) == 1:
         return np.array(texts[0], dtype=object)
@@ -286,7 +286,7 @@ def _times(spec: ModelSpec, source: Source, file: str) -> NDArray[np.int64]:
 
 
 def _numbers(source: Source, names: Sequence[str], where: str) -> Floats:
-    """Return the numbers (d, N) in columns, NaN where there is none."""
+    """Return the numbers (d, N) in columns, NaN for a missing number."""
     absent = [name for name in names if name not in source.columns]
     if absent:
         raise UserError(f"{where}: has no column '{absent[0]}'; was it written with another spec?")

@@ -31,13 +31,13 @@ from kalman.linalg.packing import unpack
 LAGS = 10
 
 FEWEST = 3 * LAGS
-"""Innovations that a key needs for the test of their correlation to be meaningful."""
+"""Number of innovations that a key needs for a meaningful test of their correlation."""
 
 Floats = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """Counts of keys: with a NIS, with a NIS outside its bounds; tested for correlation, correlated."""
+    """Counts of keys: with a NIS, with a NIS outside its bounds, tested for correlation, correlated."""
 
     keys_judged: int
     keys_nis_outside: int
@@ -46,7 +46,7 @@ class Fit(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """The counts for a person."""
+        """Return the counts as readable lines."""
         if not self.keys_judged:
             return []
         text = f"NIS outside its 95 % bounds: {_share(self.keys_nis_outside, self.keys_judged)}"
@@ -56,7 +56,7 @@ class Fit(NamedTuple):
 
 
 def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> Fit:
-    """Test the NIS (N,), NaN where a row is flagged, and the normalised innovations (m, N) of rows of keys (N,)."""
+    """Test the NIS (N,), NaN for a flagged row, and the normalised innovations (m, N) of rows of keys (N,)."""
     components = np.isfinite(innovations).sum(axis=0)
     whole = consistency(key, nis, np.maximum(components, 1), keys)
     correlated = np.zeros(keys, bool)
@@ -65,7 +65,7 @@ def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> 
         test = ljung_box(key, values, keys, LAGS)
         enough = (test.count >= FEWEST) & np.isfinite(test.p_value)
         tested |= enough
-        correlated |= enough & (test.p_value < 0.05 / len(innovations))  # one key, several tests: Bonferroni
+        correlated |= enough & (test.p_value < 0.05 / len(innovations))  # several tests per key: Bonferroni
     return Fit(
         int((whole.components > 0).sum()),
         int(whole.outside().sum()),
@@ -75,12 +75,12 @@ def fit(key: NDArray[np.int64], nis: Floats, keys: int, innovations: Floats) -> 
 
 
 def unflagged_nis(out: kalman.Outputs) -> Floats:
-    """Return the NIS of rows (N,), NaN where one is flagged."""
+    """Return the NIS of rows (N,), NaN for a flagged row."""
     return np.where(out.flag == 0, out.nis, np.nan)
 
 
 def nis_ratio(nis: Floats, y: Floats) -> float | None:
-    """Return the mean NIS a measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
+    """Return the mean NIS per measured component of rows (N,) with measurements (m, N); None: no row has a NIS."""
     observed = np.isfinite(nis)
     components = int((~np.isnan(y[:, observed])).sum())
     return float(nis[observed].sum()) / components if components else None
@@ -91,11 +91,11 @@ def _share(part: int, whole: int) -> str:
 
 
 class Estimates(NamedTuple):
-    """The filter's output for N input rows, in input order; NaN where a row was not applied.
+    """The filter's output for N input rows, in input order; NaN for a row that was not applied.
 
     mean (n, N), covariance (n*n, N) row by row, log_likelihood (N,), nis (N,), flag (N,) text or None,
-    extra name -> (d, N); fit: the test of the model's fit, None where the filter has no innovations; lost: keys whose
-    last rows are all flagged; gaps: steps that are not equal, where the process takes one a row.
+    extra name -> (d, N); fit: the test of the model's fit, None if the filter has no innovations; lost: keys whose
+    last rows are all flagged; gaps: unequal time steps, for a process with one step per row.
     """
 
     applied: NDArray[np.bool_]
@@ -111,7 +111,7 @@ class Estimates(NamedTuple):
 
     @property
     def unsmoothed(self) -> int:
-        """Number of rows that were applied and have no smoothed state."""
+        """Return the number of applied rows without a smoothed state."""
         found = self.extra.get("smoothed_mean")
         if found is None:
             return 0
@@ -124,7 +124,7 @@ def filter_rows(
 ) -> Estimates:
     """Filter rows in any order, and `smooth` them; rejected rows are left out.
 
-    prior: what the keys begin with; None: the spec's values.
+    prior: filter and initial states of the keys; None: the spec's values.
 
     Raises:
         UserError: the model's filter cannot be smoothed.
@@ -175,7 +175,7 @@ def filter_rows(
 def _filtered(
     spec: ModelSpec, row_filter: RowFilter, states: kalman.KeyStates, rows: kalman.SortedRows, smooth: bool
 ) -> tuple[kalman.Outputs, dict[str, Floats]]:
-    """Return the filter's outputs, and where the rows are to be smoothed the columns of that by name, (d, N)."""
+    """Return the filter's outputs, and with `smooth` the smoother's columns (d, N) by name."""
     if not smooth:
         return row_filter.run(states, rows)[1], {}
     try:
@@ -188,7 +188,7 @@ def _filtered(
 
 
 def in_order(rows: ParsedRows, rule: Duplicates | None = None) -> tuple[NDArray[np.int64], kalman.SortedRows]:
-    """Return the places of the accepted rows in the order of their application, and these rows.
+    """Return the positions of the accepted rows in the order of their application, and these rows.
 
     With a rule for duplicates, duplicates are rejected first.
     """
@@ -213,7 +213,7 @@ def _sorted_rows(rows: ParsedRows, order: NDArray[np.int64]) -> kalman.SortedRow
 
 
 def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: Estimates) -> None:
-    """Write the output table atomically, with what the spec's `outputs` ask for.
+    """Write the output table atomically, with the columns that the spec's `outputs` select.
 
     Raises:
         UserError: the file cannot be written.
@@ -241,7 +241,7 @@ def write(path: Path, spec: ModelSpec, columns: dict[str, pa.Array], estimates: 
 
 
 def _parts(field: str, width: int, spec: ModelSpec) -> list[str] | None:
-    """Return the names of a list's numbers in CSV: states, measurements, pairs of them, or numbers; None for one."""
+    """Return the CSV names of a list's numbers: states, measurements, pairs of these, or indices; None for one."""
     states, measurements = spec.states, spec.measurement
     if field.endswith("mean") and width == len(states):
         return states

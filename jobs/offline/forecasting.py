@@ -39,12 +39,12 @@ def forecast_keys(
     """Filter the rows of a file and forecast each key from its newest row; also return the values of its key columns.
 
     Args:
-        spec: of the model.
-        source: the file's columns.
-        rows: its rows, with the inputs of their keys.
-        horizon: how far to forecast.
-        prior: what the keys begin with; None: the spec's values.
-        future: the inputs of future rows, for a model that takes any.
+        spec: spec of the model.
+        source: columns of the file.
+        rows: rows of the file, with the inputs of their keys.
+        horizon: the horizon of the forecasts.
+        prior: filter and initial states of the keys; None: the spec's values.
+        future: inputs of future rows, for a model with controls or inputs.
 
     Raises:
         UserError: no row could be applied, the horizon is out of range, a future input is missing, or the model cannot
@@ -65,7 +65,7 @@ def forecast_keys(
 
 
 def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tuple[Ints, kalman.KeyStates]:
-    """Return the keys that have a state, in the order of the input: a row of each, and their states."""
+    """Return one row of each key with a state, in the order of the input, and the states of these keys."""
     codes, firsts = np.unique(rows.key[order], return_index=True)
     earliest = np.full(len(codes), len(rows.key))
     np.minimum.at(earliest, np.searchsorted(codes, rows.key[order]), order)
@@ -77,7 +77,7 @@ def _with_state(rows: ParsedRows, order: Ints, states: kalman.KeyStates) -> tupl
 
 
 def _median_gap(rows: kalman.SortedRows, unit: int) -> int:
-    """Return the median time between two rows of a key, in microseconds; without any, the unit of time."""
+    """Return the median time between two rows of a key, in microseconds; without such rows, the unit of time."""
     gaps = np.diff(rows.time)[rows.key[1:] == rows.key[:-1]]
     gaps = gaps[gaps > 0]
     return int(np.median(gaps)) if len(gaps) else unit

@@ -1,7 +1,7 @@
 """Read the inputs of future rows, and lay out the steps to forecast through them. No Spark.
 
-A future row is a step like any row of a file, without a measurement: so a forecast through rows is what the filter
-gives for them appended to the file.
+A future row is a step without a measurement. So a forecast through future rows equals the filter's prediction if they
+were appended to the file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Floats = NDArray[np.float64]
 class Future(NamedTuple):
     """The N rows of a file of future inputs.
 
-    file: its name; keys: the texts of each key column; time (N,) microseconds; control (c, N)
-    inputs: (i, N) where the file has the columns of the spec's `inputs`, else None: each key's own stay
+    file: name of the file; keys: the texts of each key column; time (N,) microseconds; control (c, N)
+    inputs: (i, N) if the file has the columns of the spec's `inputs`; None: the inputs of the keys' table stay valid
     """
 
     file: str
@@ -46,10 +46,10 @@ class Future(NamedTuple):
 
 
 def read_future(spec: ModelSpec, file: str) -> Future:
-    """Read a file of future inputs: key, time and control columns, and optionally those of the spec's `inputs`.
+    """Read a file of future inputs: key, time and control columns, and optionally the columns of the spec's `inputs`.
 
     Raises:
-        UserError: the file cannot be read, lacks a column, or has a row that cannot be used; it names key and time.
+        UserError: the file cannot be read, lacks a column, or has an unusable row; the message names key and time.
     """
     source = read_all(file, None, spec.files.model_copy(update={"wide": None}))
     check_columns(Path(file), list(source.columns), spec.file_names([*spec.key, spec.time, *spec.control]))
@@ -79,11 +79,11 @@ def plan_future_steps(
         future: the rows.
         keys: the texts of the K keys, column by column.
         last: (K,) time of each key's newest row.
-        inputs: (i, K) each key's inputs from the table, used where the file has none.
-        horizon: how far to forecast.
+        inputs: (i, K) each key's inputs from the table, used if the file has no inputs.
+        horizon: the horizon of the forecast.
 
     Raises:
-        UserError: a row is there twice, or a wanted one is missing; it names key and time.
+        UserError: a row appears twice, or a wanted row is missing; the message names key and time.
     """
     size = len(last)
     key = find_places(future.keys, keys, len(future.time), size)
@@ -120,7 +120,7 @@ def plan_future_steps(
 def _wanted(
     file: str, keys: list[pa.Array], last: Ints, key: Ints, time: Ints, rank: Ints, horizon: Horizon
 ) -> NDArray[np.bool_]:
-    """Return which rows (N,), ordered by key and time, are to be forecast; refuse a key that lacks one."""
+    """Return which rows (N,), ordered by key and time, must be forecast; refuse a key that lacks a wanted row."""
     steps, end, length = horizon.steps, horizon.end, horizon.length
     count = np.bincount(key, minlength=len(last))
     if length is None:

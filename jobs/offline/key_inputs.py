@@ -1,4 +1,4 @@
-"""Read a file of key inputs, a row a key, and join the rows of a file with them. No Spark."""
+"""Read a file of key inputs, with one row per key, and join the rows of a file with them. No Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REASON = "inputs: the file of inputs has no row for the key"
 
 
 class FileInputs(NamedTuple):
-    """The inputs of F keys: `keys`, the unparsed key columns of the file, and u (c, F)."""
+    """The inputs u (c, F) of F keys; `keys`: the unparsed key columns of the file."""
 
     keys: list[pa.Array]
     u: NDArray[np.float64]
@@ -42,7 +42,7 @@ def read_inputs(spec: ModelSpec, file: str) -> FileInputs:
 
 
 def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
-    """Return the inputs in a source's rows; `file` names it in errors.
+    """Return the inputs in a source's rows; `file` is its name in errors.
 
     Raises:
         UserError: a key is missing or appears twice, or an input is not a number.
@@ -68,16 +68,16 @@ def checked_inputs(spec: ModelSpec, source: Source, file: str) -> FileInputs:
 def refuse_rows(
     file: str, reason: NDArray[np.object_], names: Mapping[str, Sequence[pa.Array]], need: str
 ) -> None:
-    """Refuse a file of which some rows cannot be used.
+    """Refuse a file with unusable rows.
 
     Args:
-        file: as errors name it.
-        reason: (N,) why each row cannot be used; None: it can.
-        names: the columns by which errors name a row, by what they are.
-        need: what the rows have to be.
+        file: name of the file in errors.
+        reason: (N,) reason why a row is unusable, or None.
+        names: columns that identify a row in errors, by their label.
+        need: requirement for the rows, for the message.
 
     Raises:
-        UserError: there is such a row.
+        UserError: a row is unusable.
     """
     bad = np.flatnonzero(reason != None)  # noqa: E711 - elementwise
     if not len(bad):
@@ -93,16 +93,16 @@ def refuse_rows(
 
 
 def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file: str | None) -> ParsedRows:
-    """Append the inputs of each row's key to its controls; a row whose key has none is rejected.
+    """Append the inputs of each row's key to its controls; a row whose key has no inputs is rejected.
 
     Args:
-        spec: of the model.
+        spec: spec of the model.
         rows: N rows.
-        keys: the key columns of these rows.
-        file: of inputs, None without one.
+        keys: key columns of these rows.
+        file: file of inputs, or None.
 
     Raises:
-        UserError: the file is missing, not needed, or cannot be used.
+        UserError: the file is missing, not needed, or unusable.
     """
     if spec.inputs is None:
         if file is not None:
@@ -118,9 +118,9 @@ def join_file(spec: ModelSpec, rows: ParsedRows, keys: Sequence[pa.Array], file:
 def inputs_of(
     spec: ModelSpec, table: FileInputs, keys: Sequence[pa.Array]
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the inputs (i, N) of N keys, given by their columns, and (N,) which keys have some.
+    """Return the inputs (i, N) of N keys, given by their columns, and which keys (N,) have inputs.
 
-    A key that is not in the table has the spec's defaults, else 0.
+    A key that is not in the table gets the spec's defaults, or 0 without defaults.
     """
     assert spec.inputs is not None
     by = spec.inputs.key or spec.key

@@ -1,4 +1,4 @@
-"""Parts that the pictures of whole models share: axes of dates, the bounds of a correct model, all keys as a funnel."""
+"""Shared parts of the pictures of whole models: date axes, the bounds of a correct model, funnel plots of all keys."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 LEGEND = 8.5
 SIZE = (5.0, 3.0)
-"""Inches of a picture of a report: at the width of a phone the letters of the axes are still about ten pixels high."""
+"""Size of a report's picture in inches: at the width of a phone the axes' letters are still about ten pixels high."""
 
 
 def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
-    """Let a function that draws into axes return the picture as the data URI of a PNG, in the project's style."""
+    """Wrap a function that draws into axes so that it returns the data URI of a PNG in the project's style."""
 
     @wraps(draw)
     def inner(*args: P.args, **kwargs: P.kwargs) -> str:
-        matplotlib.use("Agg")  # into memory: neither a command nor a driver has a display
+        matplotlib.use("Agg")  # draw in memory: neither a command nor a driver has a display
         with plt.rc_context(STYLE):
             figure, ax = plt.subplots(figsize=SIZE, layout="constrained")
             draw(ax, *args, **kwargs)
@@ -40,26 +40,26 @@ def for_page(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, str]:
 
 
 def dates(time: NDArray[np.int64]) -> NDArray[np.datetime64]:
-    """Return microseconds since 1970 as matplotlib takes times."""
+    """Convert microseconds since 1970 to matplotlib's type of times."""
     return time.astype("datetime64[us]")
 
 
 def date_axis(ax: Axes, least: int = 3, most: int = 6) -> None:
-    """Give the axis of times from `least` to `most` marks, each as short as can be understood."""
+    """Give the time axis from `least` to `most` marks with short labels."""
     locator = AutoDateLocator(minticks=least, maxticks=most)
     ax.xaxis.set_major_locator(locator)
     ax.xaxis.set_major_formatter(ConciseDateFormatter(locator))
 
 
 def draw_expected(ax: Axes, value: float) -> None:
-    """Draw the value that a correct model has."""
+    """Draw the line of the value expected for a correct model."""
     ax.axhline(value, color=INK, linewidth=0.8, linestyle=":")
 
 
 def finish_nis(ax: Axes, time: NDArray[np.datetime64], degrees: Floats) -> None:
-    """Complete a picture of NIS per component over time by the band that holds 95 % of a correct model.
+    """Add the band with 95 % of a correct model's values to a picture of NIS per component over time.
 
-    time, degrees: (B,), of each bin; degrees are its measured components.
+    time, degrees: (B,) time and number of measured components of each bin.
     """
     low, high = mean_bounds(1, np.maximum(degrees, 1.0))
     ax.fill_between(time, low, high, color=INK, alpha=0.08, linewidth=0, label="95 % of a correct model")
@@ -77,10 +77,10 @@ def draw_funnel(
     expected: float,
     colour: str,
 ) -> None:
-    """Draw each key's value over its measured components (K,), and the bounds, which narrow with their number.
+    """Draw each key's value over its number of measured components (K,), and bounds that narrow with this number.
 
-    bounds: returns the lower and the upper bound for numbers of components. A key outside them is drawn red.
-    expected: the value that a correct model has.
+    bounds: returns the lower and the upper bound for numbers of components. A key outside the bounds is drawn red.
+    expected: the value expected for a correct model.
     """
     draw_expected(ax, expected)
     ax.set_xlabel("measured components of the key")
@@ -88,7 +88,7 @@ def draw_funnel(
     for set_formatter in (ax.xaxis.set_major_formatter, ax.xaxis.set_minor_formatter):
         set_formatter(
             LogFormatter(labelOnlyBase=False, minor_thresholds=(1.5, 0.5))
-        )  # 60, 100, 200; no powers
+        )  # labels 60, 100, 200, without powers
     if not len(count):
         return
     x = np.geomspace(max(1.0, 0.8 * float(count.min())), 1.25 * float(count.max()), 200)
@@ -103,20 +103,20 @@ def draw_funnel(
 def draw_nis_of_keys(
     ax: Axes, degrees: Floats, ratio: Floats, colour: str, others: Sequence[Floats] = ()
 ) -> None:
-    """Draw each key's NIS per component over its measured components (K,).
+    """Draw each key's NIS per component over its number of measured components (K,).
 
-    others: such ratios that are drawn beside it, on axes of the same length.
+    others: ratios in adjacent pictures, whose axes get the same length.
     """
     draw_funnel(ax, degrees, ratio, lambda count: mean_bounds(1, count), 1.0, colour)
     ax.set_ylim(0.0, axis_end(ratio, *others, least=2.0))
 
 
 def shortened(text: str, most: int = 28) -> str:
-    """Return a name of a key or a group as short as a picture has room for it."""
+    """Return the name of a key or group, shortened to at most `most` characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def axis_end(*values: Floats, least: float) -> float:
-    """Return where an axis ends that starts at zero, at `least` or beyond; a few outliers may exceed it."""
+    """Return the end of an axis that starts at zero, at `least` or more; a few outliers may exceed it."""
     known = np.concatenate([one[np.isfinite(one)] for one in values])
     return max(least, 1.15 * float(np.quantile(known, 0.99))) if known.size else least

@@ -76,24 +76,24 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 def inlined(figure: Figure) -> str:
     """Return a figure as the data URI of a PNG, and close it."""
     out = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(out)  # `savefig` draws everything twice
+    FigureCanvasAgg(figure).print_png(out)  # `savefig` would draw everything twice
     plt.close(figure)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def joined(*parts: str) -> str:
-    """Return the parts of a title that are not empty."""
+    """Join the non-empty parts of a title."""
     return " · ".join(part for part in parts if part)
 
 
 def coverage_text(nis: Floats, components: int | NDArray[Any] = 1) -> str:
-    """Return what to write beside a band: how many rows with a NIS (N,) were as near as predicted; '' without any."""
+    """Return a text for a band: the share of rows with a NIS (N,) within the prediction; '' without such rows."""
     share = coverage(nis, components)
     return "" if np.isnan(share) else f"{share:.1%} of rows in their predicted 95 %"
 
 
 def draw_estimate(ax: Axes, time: NDArray[Any], measured: Floats, lines: list[Line]) -> None:
-    """Draw estimates with their 95 % bands over the measurements (N,), NaN where missing.
+    """Draw estimates with their 95 % bands over the measurements (N,), NaN for missing ones.
 
     time: (N,) numbers or datetime64.
     """
@@ -109,7 +109,7 @@ def draw_measured(ax: Axes, time: NDArray[Any], measured: Floats) -> None:
 
 
 def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> None:
-    """Draw an estimate with its 95 % band; one with an infinite deviation has no band. time: (N,)."""
+    """Draw an estimate with its 95 % band; no band is drawn for an infinite deviation. time: (N,)."""
     half = np.where(np.isfinite(line.deviation), BAND * line.deviation, np.nan)
     ax.fill_between(
         time, line.mean - half, line.mean + half, color=line.colour, alpha=0.2, linewidth=0, zorder=2
@@ -118,7 +118,7 @@ def draw_line(ax: Axes, time: NDArray[Any], line: Line, style: str = "-") -> Non
 
 
 def fit_values(ax: Axes, measured: Floats, lines: list[Line]) -> None:
-    """Show all measurements and means, and bands as wide as most: a diffuse start has a band without end."""
+    """Set the limits of the y axis to all measurements, means and usual bands: a diffuse start has a huge band."""
     known = np.concatenate(
         [measured[np.isfinite(measured)], *(line.mean[np.isfinite(line.mean)] for line in lines)]
     )
@@ -131,7 +131,7 @@ def fit_values(ax: Axes, measured: Floats, lines: list[Line]) -> None:
 
 
 def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: float = 5.5) -> None:
-    """Draw normalised innovations (N,) over time, with the bounds that hold 95 % of them in a correct model."""
+    """Draw normalised innovations (N,) over time, with the bounds that include 95 % of them for a correct model."""
     seen = np.isfinite(normalised)
     ax.plot(time[seen], normalised[seen], ".", color=ESTIMATE, markersize=3, alpha=0.7)
     for level in (-BAND, BAND):
@@ -143,7 +143,7 @@ def draw_innovations(ax: Axes, time: NDArray[Any], normalised: Floats, reach: fl
 
 
 def draw_nis(ax: Axes, nis: Floats, degrees: int) -> None:
-    """Draw the histogram of NIS (N,) against chi-square with as many degrees of freedom as measured components."""
+    """Draw the histogram of NIS (N,) against chi-square with `degrees` (measured components) degrees of freedom."""
     values = nis[np.isfinite(nis)]
     bound = float(chdtri(degrees, 0.05))
     edge = 4 * bound

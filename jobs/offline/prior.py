@@ -1,6 +1,6 @@
-"""What the keys of a file begin with: the model's filter with learned parameters, each key's own where it has some.
+"""The filter and initial states of the keys of a file, with learned parameters of the model, a group or a key.
 
-Parameters are taken from a snapshot, states never: each key starts from the initial distribution.
+Parameters come from a snapshot, states do not: each key starts from the initial distribution.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kalman.types import Filter
 
 
 class Prior(NamedTuple):
-    """The filter, and the states (size, K) in which the K keys of some rows begin.
+    """The filter, and the initial states (size, K) of the K keys of some rows.
 
-    lines, data: whose parameters these are, for a report.
+    lines, data: origin of the parameters, for a report.
     """
 
     kernel: Filter
@@ -42,7 +42,7 @@ class Prior(NamedTuple):
 
 
 def specs_prior(spec: ModelSpec, keys: int) -> Prior:
-    """Return what keys begin with by the values in the spec alone."""
+    """Return the prior with only the values in the spec."""
     kernel = kalman.build(spec.definition())
     return Prior(kernel, kernel.initial(keys), [], {})
 
@@ -55,14 +55,14 @@ def prior_of(
     learned: Learned,
     asked: bool,
 ) -> Prior:
-    """Return what the keys of a file's rows begin with.
+    """Return the prior of the keys of a file's rows.
 
     Args:
-        spec: of the model.
-        rows: of the file.
-        columns: of the file, with the key columns.
-        root: of the warehouse.
-        learned: parameters (`jobs.snapshots.learned`).
+        spec: spec of the model.
+        rows: rows of the file.
+        columns: columns of the file, with the key columns.
+        root: root of the warehouse.
+        learned: learned parameters (`jobs.snapshots.learned`).
         asked: whether the user named a snapshot.
 
     Raises:
@@ -91,16 +91,16 @@ def prior_of(
 def own_begin(
     root: str, spec: ModelSpec, learned: Learned, kernel: Filter, texts: Sequence[pa.Array], size: int
 ) -> tuple[NDArray[np.float64], int]:
-    """Return the states (size, K) in which keys begin with their group's or their own parameters, and for how many.
+    """Return the initial states (size, K) of keys with learned parameters by group or key, and the number of such keys.
 
-    A parameter that adapts to the innovations is part of a key's state, and stays as it begins.
+    A parameter that adapts to the innovations is part of a key's state, and keeps its initial value here.
 
     Args:
-        root: of the warehouse.
-        spec: of the model.
+        root: root of the warehouse.
+        spec: spec of the model.
         learned: parameters by group or by key.
-        kernel: the filter with the pooled parameters, which the other keys have.
-        texts: of each key column of the K keys.
+        kernel: the filter with the pooled parameters, for all other keys.
+        texts: texts of each key column of the K keys.
         size: K; without key columns there is one key.
 
     Raises:
@@ -116,7 +116,7 @@ def own_begin(
         mine = [texts[spec.key.index(name)] for name in groups["by"]]
         known = [arrow.texts(values) for values in zip(*groups["values"], strict=True)]
         at = find_places(mine, known, size, len(groups["values"]))
-        return begin[:, at], int((at >= 0).sum())  # the last state, at -1, is that of keys of no known group
+        return begin[:, at], int((at >= 0).sum())  # the last state, at -1, is for keys without a known group
     if not own.learned:
         return states, 0
     stored = key_parameters(root, spec, learned, max(rows.stop for rows in own.rows.values()))
@@ -127,7 +127,7 @@ def own_begin(
 
 
 def _spec_lines(spec: ModelSpec, learned: Learned, asked: bool) -> list[str]:
-    """Return why the spec's values are used, where the reader may expect others."""
+    """Return lines with the reason why the spec's values are used, if the reader may expect other values."""
     if learned.snapshot is not None:
         said = f"snapshot {learned.snapshot} has learned none"
         return [f"parameters: the spec's values; {said}"] if asked or spec.learn is not None else []

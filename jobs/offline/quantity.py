@@ -1,4 +1,4 @@
-"""How the states give what a model measures, for pictures that show estimates over measurements."""
+"""The linear map from states to measurements, for pictures that show estimates over measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def measured_direction(spec: ModelSpec) -> Floats | None:
-    """Return the first row of H (n,), None where it is not constant."""
+    """Return the first row of H (n,), or None if it is not constant."""
     observation = spec.definition().get("observation") or {}
     if "h" in observation or observation.get("offset"):
         return None
@@ -47,8 +47,8 @@ def measuring(spec: ModelSpec) -> LinearMeasuring | None:
 
 
 def seen(mean: Floats, covariance: Floats, h: Floats, offset: float) -> tuple[Floats, Floats]:
-    """Return mean and variance (N,) of h x + offset, without the noise of measuring, of the states that h uses."""
+    """Return mean and variance (N,) of h x + offset without measurement noise; only states with h != 0 are used."""
     used = np.flatnonzero(h)
     part = covariance[:, used[:, None], used]
-    with np.errstate(invalid="ignore"):  # infinity less infinity, of which no band is drawn
+    with np.errstate(invalid="ignore"):  # infinity less infinity: no band is drawn
         return mean @ h + offset, np.einsum("i,nij,j->n", h[used], part, h[used])

@@ -25,8 +25,8 @@ def check_target(target: Path, source: Path) -> None:
     """Check that the results of `source` can be written to `target`.
 
     Raises:
-        UserError: the format is unknown, the folder does not exist, the target is a folder or the source itself, or
-            one of them has a name that no file can have.
+        UserError: the format is unknown, the folder does not exist, the target is a folder or the source itself, or a
+            name is not a valid file name.
     """
     for path in (target, source):
         path_of(str(path))
@@ -63,7 +63,7 @@ def save(path: Path, columns: dict[str, pa.Array]) -> None:
     write = _writer(path, pa.table(columns))
     temporary: Path | None = None
     try:
-        # A new file under a name that nobody knows before: a link that waits there would lead the rows elsewhere.
+        # A new file with an unpredictable name: a prepared link under a known name would redirect the rows.
         handle, name = tempfile.mkstemp(".part", ".", path.parent)
         os.close(handle)
         temporary = Path(name)

@@ -1,7 +1,7 @@
-"""Read the states of a snapshot's keys, or of a live stream's, to forecast from them. No Spark.
+"""Read the states of the keys of a snapshot or a live stream for forecasts. No Spark.
 
-Spark alone reads a stream's checkpoint. With `sinks: {latest: true}` the newest estimate of each key is in a table;
-where mean and covariance, or the filter's state beside them, are the whole state, forecasts follow from it.
+Only Spark can read a stream's checkpoint. With `sinks: {latest: true}` the newest estimate of each key is in a table.
+It is sufficient if mean and covariance, or the filter's state in the same row, are the whole state.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _INSTEAD = (
 
 
 class StoredKeys(NamedTuple):
-    """Keys with a stored state: the filter, the values of each key column, and the keys as they are forecast.
+    """Keys with a stored state: the filter, the values of each key column, and the keys to forecast.
 
-    snapshot: that they are of, or that their stream began from
-    generation: of a live stream, whose latest states these are; None: of the snapshot
+    snapshot: the snapshot with the states, or the snapshot from which their stream began
+    generation: the live generation with these latest states; None: the states are from the snapshot
     """
 
     kernel: Filter
@@ -62,7 +62,7 @@ class StoredKeys(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Microseconds of the newest row of any key."""
+        """Return the time of the newest row of all keys, in microseconds."""
         return int(self.keys.states.event_time.max())
 
 
@@ -72,14 +72,14 @@ def snapshot_keys(
     """Return keys of a snapshot with their states.
 
     Args:
-        root: of the warehouse.
-        spec: of the model, as it was when the snapshot was made.
-        snapshot: its id; None: the newest good one of the spec.
-        wanted: keys as text; empty: all.
-        inputs: a file of the keys' inputs; None: their table.
+        root: root of the warehouse.
+        spec: spec with which the snapshot was made.
+        snapshot: id of the snapshot; None: the newest good snapshot of the spec.
+        wanted: keys as text; empty: all keys.
+        inputs: file of the keys' inputs; None: the inputs' table.
 
     Raises:
-        UserError: there is no such snapshot or key, or it cannot be read without Spark.
+        UserError: the snapshot or a key does not exist, or the snapshot cannot be read without Spark.
     """
     learned = learned_parameters(root, spec, snapshot)
     manifest = learned.manifest
@@ -110,16 +110,16 @@ def snapshot_keys(
 def live_keys(
     root: str, spec: ModelSpec, wanted: Sequence[str], inputs: str | None
 ) -> StoredKeys | str | None:
-    """Return keys of the live stream with their states; or the reason why they cannot be read; None: nothing is live.
+    """Return keys of the live stream with their states, or why they cannot be read; None: no generation is live.
 
     Args:
-        root: of the warehouse.
-        spec: of the model.
-        wanted: keys as text; empty: all.
-        inputs: a file of the keys' inputs; None: their table.
+        root: root of the warehouse.
+        spec: spec of the model.
+        wanted: keys as text; empty: all keys.
+        inputs: file of the keys' inputs; None: the inputs' table.
 
     Raises:
-        UserError: a wanted key has no state, or one that its latest estimate does not tell.
+        UserError: a wanted key has no state, or its latest estimate does not determine the state.
     """
     try:
         generation = live(Tables(root), spec.name)
@@ -148,7 +148,7 @@ def live_keys(
 
 
 def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
-    """Return what the latest estimates of a model lack of the state, None: nothing."""
+    """Return the part of the state that is missing in a model's latest estimates, or None."""
     if not follows_from_moments(kernel):
         lacks = "its estimates lack the filter's state, which they have with the section `forecast`"
         return None if with_state else lacks
@@ -160,7 +160,7 @@ def _missing(spec: ModelSpec, kernel: Filter, with_state: bool) -> str | None:
 
 
 def _sorted_by_key(rows: pa.Table, spec: ModelSpec, wanted: Sequence[str], where: str) -> pa.Table:
-    """Return the rows ordered by key, of which every wanted one is there."""
+    """Return the rows ordered by key; raise an error if a wanted key is missing."""
     there = rows["key"].to_pylist()
     refuse_absent_keys(spec, wanted, set(there), where)
     return rows.take(arrow.integers(np.argsort(np.array(there, dtype=object), kind="stable")))
@@ -180,7 +180,7 @@ def refuse_absent_keys(spec: ModelSpec, wanted: Sequence[str], there: AbstractSe
 
 
 def _refuse_unsure(rows: pa.Table, generation: str) -> None:
-    """Refuse latest estimates of which one does not tell the state of its key."""
+    """Refuse latest estimates if one of them does not determine the state of its key."""
     if not rows.num_rows:
         raise UserError(
             f"{generation} has no state yet, as it began without any and no row has come: there is nothing to forecast "
@@ -195,7 +195,7 @@ def _refuse_unsure(rows: pa.Table, generation: str) -> None:
 
 
 def _live_values(root: str, spec: ModelSpec, learned: Learned, kernel: Filter, rows: pa.Table) -> Floats:
-    """Return the states (size, K) that the latest estimates tell."""
+    """Compute the states (size, K) from the latest estimates."""
     if not follows_from_moments(kernel):
         column = rows[OUTPUT].combine_chunks()
         if column.null_count:
@@ -247,7 +247,7 @@ def _key_columns(spec: ModelSpec, rows: pa.Table) -> list[pa.Array]:
 
 
 def _inputs(root: str, spec: ModelSpec, names: Sequence[pa.Array], size: int, file: str | None) -> Floats:
-    """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN where a key has none."""
+    """Return the inputs (i, K) of keys, from a file or the table of inputs; NaN for a key without inputs."""
     if spec.inputs is None:
         if file is not None:
             raise UserError(f"--inputs: {spec.name} takes none: omit the option")

@@ -1,4 +1,4 @@
-"""Which estimates of a warehouse are drawn, and what there is to do where there are none. Light: no NumPy, no Spark."""
+"""Choose the table of estimates to draw; an error names the command that makes them. Light: no NumPy, no Spark."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LIVE, HISTORY = "live", "history"
 
 
 def need_estimates(tables: Tables, model: str, which: str) -> str:
-    """Return the table of a model's live estimates, or of those of its history.
+    """Return the table of a model's live estimates, or of the estimates of its history.
 
     Raises:
-        UserError: there are none, with what makes them.
+        UserError: there are no estimates; the message names the command that makes them.
     """
     name = (estimates if which == LIVE else estimates_history)(model)
     if tables.exists(name):

@@ -23,13 +23,13 @@ from jobs.storage.tables import SNAPSHOTS
 from jobs.storage.warehouse import Tables
 
 NONE = "none"
-"""In place of a snapshot's name: the values in the spec."""
+"""Stands for a snapshot's name: use the values in the spec."""
 STATE = ("key", "state_index", "event_time", "mean", "covariance", "extras")
-"""Columns of a snapshot's rows from which a key goes on."""
+"""Columns of a snapshot's rows that a filter needs to continue a key."""
 
 
 class Learned(NamedTuple):
-    """The snapshot whose parameters apply; without one, the spec's values do, and there is a reason."""
+    """The snapshot whose parameters apply; None: the spec's values apply, for the `reason`."""
 
     manifest: Manifest | None
     reason: str | None = None
@@ -46,7 +46,7 @@ class Learned(NamedTuple):
 
 
 class KeyParameters(NamedTuple):
-    """The own parameters of N keys: the text of each key, and the field `parameters` (p, N) of its state."""
+    """The individual parameters of N keys: the keys' texts, and the field `parameters` (p, N) of their states."""
 
     keys: pa.Array
     values: NDArray[np.float64]
@@ -56,13 +56,13 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
     """Return the parameters that a model has learned.
 
     Args:
-        root: of the warehouse.
-        spec: of the model.
-        wanted: a snapshot; `none`: the values in the spec; None: the newest good snapshot of this very spec, one that a
-            stream could start from before one that is history only.
+        root: root of the warehouse.
+        spec: spec of the model.
+        wanted: a snapshot id; `none`: the values in the spec; None: the newest good snapshot of exactly this spec.
+            Snapshots from which a stream can start are preferred to history-only snapshots.
 
     Raises:
-        UserError: the named snapshot does not exist, is of another spec, or cannot be read without Spark.
+        UserError: the named snapshot does not exist, has another spec, or cannot be read without Spark.
     """
     if wanted == NONE:
         return Learned(None, "as --snapshot none asks")
@@ -83,10 +83,10 @@ def learned_parameters(root: str, spec: ModelSpec, wanted: str | None = None) ->
 
 
 def key_parameters(root: str, spec: ModelSpec, learned: Learned, width: int) -> KeyParameters:
-    """Return the own parameters of each key of a snapshot, `width` numbers each.
+    """Return the individual parameters of each key of a snapshot, `width` numbers per key.
 
     Raises:
-        UserError: the snapshot's rows cannot be read, or are not all there.
+        UserError: the snapshot's rows cannot be read, or rows are missing.
     """
     rows = snapshot_rows(root, spec, learned, ["key", "extras"])
     count = rows.num_rows
@@ -109,19 +109,19 @@ def snapshot_rows(
     columns: Sequence[str],
     wanted: Sequence[str] = (),
 ) -> pa.Table:
-    """Return columns of a snapshot's rows, all that the manifest counts, or those of the wanted keys that are there.
+    """Return columns of a snapshot's rows: all rows that the manifest counts, or the rows of the wanted keys.
 
-    A snapshot may have no key: an upgrade without states leaves them behind.
+    A snapshot may have no keys: an upgrade without states drops them.
 
     Args:
-        root: of the warehouse.
-        spec: of the model.
-        learned: which snapshot.
-        columns: names of `STATE`.
-        wanted: keys as text; empty: all.
+        root: root of the warehouse.
+        spec: spec of the model.
+        learned: the snapshot.
+        columns: names from `STATE`.
+        wanted: keys as text; empty: all keys.
 
     Raises:
-        UserError: the rows cannot be read, or are not all there.
+        UserError: the rows cannot be read, or rows are missing.
     """
     manifest = learned.manifest
     assert manifest is not None
@@ -132,7 +132,7 @@ def snapshot_rows(
     among = ("key", list(wanted)) if wanted else None
     try:
         rows = read_table(root, "snapshots", columns, partition, manifest.snapshots_version, among)
-    except UserError:  # Delta has dropped the version: the rows are the same in the newest one
+    except UserError:  # Delta has dropped the version: the rows are the same in the newest version
         rows = read_table(root, "snapshots", columns, partition, None, among)
     found = nothing if rows is None else rows
     if not wanted and found.num_rows != manifest.key_count:

@@ -1,7 +1,7 @@
-"""What was learned for a snapshot and how good it is: a row a key, a group, or one for all keys.
+"""The learned parameters of a snapshot and their quality: one row per key, one per group, or one for all keys.
 
-The rows are written before the manifest, which has their digest: a snapshot that exists has them all. Beside the rows
-of keys there is one for the population that they lean on (for each group, where there are groups): scope population.
+The rows are written before the manifest, which has their digest: an existing snapshot has all its rows. Beside the rows
+of keys there is a row for the population that regularises their fits, or one per group: scope population.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 TABLE = "learned"
 COLUMNS = tuple(arrow_schema(LEARNED).names[2:])
-"""Those of the table without the snapshot and the model."""
+"""The columns of the table without the snapshot and the model."""
 KEY, GROUP, POOLED, POPULATION = "key", "group", "pooled", "population"
-"""What a row is about: column `scope`."""
+"""Values of the column `scope`: the subject of a row."""
 FIT_ROWS = (
     "struct<key_group: string, outcome: string, reason: string, rows: bigint, log_likelihood: double, "
     "parameters: map<string, double>, standard_errors: map<string, double>, own: double, nis: double, "
     "ljung_box: double>"
 )
-"""The part of a key's row that its fit fills, in one column of what the workers return."""
+"""The columns of a key's row that its fit fills; workers return them as one struct column."""
 FIT = arrow_schema(f"fit {FIT_ROWS}").field("fit").type
 """The same as Arrow has it."""
 
 
 class Entry(NamedTuple):
-    """A row that the driver makes: of all keys, of a group, or of a population; None and NaN: not known."""
+    """A row made by the driver: for all keys, a group, or a population; None and NaN: unknown."""
 
     scope: str
     group: str | None
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
 
 
 def named(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of parameters by names such as R[1][0]; of a matrix of one entry the name alone."""
+    """Return the numbers of parameters by names such as R[1][0]; a 1 x 1 matrix has the plain name."""
     result: dict[str, float] = {}
     for name, value in values.items():
         found = list(_entries(name, value))
@@ -77,7 +77,7 @@ def _entries(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def fit_array(fit: KeyFit, places: Mapping[str, Any], group: Iterable[str | None]) -> pa.StructArray:
-    """Return the fits of K keys as Arrow structs (`FIT`). places: `Learner.places`; group: the name of each key's."""
+    """Return the fits of K keys as Arrow structs (`FIT`). places: `Learner.places`; group: group name of each key."""
     names = {name: int(place) for name, place in named(places).items()}
     places_of = list(names.values())
     outcomes = [Outcome(code).name.lower() for code in fit.outcome.tolist()]
@@ -95,7 +95,7 @@ def fit_array(fit: KeyFit, places: Mapping[str, Any], group: Iterable[str | None
 
 
 def _numbers(values: Any) -> pa.Array:
-    """Return numbers as Arrow, null where they are not finite."""
+    """Return numbers as an Arrow array; a number that is not finite becomes null."""
     given = np.ascontiguousarray(values, np.float64)
     return pa.array(given, mask=~np.isfinite(given))
 
@@ -129,7 +129,7 @@ def _schema() -> StructType:
 
 
 def of_driver(warehouse: Warehouse, entries: Iterable[Entry]) -> DataFrame:
-    """Return the rows that the driver makes."""
+    """Return the driver's entries as rows."""
     schema = _schema()
     wanted = StructType([schema[name] for name in COLUMNS])
     rows = []
@@ -164,12 +164,12 @@ def _known(value: float | None) -> float | None:
 
 
 def write(warehouse: Warehouse, manifest: Manifest, rows: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest."""
     return write_rows(warehouse, TABLE, LEARNED, manifest, rows, COLUMNS)
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return what was learned for a snapshot (`COLUMNS`), pinned and verified; None: nothing, or not known.
+    """Return a snapshot's rows (`COLUMNS`), pinned and verified; None: nothing was learned, or it is unknown.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -181,9 +181,9 @@ def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
 
 
 def populations(warehouse: Warehouse, manifest: Manifest) -> dict[str | None, Population]:
-    """Return the populations that the keys of a snapshot lean on, by the name of their group; None: of all keys.
+    """Return the populations of a snapshot's fits by group name; the name None stands for all keys.
 
-    A snapshot that was made of another one has those of that one. Empty: not known.
+    A snapshot that was made from another snapshot has the populations of that snapshot. Empty: unknown.
     """
     found: Manifest | None = manifest
     while found is not None and found.learned is None:

@@ -1,4 +1,4 @@
-"""Manifests: the commit point of a snapshot, and how to find one."""
+"""Manifests: the commit point of a snapshot, and functions that find manifests."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from jobs.storage.positions import (
 from jobs.storage.warehouse import Tables
 
 KEYS = ("snapshot_id",)
-"""Columns that name a row of the table."""
+"""Key columns of the table."""
 GOOD, REMOVED = "good", "removed"
 """`removed`: `maintain` has removed its rows. The manifest stays, as generations refer to it."""
 WITHOUT_STATE = "-empty"
-"""How the id ends of a snapshot with which a generation begins anew, without any key's state."""
+"""Suffix of the id of a snapshot without states, from which a generation begins anew."""
 IMPORTED = "-imported-"
-"""What the id of a snapshot has that was made of a table of the user's own, before a digest of its content."""
+"""Part of the id of a snapshot that was imported from a user's table; a digest of the content follows."""
 _JSON = ("parameters", "position", "waiting", "inputs", "learned")
-"""Columns that hold a dictionary as JSON."""
+"""Columns that store a dictionary as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One snapshot, as its row in `manifests` describes it."""
+    """The description of a snapshot: its row in `manifests`."""
 
     snapshot_id: str
     model: str
@@ -57,11 +57,11 @@ class Manifest:
     waiting: dict[str, Any] | None = None
     """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
     inputs: dict[str, Any] | None = None
-    """The version of the table of inputs at the last rows (`jobs.key_inputs.table.Version`), if the model has any."""
+    """The version of the inputs' table at the last rows (`jobs.key_inputs.table.Version`), if the model has inputs."""
     learned: dict[str, Any] | None = None
-    """A digest of what was learned (`jobs.snapshots.learned_rows`); None: nothing, or not known (earlier releases)."""
+    """A digest of the learned rows (`jobs.snapshots.learned_rows`); None: no rows, or unknown (earlier releases)."""
     numerics: int = FIRST_NUMERICS
-    """Those that the history was filtered with, if `pretrain` made it. The position's JSON has it."""
+    """The numerics that filtered the history, if `pretrain` made the snapshot. Stored in the position's JSON."""
 
     @property
     def version(self) -> int:
@@ -75,16 +75,16 @@ class Manifest:
 
     @property
     def without_state(self) -> bool:
-        """Whether the snapshot has no states because an upgrade left them behind."""
+        """Return whether the snapshot has no states because an upgrade dropped them."""
         return self.snapshot_id.endswith(WITHOUT_STATE)
 
     @property
     def imported(self) -> bool:
-        """Whether the states are the user's own, from no row of the measurements."""
+        """Return whether the user imported the states, so that they reflect no row of the measurements."""
         return IMPORTED in self.snapshot_id
 
     def model_spec(self, folder: str | None = None) -> ModelSpec:
-        """Return the spec that the snapshot was made with, which gives its states their meaning.
+        """Return the spec with which the snapshot was made; it gives the states their meaning.
 
         Args:
             folder: folder of the model's functions (`ModelSpec.folder`); a spec that names functions needs it.
@@ -99,7 +99,7 @@ def find(warehouse: Tables, snapshot_id: str) -> Manifest | None:
 
 
 def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest, also of a removed one, or None if there never was such a snapshot."""
+    """Return a snapshot's manifest, also if it was removed; None if the snapshot never existed."""
     if not warehouse.exists("manifests"):
         return None
     rows = warehouse.rows("manifests", {"snapshot_id": snapshot_id})
@@ -107,7 +107,7 @@ def record(warehouse: Tables, snapshot_id: str) -> Manifest | None:
 
 
 def all_of(warehouse: Tables, model: str | None = None) -> list[Manifest]:
-    """Return the manifests, of one model or of all, in the order in which their state rows were committed."""
+    """Return the manifests of one model or of all models, in the order of the commits of their state rows."""
     if not warehouse.exists("manifests"):
         return []
     rows = warehouse.rows("manifests", None if model is None else {"model": model})
@@ -122,10 +122,10 @@ def newest_startable(
     table: str | None = None,
     topic_id: str | None = None,
 ) -> Manifest | None:
-    """Return the furthest good snapshot, of those with this fingerprint, that a stream may start from, or None.
+    """Return the good snapshot with this fingerprint and the furthest position for a stream's start, or None.
 
-    table and topic_id: ids of the measurements table and of the topic, to exclude snapshots of a former table or topic
-    of the same name. A snapshot of commits that the table has lost, put back from a backup, is excluded too.
+    table and topic_id: ids of the measurements table and the topic; they exclude snapshots of former tables or topics
+    of the same name. Snapshots of commits that the table lost when it was restored from a backup are excluded too.
     """
     fit = [
         one

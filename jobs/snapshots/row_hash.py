@@ -1,7 +1,7 @@
-"""The 64-bit hash of state rows in NumPy: the value that Spark's `xxhash64` gives, which earlier releases computed.
+"""The 64-bit hash of state rows in NumPy, equal to Spark's `xxhash64`, which earlier releases used.
 
-Spark folds a row's columns in turn, each with the hash so far as its seed: a null leaves the hash as it is, an array
-is the fold of its elements, a map that of its keys and values in their order. One value is hashed by xxHash64
+Spark folds a row's columns in turn, each with the hash so far as its seed. A null leaves the hash unchanged, an array
+is the fold of its elements, a map is the fold of its keys and values in their order. One value is hashed by xxHash64
 (Y. Collet, xxHash fast digest algorithm, doc/xxhash_spec.md, "XXH64 algorithm description").
 """
 
@@ -17,7 +17,7 @@ Hashes = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
 SEED = 42
-"""Spark's seed of a row."""
+"""Spark's seed for a row."""
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (
@@ -36,7 +36,7 @@ def row_hashes(columns: list[pa.Array]) -> Hashes:
     """Return the hash of each of N rows.
 
     Args:
-        columns: (N,) each: integers of 64 bits, times in microseconds, doubles, texts, lists of doubles, or maps from
+        columns: columns (N,) of 64-bit integers, times in microseconds, doubles, texts, lists of doubles, or maps from
             texts to lists of doubles.
     """
     found = np.full(len(columns[0]), SEED, np.uint64)
@@ -47,7 +47,7 @@ def row_hashes(columns: list[pa.Array]) -> Hashes:
 
 
 def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
-    """Fold values of a column into the hashes of the rows that they belong to, one value a row."""
+    """Fold the values of a column into the hashes of their `rows`, one value per row."""
     if column.null_count:
         valid = column.is_valid().to_numpy(zero_copy_only=False)
         column, rows = column.filter(pa.array(valid)), rows[valid]
@@ -70,7 +70,7 @@ def _fold(found: Hashes, column: pa.Array, rows: Ints) -> None:
 
 
 def _fold_lists(found: Hashes, column: pa.Array, rows: Ints) -> None:
-    """Fold the elements of lists, the first of each list first."""
+    """Fold the elements of lists into the hashes, in the order of each list."""
     starts, lengths = _extents(column)
     values = column.values
     if values.null_count:
@@ -90,7 +90,7 @@ def _fold_lists(found: Hashes, column: pa.Array, rows: Ints) -> None:
 
 
 def _extents(column: pa.Array) -> tuple[Ints, Ints]:
-    """Return where in the values each list or map begins, and how many elements it has."""
+    """Return the start of each list or map in the values, and its number of elements."""
     offsets = column.offsets.to_numpy().astype(np.int64)
     return offsets[:-1], np.diff(offsets)
 
@@ -101,7 +101,7 @@ def _words(column: pa.Array) -> Hashes:
         return column.cast(pa.int64()).to_numpy().view(np.uint64)
     numbers = column.to_numpy()
     words = numbers.view(np.uint64)
-    # One zero and one NaN stand for all of theirs.
+    # Spark hashes both zeros alike, and all NaNs alike.
     return np.where(numbers == 0, np.uint64(0), np.where(numbers != numbers, _NAN, words))
 
 
@@ -114,7 +114,7 @@ def _round(lane: Hashes, words: Hashes) -> Hashes:
 
 
 def _of_words(words: Hashes, seeds: Hashes) -> Hashes:
-    """Return the hashes of values of 8 bytes, each with a seed of its own."""
+    """Return the hashes of 8-byte values, each with its seed."""
     return _avalanche(_with_word(seeds + _P5 + np.uint64(8), words))
 
 
@@ -129,7 +129,7 @@ def _avalanche(x: Hashes) -> Hashes:
 
 
 def _of_texts(texts: pa.Array, seeds: Hashes) -> Hashes:
-    """Return the hashes of the bytes of texts, those of the same length at once."""
+    """Return the hashes of the bytes of texts; texts of one length are hashed together."""
     _, offsets_buffer, data = texts.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, len(texts) + 1, texts.offset * 4).astype(np.int64)
     raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)

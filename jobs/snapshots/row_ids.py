@@ -1,7 +1,7 @@
-"""The ids that are remembered at a snapshot's position: part of the snapshot, in a table of their own, one per row.
+"""The remembered ids at a snapshot's position: part of the snapshot, in a separate table with one id per row.
 
-A row after the position may repeat one before it. Without these entries, a stream that begins from the snapshot would
-process it twice.
+A row after the position may repeat a row before it. Without these entries, a stream that begins from the snapshot would
+process the row twice.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def of_rows(packed: DataFrame, fmt: RowFormat, floor: int) -> DataFrame:
 
     Args:
         packed: packets of rows, one partition per bucket.
-        fmt: of the rows.
-        floor: event time (microseconds) that no later row precedes.
+        fmt: format of the rows.
+        floor: event time (microseconds) before which no later row can be.
     """
 
     def take(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -63,12 +63,12 @@ def of_blocks(blocks: DataFrame, stored: StateFormat, fmt: RowFormat, floor: int
 
 
 def write(warehouse: Warehouse, manifest: Manifest, entries: DataFrame) -> dict[str, Any]:
-    """Write a snapshot's entries, replacing those of a killed attempt; return their digest for the manifest."""
+    """Write a snapshot's entries, in place of entries of a killed attempt; return their digest for the manifest."""
     return write_rows(warehouse, TABLE, REMEMBERED_IDS, manifest, entries, COLUMNS)
 
 
 def verified(warehouse: Warehouse, manifest: Manifest) -> DataFrame | None:
-    """Return a snapshot's entries, pinned and verified; None if it has none.
+    """Return a snapshot's entries, pinned and verified; None if the snapshot has no entries.
 
     Raises:
         UserError: entries are missing, doubled or changed.

@@ -1,4 +1,4 @@
-"""A model as its stream runs it: the filter with its parameters, and the formats of rows, states and estimates."""
+"""The runtime form of a model: the filter with its parameters, and the formats of rows, states and estimates."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModelRuntime:
 
     @cached_property
     def ids(self) -> StateFormat | None:
-        """Return the format of remembered row ids, or None if the model has none."""
+        """Return the format of remembered row ids, or None if the model has no row ids."""
         return ids_format(self.spec, self.rows)
 
     @cached_property
@@ -88,11 +88,11 @@ class ModelRuntime:
 
     @cached_property
     def begin(self) -> GroupBegin | None:
-        """Return the initial states by group, or None if no group has parameters of its own."""
+        """Return the initial states by group, or None if no group has learned parameters."""
         return group_begin(self.kind, self.definition, self.parameters)
 
     def event_time_policy(self, manifest: Manifest | None = None) -> EventTimePolicy:
-        """Return how the stateful operator treats event time; its watermark begins at that of the snapshot."""
+        """Return the event-time policy of the stateful operator; its watermark begins at the snapshot's watermark."""
         spec = self.spec
         held = (None if manifest is None else manifest.waiting) or {}
         watermark, newest = held.get("watermark"), held.get("newest")
@@ -117,5 +117,5 @@ class ModelRuntime:
         Raises:
             ModelError: a function is missing.
         """
-        _ = self.kernel  # of a missing function, this error names the field of the spec
+        _ = self.kernel  # if a function is missing, this error names the field of the spec
         ship(spark, self.definition)

@@ -39,17 +39,17 @@ def initial_state(
 
 
 def meaning_of(fingerprint: str, parameters: Mapping[str, Any]) -> str:
-    """Return the digest of a model's fingerprint and parameters, which decide what its states mean."""
+    """Return the digest of a model's fingerprint and parameters, which give its states their meaning."""
     text = json.dumps([fingerprint, dict(parameters)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def imports_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSpec) -> bool:
-    """Tell if a generation imports new keys. The spec decides this once, when the generation begins.
+    """Return whether a generation imports new keys. The spec decides this once, when the generation begins.
 
     Spark's checkpoint holds an offset for each source, so no source can be added later. If an earlier generation
-    imported keys, later ones do so whatever their spec says: their state may descend from it and reflect marked rows
-    that come after its position, and reading those rows would count them twice.
+    imported keys, later generations do so whatever their spec has. Their state may descend from it and reflect marked
+    rows after its position, which would then be counted twice.
     """
     sources = checkpoint.sources()
     if sources is not None:
@@ -58,7 +58,7 @@ def imports_new_keys(warehouse: Warehouse, checkpoint: Checkpoint, spec: ModelSp
 
 
 def offered(warehouse: Warehouse, runtime: ModelRuntime, routing: Routing) -> DataFrame:
-    """Return the pretrained states offered to a stream of this model and these parameters, as packets, as a stream."""
+    """Return a streaming frame of packets with the pretrained states offered to this model and parameters."""
     spec = runtime.spec
     table = create_new_keys_table(warehouse, spec.name)
     # All files in one micro-batch: a key must be known before its first row.

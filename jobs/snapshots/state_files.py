@@ -1,6 +1,6 @@
-"""A snapshot's state rows as files of their table, written, read and summed up by tasks (decision 0045).
+"""A snapshot's state rows as files of their table, which tasks write, read and sum up (decision 0045).
 
-The checksum of rows is the sum, modulo 2^64, of a 64-bit hash of each, so their order does not change it.
+The checksum of rows is the sum, modulo 2^64, of the 64-bit hashes of all rows, so the order of rows does not change it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jobs.storage.warehouse import Tables
 
 NO_STATISTICS = {"delta.dataSkippingNumIndexedCols": "0"}
-"""A snapshot is always read as a whole, so per-file minima and maxima of columns would be no use."""
+"""A snapshot is always read as a whole, so per-file minima and maxima of columns would be useless."""
 _COLUMNS = ["key", *(field.name for field in STATE_COLUMNS)]
 _BATCH_ROWS = 65_536
 SUMS = "keys bigint, hash bigint, rows bigint"
@@ -49,20 +49,20 @@ class Sums:
         self.keys = self._hash = self._rows = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Add rows with the key and `STATE_COLUMNS`, or the same columns as a table has them."""
+        """Add rows with the key and `STATE_COLUMNS`, or the same columns with a table's types."""
         columns = hashed_columns(rows)
         self.keys += len(columns["key"])
         self._rows += int(np.sum(columns["state_index"].to_numpy()))
         self._hash += int(np.sum(row_hashes([*columns.values()]), dtype=np.uint64))
 
     def numbers(self) -> dict[str, int]:
-        """Return the columns of `SUMS`, of one row; the sum of the hashes as a signed integer of 64 bits."""
+        """Return the values of the columns `SUMS`; the sum of hashes is a signed 64-bit integer."""
         signed = (self._hash + (1 << 63)) % (1 << 64) - (1 << 63)
         return {"keys": self.keys, "hash": signed, "rows": self._rows}
 
 
 class Measured(NamedTuple):
-    """Of state rows: the number of keys, the checksum, and the number of measurements that they reflect."""
+    """The number of keys in state rows, their checksum, and the number of measurements that they reflect."""
 
     keys: int
     checksum: str
@@ -70,28 +70,28 @@ class Measured(NamedTuple):
 
 
 def total_of(parts: Iterable[Any]) -> Measured:
-    """Return what the sums of all tasks, rows with the columns of `SUMS`, say together."""
+    """Add up the sums of all tasks, which are rows with the columns `SUMS`."""
     found = list(parts)
     keys, hashes, rows = (sum(one[name] for one in found) for name in ("keys", "hash", "rows"))
     return Measured(keys, f"{hashes % (1 << 64):016x}", rows)
 
 
 class Written(NamedTuple):
-    """State rows that were committed: the version of their table, and their sums."""
+    """The table version of committed state rows, and their sums."""
 
     version: int
     measured: Measured
 
 
 def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | DataFrame) -> Written:
-    """Let tasks write a snapshot's state rows, and put the files in the place of its former ones, in one commit.
+    """Write a snapshot's state rows in tasks, and replace the snapshot's former files by the new files in one commit.
 
-    Killed before the commit, the files are no part of the table, and VACUUM removes them.
+    After a kill before the commit, the new files are not part of the table, and VACUUM removes them.
 
     Args:
-        warehouse: of the snapshot.
-        manifest: of the snapshot.
-        states: its rows, with the columns of their table behind `model_version`.
+        warehouse: warehouse of the snapshot.
+        manifest: manifest of the snapshot.
+        states: rows of the snapshot, with the columns of their table after `model_version`.
 
     Raises:
         UserError: the table cannot take the files, or the commit failed.
@@ -124,10 +124,10 @@ def write_states(warehouse: Warehouse, manifest: Manifest, states: StateRows | D
 
 
 def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> StateRows:
-    """Return a snapshot's state rows at a version of their table, to go on with in the tasks that read them.
+    """Return a snapshot's state rows at a version of their table, as `StateRows` that reading tasks can process.
 
     Raises:
-        UserError: the log does not have the version, or the table's files do not tell its rows.
+        UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
     names = files_of(warehouse.root, STATES, mine, version)
@@ -144,10 +144,10 @@ def stored_rows(warehouse: Warehouse, manifest: Manifest, version: int) -> State
 
 
 def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator[pa.RecordBatch]:
-    """Yield a snapshot's state rows at a version of their table, as this process reads them, without Spark.
+    """Read a snapshot's state rows at a version of their table in this process, without Spark; yield the batches.
 
     Raises:
-        UserError: the log does not have the version, or the table's files do not tell its rows.
+        UserError: the log does not have the version, or the rows cannot be read from the table's files.
     """
     mine = {"model": manifest.model, "snapshot_id": manifest.snapshot_id}
     for part in parts_of(tables.root, STATES, _COLUMNS, mine, version):
@@ -155,18 +155,18 @@ def stored_batches(tables: Tables, manifest: Manifest, version: int) -> Iterator
 
 
 def measure_rows(rows: StateRows) -> Measured:
-    """Return the number, the checksum and the measurements of rows that tasks make."""
+    """Return the number of keys, the checksum and the number of measurements of rows; tasks of Spark compute them."""
     return total_of(rows.through(_sum, SUMS).collect())
 
 
 def measure_stored(warehouse: Warehouse, manifest: Manifest, version: int) -> Measured:
-    """Return what `measure_rows` does, of a snapshot's rows at a version of their table."""
+    """Return the result of `measure_rows` for a snapshot's rows at a version of their table."""
     with codegen_for(warehouse.spark, manifest.key_count):
         return measure_rows(stored_rows(warehouse, manifest, version))
 
 
 def measure_batches(tables: Tables, manifest: Manifest, version: int) -> Measured:
-    """Return what `measure_stored` does, measured in this process."""
+    """Return the result of `measure_stored`, computed in this process."""
     return total_of(
         row for part in _sum(stored_batches(tables, manifest, version)) for row in part.to_pylist()
     )
@@ -181,7 +181,7 @@ def _sum(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a file with the columns and types of `STATE_COLUMNS` behind the key."""
+    """Return rows of a file with the key and then the columns and types of `STATE_COLUMNS`."""
     columns = [batch.column("key").cast(pa.string())]
     for field in STATE_COLUMNS:
         column = batch.column(field.name)

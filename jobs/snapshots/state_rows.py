@@ -1,4 +1,4 @@
-"""The state rows of a snapshot, one per key in plain typed columns, and the packets that seed a stream with them."""
+"""The state rows of a snapshot, one per key in plain typed columns, and their packets for a stream's initial state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STATE_COLUMNS = tuple(arrow_schema(STATE_ROWS))
 
 
 def state_rows(kernel: Filter, records: Records) -> Iterator[pa.RecordBatch]:
-    """Convert state records to Arrow rows: key, then the columns of `STATE_ROWS`."""
+    """Convert state records to Arrow rows with the key and then the columns of `STATE_ROWS`."""
     step = 65_536
     for start in range(0, records.size, step):
         part = records.slice(start, min(start + step, records.size))
@@ -57,10 +57,10 @@ Make = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 class StateRows(NamedTuple):
-    """State rows that tasks make of other rows, so that the same tasks may go on with them.
+    """State rows that tasks make from source rows; the same tasks can process them further.
 
-    source: the other rows; make: from their batches to those of state rows (key, then `STATE_COLUMNS`);
-    integer: whether the keys are integers there, else they are texts
+    source: the source rows; make: function from batches of these to batches of state rows (key, then `STATE_COLUMNS`);
+    integer: whether the keys in the batches are integers, not texts
     """
 
     source: DataFrame
@@ -69,7 +69,7 @@ class StateRows(NamedTuple):
 
     @classmethod
     def of(cls, rows: DataFrame) -> StateRows:
-        """Return rows with the columns of a snapshot as what tasks may go on with."""
+        """Wrap rows with the columns of a snapshot."""
         return cls(rows.select("key", *untyped_columns()), iter, False)
 
     @property
@@ -79,24 +79,24 @@ class StateRows(NamedTuple):
         return typed_states(self.source.mapInArrow(self.make, f"key {key_type}, {STATE_ROWS}"))
 
     def then(self, further: Make) -> StateRows:
-        """Return the state rows that a function makes of these in the same tasks, with the keys as texts."""
+        """Return the state rows after a further function in the same tasks; their keys are texts."""
         make = self.make
         return StateRows(self.source, lambda batches: further(make(batches)), False)
 
     def through(self, further: Make, schema: str) -> DataFrame:
-        """Return what a function makes of the rows in the tasks that make these."""
+        """Return the result of a further function in the same tasks, with columns `schema`."""
         make = self.make
         return self.source.mapInArrow(lambda batches: further(make(batches)), schema)
 
 
 def untyped_columns() -> list[Column]:
-    """Return a snapshot's columns behind the key as `STATE_COLUMNS` has them."""
+    """Return expressions of a snapshot's columns after the key, with the types of `STATE_COLUMNS`."""
     at = F.unix_micros("event_time").alias("event_time")
     return [at if field.name == "event_time" else F.col(field.name) for field in STATE_COLUMNS]
 
 
 def typed_states(rows: DataFrame) -> DataFrame:
-    """Return state rows in the types of a snapshot: the key as text, the event time as a timestamp."""
+    """Return state rows with the types of a snapshot: the key as text, the event time as a timestamp."""
     return rows.withColumn("key", F.col("key").cast("string")).withColumn(
         "event_time", F.timestamp_micros("event_time")
     )
@@ -110,7 +110,7 @@ def seed_packets(
     routing: Routing,
     typed: bool = False,
 ) -> DataFrame:
-    """Pack a snapshot's rows for the stream's initial state, as packets of state records; `typed` ones carry a kind."""
+    """Pack a snapshot's rows into packets of state records for the initial state; `typed` packets carry a kind."""
     widths, n = extras_widths(kernel), len(kernel.states)
     columns = rows.select(
         *identity_expressions(kind, F.col("key")),
@@ -139,18 +139,18 @@ def seed_packets(
 
 
 def extras_widths(kernel: Filter) -> dict[str, int]:
-    """Return how many numbers a key has in each of the fields beside mean and covariance."""
+    """Return the number of values per key in each state field besides mean and covariance."""
     _, _, extras = kernel.snapshot(kernel.initial(1))
     return {name: array.shape[0] for name, array in extras.items()}
 
 
 def extras_columns(widths: dict[str, int]) -> list[Column]:
-    """Return a snapshot's map `extras` as columns, which `state_arrays` reads."""
+    """Return expressions that split a snapshot's map `extras` into columns for `state_arrays`."""
     return [F.col("extras")[name].alias(f"x{i}") for i, name in enumerate(widths)]
 
 
 def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
-    """Return rows with a column `x0`, `x1`, ... for each of these fields of their map `extras`, in its place."""
+    """Replace the map `extras` in rows by columns `x0`, `x1`, ..., one for each field in `names`."""
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     columns = {name: batch.column(name) for name in batch.schema.names if name != "extras"}
     for i, name in enumerate(names):
@@ -161,7 +161,7 @@ def with_extras(batch: pa.RecordBatch, names: list[str]) -> pa.RecordBatch:
 def state_arrays(
     batch: pa.RecordBatch, n: int, widths: dict[str, int]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """Return the means (n, K), the covariances (n*n, K) and the extras (d, K) each, of K rows."""
+    """Return the means (n, K), the covariances (n*n, K) and the extras (d, K) by name of K rows."""
     extras = {
         name: matrix(batch.column(f"x{i}"), width, name) for i, (name, width) in enumerate(widths.items())
     }
@@ -170,7 +170,7 @@ def state_arrays(
 
 
 def map_of(extras: dict[str, NDArray[np.float64]], size: int) -> pa.Array:
-    """Turn named (d, N) arrays into N maps from name to d numbers; null where there are none."""
+    """Turn named (d, N) arrays into N maps from name to d numbers; all null without arrays."""
     kind = pa.map_(pa.string(), pa.list_(pa.float64()))
     if not extras:
         return pa.nulls(size, kind)

@@ -35,19 +35,19 @@ def write(
     learned: DataFrame | None = None,
     check: Callable[[Manifest], None] | None = None,
 ) -> Manifest:
-    """Write a snapshot: its rows, replacing those of a killed attempt, then its manifest. Return the written manifest.
+    """Write a snapshot's rows, then its manifest; return the written manifest. Rows of a killed attempt are replaced.
 
-    Killed before the manifest is committed, the snapshot does not exist, and the next attempt overwrites its rows. A
+    After a kill before the manifest's commit, the snapshot does not exist, and the next attempt overwrites its rows. A
     snapshot that exists with damaged rows gets new rows, and one commit points its manifest to them.
 
     Args:
-        warehouse: of the snapshot.
-        manifest: describes the snapshot. Count, checksum and table version are filled in here; its `key_count` is the
-            number of keys to expect, about.
-        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or how tasks make them.
+        warehouse: warehouse of the snapshot.
+        manifest: describes the snapshot. Count, checksum and table version are filled in here; the given `key_count` is
+            the approximate number of expected keys.
+        states: key (text), state_index, event_time, mean, covariance, log_likelihood, extras; or `StateRows`.
         held: waiting rows and remembered ids, for a model whose rows wait for a watermark.
-        learned: what was learned (`learned_rows.COLUMNS`), if anything was.
-        check: called with the manifest before it is committed; what it raises leaves rows without a manifest.
+        learned: rows with `learned_rows.COLUMNS`, if parameters were learned.
+        check: called with the manifest before its commit; if it raises, the rows stay without a manifest.
     """
     with codegen_for(warehouse.spark, manifest.key_count):
         version, (count, checksum, total) = write_states(warehouse, manifest, states)
@@ -61,13 +61,13 @@ def write(
 
 
 def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
-    """Commit the manifest of a snapshot whose rows are written, and return it as its table has it.
+    """Commit the manifest of a snapshot whose rows are written, and return the stored manifest.
 
-    A new manifest, and that of a snapshot that was removed, are put as a whole. One that is there is pointed to its
+    A new manifest, or the manifest of a removed snapshot, is written as a whole. An existing manifest is pointed to the
     rows, which were written again.
     """
     warehouse.create("manifests", MANIFESTS)
-    add_columns(warehouse, "manifests", MANIFESTS)  # those that a table of an earlier release lacks
+    add_columns(warehouse, "manifests", MANIFESTS)  # a table of an earlier release may lack some
     row = {**row_of(manifest), "committed_at": NOW}
     names = ["key_count", "checksum", "rows", "snapshots_version", "parameters"]
     names += [name for name in ("waiting", "learned") if row[name] is not None]
@@ -85,9 +85,9 @@ def _commit(warehouse: Warehouse, manifest: Manifest) -> Manifest:
 
 
 def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
-    """Remove snapshots: first mark their manifests, in one commit, so that no valid manifest is without its rows.
+    """Remove snapshots: first mark their manifests, in one commit, so that no valid manifest lacks its rows.
 
-    Killed in between, the next call removes the rows of the marked manifests.
+    After a kill in between, the next call removes the rows of the marked manifests.
     """
     if not warehouse.exists("manifests"):
         return
@@ -100,7 +100,7 @@ def remove(warehouse: Warehouse, model: str, names: list[str]) -> None:
 
 
 def find_whole(warehouse: Warehouse, snapshot_id: str) -> Manifest | None:
-    """Return a snapshot's manifest if it exists and its rows are whole; None means that it has to be written."""
+    """Return a snapshot's manifest if it exists and its rows are whole; None: the snapshot must be written."""
     found = find(warehouse, snapshot_id)
     try:
         if found is not None:
@@ -128,9 +128,9 @@ def whole_version(
     """Return a version of the table in which a snapshot's state rows are whole (`verified_rows.whole_version`).
 
     Args:
-        warehouse: of the snapshot.
-        manifest: of the snapshot.
-        measure: reads its rows, as `measure_batches` does in this process; None: tasks of Spark do.
+        warehouse: warehouse of the snapshot.
+        manifest: manifest of the snapshot.
+        measure: reads the rows, like `measure_batches` in this process; None: tasks of Spark read them.
 
     Raises:
         UserError: rows are missing, doubled or changed.

@@ -25,11 +25,11 @@ STATES = "snapshots"
 PARTITION = ("model", "snapshot_id")
 """The partition columns of all tables with rows of snapshots."""
 _UNREADABLE = (PySparkException, Py4JJavaError, OSError, UserError)
-"""What reading a version raises that is gone; a missing file raises the second in Spark."""
+"""Errors of a read at a removed version; in Spark a missing file raises the second."""
 
 
 class RowsDigest(NamedTuple):
-    """A snapshot's rows in its manifest: their number, a checksum that ignores their order, the table's version."""
+    """The digest of a snapshot's rows: their number, a checksum that ignores their order, the table's version."""
 
     rows: int
     checksum: str
@@ -39,15 +39,15 @@ class RowsDigest(NamedTuple):
 def write_rows(
     warehouse: Warehouse, table: str, schema: str, manifest: Manifest, rows: DataFrame, columns: Sequence[str]
 ) -> dict[str, Any]:
-    """Write a snapshot's rows, replacing those of a killed attempt; return their digest for the manifest.
+    """Write a snapshot's rows, in place of rows of a killed attempt; return their digest for the manifest.
 
     Args:
-        warehouse: of the snapshot.
-        table: its name; made with the columns `schema` if there is none.
-        schema: as text.
-        manifest: of the snapshot.
-        rows: with the columns.
-        columns: of the rows that are written.
+        warehouse: warehouse of the snapshot.
+        table: name of the table; it is created with the columns `schema` if it does not exist.
+        schema: columns and types as text.
+        manifest: manifest of the snapshot.
+        rows: rows that have the columns.
+        columns: names of the columns to write.
     """
     warehouse.create(table, schema, partition_by=PARTITION)
     name, model = manifest.snapshot_id, manifest.model
@@ -89,16 +89,16 @@ def whole_version(
 ) -> int:
     """Return a version of a table in which a snapshot's rows are whole.
 
-    That is the version that was written. After 30 days Delta has dropped it, and the latest version is used: rows of a
-    snapshot are written once, and the checksum shows that they are unchanged.
+    This is the written version. After 30 days Delta has dropped it, and the latest version is used: rows of a snapshot
+    are written once, and the checksum shows that they are unchanged.
 
     Args:
-        tables: of the warehouse.
-        table: with the rows.
-        snapshot_id: of the snapshot.
-        digest: of its rows, as the manifest has it.
+        tables: tables of the warehouse.
+        table: name of the table with the rows.
+        snapshot_id: id of the snapshot.
+        digest: digest of the rows in the manifest.
         measure: returns the number and the checksum of the snapshot's rows at a version of the table.
-        what: the rows, in words.
+        what: name of the rows for messages.
 
     Raises:
         UserError: rows are missing, doubled or changed.
@@ -126,14 +126,14 @@ def whole_version(
 def read_rows(
     warehouse: Warehouse, snapshot_id: str, model: str, version: int | None = None, table: str = STATES
 ) -> DataFrame:
-    """Read a snapshot's rows of a table, by default its state rows, at a version or the newest."""
+    """Read a snapshot's rows in a table, by default its state rows, at a version or at the newest version."""
     mine = (F.col("model") == model) & (F.col("snapshot_id") == snapshot_id)
     return warehouse.read(table, version).filter(mine)
 
 
 def _measure(rows: DataFrame, columns: Sequence[str]) -> tuple[int, str]:
-    """Return the count of rows, and the sum, modulo 2^64, of a 64-bit hash of each."""
-    hashed = [  # maps have no hash; their entries have
+    """Return the number of rows, and the sum, modulo 2^64, of their 64-bit hashes."""
+    hashed = [  # Spark cannot hash maps, but it can hash their entries
         F.map_entries(name) if isinstance(rows.schema[name].dataType, MapType) else F.col(name)
         for name in columns
     ]

@@ -1,6 +1,6 @@
-"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a table of their own.
+"""The rows that wait for the watermark at a snapshot's position: part of the snapshot, in a separate table.
 
-A snapshot reflects each row up to its position exactly once: in a key's state or here.
+A snapshot reflects each row up to its position exactly once: in a key's state or in this table.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TABLE = "waiting"
 COLUMNS = ("key", "event_time", "measurement", "control")
 ROW_ID_COLUMN = "row_id"
-"""A further column, the id as text, for models whose rows have ids."""
+"""An additional column with the id as text, for models whose rows have ids."""
 
 
 class Held(NamedTuple):
@@ -90,7 +90,7 @@ def of_parts(parts: DataFrame, stored: StateFormat, fmt: RowFormat) -> DataFrame
 
 
 def write(warehouse: Warehouse, manifest: Manifest, held: Held) -> dict[str, Any]:
-    """Write a snapshot's waiting rows and ids, replacing those of a killed attempt; return `Manifest.waiting`."""
+    """Write a snapshot's waiting rows and ids, in place of rows of a killed attempt; return `Manifest.waiting`."""
     with_ids = ROW_ID_COLUMN in held.rows.columns
     wrote = write_rows(warehouse, TABLE, WAITING_ROWS, manifest, held.rows, _columns(with_ids))
     none = held.watermark == NEVER
@@ -141,5 +141,5 @@ def packets(rows: DataFrame, fmt: RowFormat, routing: Routing) -> DataFrame:
 
 
 def _columns(with_ids: bool) -> tuple[str, ...]:
-    """Return the columns of waiting rows, for models whose rows have ids or have none."""
+    """Return the columns of waiting rows, with or without the column of ids."""
     return (*COLUMNS, ROW_ID_COLUMN) if with_ids else COLUMNS

@@ -1,1 +1,1 @@
-"""One bucket of keys: how its state is stored, and how rows change it. Batch, stream, replay and offline share it."""
+"""The state of one bucket of keys: its storage, and its changes by rows. Batch, stream, replay and offline share it."""

@@ -1,4 +1,4 @@
-"""The format of a block: the states of some hundreds of keys as one binary value, with a header that says whose.
+"""The format of a block: the states of some hundreds of keys as one binary value, with a header.
 
 The header names the model, its version, its states and the layout of its numbers. Spark checks the shape of a state but
 not its meaning, so every block is checked here when it is read.
@@ -32,7 +32,7 @@ class StateMismatch(Exception):
 
 
 class StateFormat(NamedTuple):
-    """How the states of one model are stored: the header of every block, and the packet's layout."""
+    """The storage format of one model's states: the header of every block, and the packet's layout."""
 
     header: bytes
     layout: Layout
@@ -43,7 +43,7 @@ class StateFormat(NamedTuple):
         return block
 
     def encode_each(self, records: Records, ranges: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield a block of the records start..stop-1 for each (start, stop); all are ordered by route."""
+        """Yield one block of the records start..stop-1 for each range (start, stop); `records` are ordered by route."""
         if self._integer:
             keys = identity_of(records.arrays[ROUTE.name]).view(ROUTE.dtype)
             records = records._replace(arrays={**records.arrays, ROUTE.name: keys})
@@ -58,7 +58,7 @@ class StateFormat(NamedTuple):
         """Return the records of a block.
 
         Raises:
-            StateMismatch: it is not a block of this format.
+            StateMismatch: the value is not a block of this format.
         """
         return self.decode_all([block])
 
@@ -75,7 +75,7 @@ class StateFormat(NamedTuple):
         keyed = [by_key for _, by_key in parts]
         if not any(keyed):
             return records
-        # Once for all blocks: done for each block, it would cost as much as everything else here.
+        # Compute routes once for all blocks: a call per block would cost as much as all the rest of this method.
         found = records.arrays[ROUTE.name]
         route = route_of(found.view(np.int64))
         if not all(keyed):
@@ -83,10 +83,10 @@ class StateFormat(NamedTuple):
         return records._replace(arrays={**records.arrays, ROUTE.name: route})
 
     def records_in(self, block: bytes) -> int:
-        """Return the number of records of a block, without a look at its header.
+        """Return the number of records in a block; the header is not checked.
 
         Raises:
-            StateMismatch: it is not a block.
+            StateMismatch: the value is too short for a block.
         """
         if len(block) >= _PREFIX.size:
             start = _PREFIX.size + _PREFIX.unpack_from(block)[1]
@@ -113,11 +113,11 @@ class StateFormat(NamedTuple):
 
     @property
     def _integer(self) -> bool:
-        """Tell if keys are integers, which `identity_of` recovers from their routes."""
+        """Return whether keys are integers; `identity_of` recovers them from their routes."""
         return CHECK not in self.layout.columns
 
     def _numbers(self, records: int) -> tuple[int, int]:
-        """Return the byte range of the eight-byte numbers, the first columns, in a packet of so many records."""
+        """Return the byte range of the eight-byte columns, which come first, in a packet of `records` records."""
         width = 0
         for column in self.layout.columns:
             if np.dtype(column.dtype).itemsize != 8:
@@ -127,7 +127,7 @@ class StateFormat(NamedTuple):
 
 
 def state_layout(kind: KeyKind, size: int, dtype: str = FLOAT64) -> Layout:
-    """Return the layout of states of `size` numbers a key, of a NumPy type (`kalman.filters.rounded.stored_as`)."""
+    """Return the layout of states with `size` numbers per key of NumPy type `dtype` (`kalman.filters.rounded`)."""
     columns = (
         *kind.identity_columns,
         Column("event_time", "<i8"),
@@ -147,7 +147,7 @@ def state_format(
     size: int,
     dtype: str = FLOAT64,
 ) -> StateFormat:
-    """Return how the states of a model's version are stored."""
+    """Return the storage format of the states of one model version."""
     meaning = {
         "model": model,
         "version": version,
@@ -161,13 +161,13 @@ def state_format(
 
 
 def format_of(meaning: Mapping[str, Any], layout: Layout) -> StateFormat:
-    """Return the format of records of some layout, with a header of what they mean."""
+    """Return the format of records of a layout; the header is `meaning` as JSON."""
     header = json.dumps(meaning, separators=(",", ":")).encode()
     return StateFormat(header + b" " * (-len(header) % 8), layout)
 
 
 def _difference(found: bytes, wanted: bytes) -> str:
-    """Return a sentence about how two headers differ."""
+    """Return a sentence that lists the differences of two headers."""
     have, want = json.loads(found), json.loads(wanted)
     parts = [
         f"{name} is {have.get(name)!r}, not {want[name]!r}" for name in want if have.get(name) != want[name]

@@ -1,4 +1,4 @@
-"""Blocks of records by number, in a store of bytes: Spark's state, or a dictionary in a test."""
+"""Blocks of records by number in a byte store: Spark's state, or a dictionary in a test."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
 ALL_FROM = 2
-"""If more than one in so many blocks is wanted, all are read: calls for single blocks cost more than unused blocks."""
+"""Read all blocks if more than 1/`ALL_FROM` are wanted: calls for single blocks cost more than unused blocks."""
 
 
 class Store(Protocol):
-    """Values of bytes by number."""
+    """A store of byte strings by number."""
 
     def get(self, number: int) -> bytes | None:
         """Return a value, or None."""
@@ -36,7 +36,7 @@ class Store(Protocol):
         ...
 
     def get_all(self, numbers: Sequence[int]) -> Iterable[bytes | None]:
-        """Return values in the order of their numbers, None where there is none."""
+        """Return values in the order of their numbers, None for a missing value."""
         ...
 
     def put_all(self, values: Iterable[tuple[int, bytes]]) -> None:
@@ -68,7 +68,7 @@ class MapStore:
         self.state.updateValue((number,), (self._stored(value),))
 
     def get_all(self, numbers: Sequence[int]) -> Iterator[bytes | None]:
-        """Yield values in the order of their numbers, None where there is none."""
+        """Yield values in the order of their numbers, None for a missing value."""
         for value in get_all(self.state, numbers):
             yield None if value is None else stored_bytes(value)
 
@@ -99,7 +99,7 @@ def map_store(handle: StatefulProcessorHandle, name: str, columns: tuple[str, st
 class Blocks(NamedTuple):
     """The records of a bucket's keys in blocks.
 
-    store: of their bytes; state: their format; blocks: number of blocks in a bucket.
+    store: the store of the blocks; state: the format of a block; blocks: number of blocks in a bucket.
     """
 
     store: Store
@@ -107,13 +107,13 @@ class Blocks(NamedTuple):
     blocks: int
 
     def load(self, route: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Records]:
-        """Read the blocks of ordered routes: their numbers, and their records, ordered by route."""
+        """Read the blocks of ordered routes; return their numbers, and their records ordered by route."""
         present = np.unique(block_of(route, self.blocks))
         return present, self.read(present)
 
     @step(STATE_READ)
     def read(self, numbers: NDArray[np.int64]) -> Records:
-        """Read blocks by their ordered numbers: their records, ordered by route."""
+        """Read blocks by their ordered numbers; return their records ordered by route."""
         wanted = numbers.tolist()
         if ALL_FROM * len(wanted) > self.blocks and len(wanted) > 1:
             known = dict(self.store.items())
@@ -124,7 +124,7 @@ class Blocks(NamedTuple):
 
     @step(STATE_WRITE)
     def save(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write the blocks `present`, which hold the ordered records and no others; an empty block is left as it is."""
+        """Write the blocks `present`, whose only records are the ordered `records`; skip blocks without records."""
         block = block_of(records.arrays["route"], self.blocks)
         starts, stops = np.searchsorted(block, present), np.searchsorted(block, present, "right")
         some = stops > starts
@@ -134,7 +134,7 @@ class Blocks(NamedTuple):
 
     @step(STATE_WRITE)
     def replace(self, present: NDArray[np.int64], records: Records) -> None:
-        """Write the blocks `present`, which hold the ordered records and no others; an empty block is removed."""
+        """Write the blocks `present`, whose only records are the ordered `records`; remove blocks without records."""
         block = block_of(records.arrays["route"], self.blocks)
         self.save(present, records)
         for number in np.setdiff1d(present, block).tolist():
@@ -142,7 +142,7 @@ class Blocks(NamedTuple):
                 self.store.remove(number)
 
     def add(self, new: Records) -> tuple[NDArray[np.int64], Records]:
-        """Add records of new keys, in any order; return the numbers of their blocks and all records of these.
+        """Add records of new keys, in any order; return the numbers of their blocks and all records of these blocks.
 
         A block may come in several calls, so new records are merged with stored ones.
         """
@@ -159,7 +159,7 @@ class Blocks(NamedTuple):
 
 
 def decode_offered(layout: Layout, packets: Iterable[bytes]) -> Records:
-    """Return one record a key of packets of states, ordered by route: the one with most rows, then the newest."""
+    """Return one state record per key, ordered by route: the record with most rows, or the newest of several."""
     offered = concat([layout.decode(bytes(packet)) for packet in packets])
     arrays = offered.arrays
     check = arrays.get("check", np.zeros(offered.size, np.int64))

@@ -1,4 +1,4 @@
-"""A bucket's clock: the watermark, and the indexes by which a micro-batch finds what is due. One value in the state."""
+"""A bucket's clock: the watermark, and the indexes that find due rows and silent keys. One value in the state."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LastSeenIndex(NamedTuple):
     def update(
         self, present: NDArray[np.int64], route: NDArray[np.uint64], last: NDArray[np.int64], blocks: int
     ) -> LastSeenIndex:
-        """Return the index after some blocks were written.
+        """Return the index after the blocks `present` were written.
 
         Args:
-            present: the numbers of these blocks.
-            route: (K,) the ordered routes of the keys that they hold now.
-            last: (K,) the time of each.
+            present: numbers of the written blocks.
+            route: (K,) ordered routes of all keys in these blocks.
+            last: (K,) time of each key.
             blocks: number of blocks in a bucket.
         """
         block = block_of(route, blocks)
@@ -65,11 +65,11 @@ _PREFIX = struct.Struct("<4s4xqqqq")  # magic, watermark, maximum event time, la
 
 
 class Clock(NamedTuple):
-    """What a bucket knows of time, in microseconds.
+    """The times of a bucket, in microseconds.
 
-    watermark: never goes back; parts: index of the reorder buffer (`PARTS`); last_seen: index of the keys' blocks,
-    where keys expire; max_event_time: of all rows; last_arrival: processing time of the last micro-batch with rows;
-    row_ids: index of the row ids' blocks, where rows have ids.
+    watermark: never goes back; parts: index of the reorder buffer (`PARTS`); last_seen: index of the keys' blocks if
+    keys expire; max_event_time: maximum over all rows; last_arrival: processing time of the last micro-batch with rows;
+    row_ids: index of the row ids' blocks if rows have ids.
     """
 
     watermark: int
@@ -88,10 +88,10 @@ class Clock(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> Clock:
-        """Return the clock that a value holds.
+        """Return the clock that is encoded in a value.
 
         Raises:
-            ValueError: the value is something else.
+            ValueError: the value is not a clock.
         """
         magic, watermark, max_event_time, last_arrival, length = _PREFIX.unpack_from(value)
         if magic != _MAGIC:

@@ -1,12 +1,12 @@
-"""Changes beside blocks: the states that a micro-batch has changed, as one value of the store, until blocks have them.
+"""Changes beside blocks: one value per micro-batch with the changed states, kept until the blocks include them.
 
 A store of states (`block_store`) holds three kinds of values by number: blocks (0, 1, ...), changes (from
-`CHANGES_FROM` on, in the order of their micro-batches), and the mark (`MARK`). Each change has the records of some keys
-in the format of a block. A key's state is that of the last change that has the key, else that of its block. A block may
-be newer than a change, if all changes after that one are still there.
+`CHANGES_FROM` on, in the order of their micro-batches), and the mark (`MARK`). A change holds the records of some keys
+in the format of a block. A key's state is its record in the last change with the key, else its record in the block. A
+block may be newer than a change if all later changes are still in the store.
 
-The mark has a token, made of the former token and all that was written since. The first one is made of all values that
-there are. So states with the same token are the same, whichever tasks have written them, in how many attempts.
+The mark has a token: a hash of the former token and all later writes. The first token is a hash of all values in the
+store. So states with the same token are equal, whichever tasks and attempts have written them.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from jobs.state.block_format import StateFormat, StateMismatch
 from jobs.state.block_store import Store
 
 MARK = -1
-"""Number of the value that names the version of a bucket's states."""
+"""Number of the value with the version of a bucket's states."""
 CHANGES_FROM = 1 << 40
 """Number of the first change."""
 
 TOKEN_BYTES = 16
 
 _MAGIC = b"KSV1"
-_MARK = struct.Struct("<4s16sIQQ")  # magic, token, padding, next change, changes that are kept
-_WRITE = struct.Struct("<qq")  # number and bytes of a value that is written
+_MARK = struct.Struct("<4s16sIQQ")  # magic, token, padding, next change, changes in the store
+_WRITE = struct.Struct("<qq")  # number and length of a written value
 _REMOVED = -1
-"""In the place of the bytes of a value that is removed."""
+"""Stands for the length of a removed value."""
 
 
 class Mark(NamedTuple):
     """The version of a bucket's states.
 
-    token: 16 bytes, others for each state; next: number of the next change; kept: changes in the store.
+    token: 16 bytes, different for each state; next: number of the next change; kept: count of changes in the store.
     """
 
     token: bytes
@@ -53,10 +53,10 @@ class Mark(NamedTuple):
 
     @classmethod
     def decode(cls, value: bytes) -> Mark:
-        """Return the mark of a value.
+        """Return the mark that is encoded in a value.
 
         Raises:
-            StateMismatch: the value is something else.
+            StateMismatch: the value is not a mark.
         """
         if len(value) != _MARK.size or value[:4] != _MAGIC:
             raise StateMismatch(
@@ -67,7 +67,7 @@ class Mark(NamedTuple):
 
 
 class Writes:
-    """A store that makes the token of its state from what is written to it, once that has begun."""
+    """A store that hashes its writes between `begin` and `end` into the token of its state."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -75,11 +75,11 @@ class Writes:
         self.get, self.get_all, self.items = store.get, store.get_all, store.items
 
     def begin(self, former: bytes) -> None:
-        """Begin with the token of the state that is there."""
+        """Begin a token; `former` is the token of the stored state."""
         self._digest = _digest(former)
 
     def end(self) -> bytes:
-        """Return the token of the state that is there now, and begin no other."""
+        """Return the token of the state after the writes, and stop hashing."""
         assert self._digest is not None
         digest, self._digest = self._digest, None
         return digest.digest()[:TOKEN_BYTES]
@@ -109,7 +109,7 @@ class Writes:
 
 
 def first_token(blocks: dict[int, bytes]) -> bytes:
-    """Return the token of a state without a mark, which has blocks alone."""
+    """Return the token of a state without a mark; such a state has only blocks."""
     digest = _digest(b"")
     for number in sorted(blocks):
         _add(digest, number, blocks[number])
@@ -117,18 +117,18 @@ def first_token(blocks: dict[int, bytes]) -> bytes:
 
 
 def _digest(begin: bytes) -> Any:
-    """Return a digest; SHA-1 is the fastest that is long enough, and nobody has a reason to deceive it."""
+    """Return a SHA-1 digest: the fastest hash of sufficient length; no attacker has a reason to forge it."""
     return sha1(begin, usedforsecurity=False)
 
 
 def _add(digest: Any, number: int, value: bytes | None) -> None:
-    """Add a value that is written, or None for one that is removed, to a digest."""
+    """Add a written value to a digest; None stands for a removed value."""
     digest.update(_WRITE.pack(number, _REMOVED if value is None else len(value)))
     digest.update(value or b"")
 
 
 class Entries(NamedTuple):
-    """The values of a store: blocks by number, changes by number, and the mark if there is one."""
+    """The values of a store: blocks by number, changes by number, and the mark, or None."""
 
     blocks: dict[int, bytes]
     changes: dict[int, bytes]
@@ -136,7 +136,7 @@ class Entries(NamedTuple):
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, bytes]]) -> Entries:
-        """Return the values of a store, from all its numbers and values in any order."""
+        """Sort the numbers and values of a store, which come in any order, into blocks, changes and mark."""
         blocks: dict[int, bytes] = {}
         changes: dict[int, bytes] = {}
         mark = None
@@ -162,7 +162,7 @@ class Entries(NamedTuple):
 
 
 def newest(state: StateFormat, changes: dict[int, bytes]) -> Records:
-    """Return the last record of each key of at least one change, ordered by route."""
+    """Return the last record of each key in the changes (at least one), ordered by route."""
     joined = concat([state.decode(changes[number]) for number in sorted(changes)])
     grouped = group(joined)
     ends = np.append(grouped.first[1:], joined.size) - 1
@@ -170,7 +170,7 @@ def newest(state: StateFormat, changes: dict[int, bytes]) -> Records:
 
 
 def overlaid(known: Records, newer: Records) -> Records:
-    """Return known records with those of some keys replaced or added; all are ordered by route."""
+    """Return known records with the newer records in place of them or added; all are ordered by route."""
     at = match(known, newer)
     there = at >= 0
     arrays = {}

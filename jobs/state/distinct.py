@@ -1,4 +1,4 @@
-"""The rows of a bucket without duplicates (`jobs.state.duplicates`)."""
+"""Remove duplicates from the rows of a bucket (`jobs.state.duplicates`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.state.duplicates import Ints, Marks, repeated, resent
 
 
 def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:
-    """Return the marks of the rows with an id, and the positions of these rows among all."""
+    """Return the marks of the rows with an id, and the positions of these rows among all rows."""
     assert keyed.ids is not None
     named = np.flatnonzero(keyed.ids.arrays["named"])
     return Marks(keyed.rows.key, keyed.ids.arrays["id"], keyed.rows.time).take(named), named
@@ -32,7 +32,7 @@ def distinct(keyed: KeyedRows, fmt: RowFormat) -> KeyedRows:
 
 
 def chosen(keyed: KeyedRows, which: Ints) -> KeyedRows:
-    """Return some of the rows, in their order, and the keys with rows."""
+    """Return the rows at positions `which`, in their order, and the keys with rows."""
     rows = keyed.rows
     present, code = np.unique(rows.key[which], return_inverse=True)
     keys = keyed.keys if len(present) == keyed.keys.size else keyed.keys.take(present)

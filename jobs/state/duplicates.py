@@ -27,19 +27,19 @@ class Marks(NamedTuple):
     time: Ints
 
     def take(self, which: Bools | Ints) -> Marks:
-        """Return some of them."""
+        """Return the marks at positions, or of a mask, `which`."""
         return Marks(self.key[which], self.id[:, which], self.time[which])
 
 
 def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
     """Return which rows (N,) repeat the time of the previous row, or the newest time of their key.
 
-    Of the rows of one key and time the first counts; since rows are sorted by their values, it is the same one in
-    whatever order they came.
+    The first of the rows with one key and time is accepted. Rows are sorted by their values, so the accepted row does
+    not depend on the order of arrival.
 
     Args:
-        rows: sorted.
-        newest: (K,) the time of the newest row that each key's state reflects, `NEVER` where it has none.
+        rows: the rows, sorted.
+        newest: (K,) time of the newest row in each key's state, `NEVER` for a state without rows.
     """
     again = ~starts_of(rows.key, rows.time)
     if newest is not None:
@@ -50,15 +50,14 @@ def repeated(rows: SortedRows, newest: Ints | None = None) -> Bools:
 def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | None = None) -> Bools:
     """Return which rows (N,) repeat a row of the same key and id whose time differs by at most `within`.
 
-    In the order of their times each row is compared with the previous row of its key and id, whether or not that one is
-    a duplicate itself. So the result does not depend on how rows are cut into micro-batches. Rows of earlier
-    micro-batches come before the new ones.
+    Each row is compared with the row before it in time that has its key and id, even if that row is a duplicate itself.
+    So the result does not depend on the cuts between micro-batches. Rows of earlier micro-batches come before new rows.
 
     Args:
-        rows: in the order in which they are applied: those of a key by time.
+        rows: the rows in the order of application: by time within a key.
         within: microseconds.
         known: rows of earlier micro-batches.
-        late: (N,) rows that are refused in any case; they may repeat others, and no other row repeats them.
+        late: (N,) rows that are refused in any case; they may repeat other rows, and no other row repeats them.
     """
     again = np.zeros(len(rows.key), bool)
     if len(again) == 0:
@@ -81,14 +80,14 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
     refused = np.zeros(len(some), bool)
     if late is not None:
         refused[row >= 0] = late[row[row >= 0]]
-    # Of one time, known rows come first, then the new ones in their order, then the refused ones.
+    # Among rows of one time, known rows come first, then new rows in their order, then refused rows.
     rank = np.where(row < 0, -1, row + np.where(refused, len(again), 0))
     by = np.lexsort((rank, time[some], *ident[:, some], key[some]))
     some, row, refused = some[by], row[by], refused[by]
     group, at = np.cumsum(starts_of(key[some], *ident[:, some])), time[some]
     before = _previous(~refused)
     near = (before >= 0) & (group[before] == group) & (at - at[before] <= within)
-    # A known row may have a later time, and so may the row that a late row repeats.
+    # A known row may be later than the row that repeats it, and so may the row that a late row repeats.
     for counts, whose in ((row < 0, ~refused), (~refused, refused)):
         after = len(some) - 1 - _previous(counts[::-1])[::-1]
         inside = np.minimum(after, len(some) - 1)
@@ -98,6 +97,6 @@ def resent(rows: Marks, within: int, known: Marks | None = None, late: Bools | N
 
 
 def _previous(counts: Bools) -> Ints:
-    """Return for each position (N,) the last position before it that `counts` marks, -1 where there is none."""
+    """Return for each position (N,) the last earlier position with `counts` set, or -1."""
     last = np.maximum.accumulate(np.where(counts, np.arange(len(counts)), -1))
     return np.concatenate([[-1], last[:-1]]).astype(np.int64)

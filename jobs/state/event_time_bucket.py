@@ -1,9 +1,9 @@
-"""A bucket of keys under a watermark: what a micro-batch does to its states, waiting rows and clock. No Spark.
+"""Apply micro-batches to a bucket of keys under a watermark: to its states, waiting rows and clock. No Spark.
 
 The watermark is the maximum event time of all rows that the stream has read, less the delay. Every bucket gets the
-maximum event time of each micro-batch (`jobs.encoding.rows`), so the watermark is the same in all of them
-and moves within the micro-batch that brings the newer row. It is part of the state, so a retried micro-batch finds the
-same one.
+maximum event time of each micro-batch (`jobs.encoding.rows`). So the watermark is the same in all buckets, and it
+moves within the micro-batch that brings the newer row. It is part of the state, so a retried micro-batch finds the
+same watermark.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jobs.state.row_ids import row_id_check
 
 
 class EventTimeBucket:
-    """A bucket's states, rows and clock, over stores of bytes."""
+    """A bucket's states, waiting rows and clock, in byte stores."""
 
     def __init__(self, plan: Plan, stores: Stores, clock: bytes | None) -> None:
         """Open a bucket; `clock` is None before its first micro-batch."""
@@ -72,9 +72,9 @@ class EventTimeBucket:
         self.ids.seed(ids)
 
     def import_states(self, packets: Iterable[bytes], now: int) -> tuple[int, int]:
-        """Add the states of new keys, which count as seen now.
+        """Add the states of new keys, which count as seen now; skip keys with a state here or in the archive.
 
-        Returns the number of keys that were new, and of those that were not: they have a state here or in the archive.
+        Returns the number of new keys, and the number of skipped keys.
         """
         offered = decode_offered(self.plan.state.layout, packets)
         new = self.expiry.not_archived(self.blocks.absent(offered))
@@ -83,11 +83,11 @@ class EventTimeBucket:
         return new.size, offered.size - new.size
 
     def take(self, packets: Iterable[bytes], max_event_time: int, now: int = 0) -> Iterator[Packet]:
-        """Yield the packets that a micro-batch puts out.
+        """Process the rows of a micro-batch; yield the output packets.
 
         Args:
-            packets: of this bucket's rows.
-            max_event_time: of the micro-batch's rows in all buckets.
+            packets: packets of this bucket's rows.
+            max_event_time: maximum over the micro-batch's rows in all buckets.
             now: microseconds of the machine's clock when the micro-batch was planned.
         """
         policy, layout = self.policy, self.plan.rows.layout
@@ -104,7 +104,7 @@ class EventTimeBucket:
         yield from self._apply(self._due(rows) if policy.waits else rows, now)
 
     def wake(self, now: int) -> Iterator[Packet]:
-        """Yield the packets that a micro-batch without rows puts out, as `take` does."""
+        """Process a micro-batch without rows; yield the output packets as `take` does."""
         yield from self.expiry.expire_by_clock(now)
         deadline = self._patience_ends
         if deadline is not None and now >= deadline:
@@ -113,27 +113,27 @@ class EventTimeBucket:
 
     @property
     def alarm(self) -> int | None:
-        """Return when, by the machine's clock, there is work even if no row comes; None: never."""
+        """Return the machine time at which there is work even without new rows, or None."""
         deadlines = (self.expiry.deadline, self._patience_ends)
         return min((one for one in deadlines if one is not None), default=None)
 
     @property
     def _patience_ends(self) -> int | None:
-        """Return when nothing waits any more; the same in all buckets, so that they release together."""
+        """Return the time at which all waiting rows are released; it is the same in all buckets."""
         patience = self.policy.patience
         if patience is None or self.last_arrival == NEVER or self.watermark > self.max_event_time:
             return None
         return self.last_arrival + patience + 1
 
     def _refuse(self, rows: Records) -> Iterator[Packet]:
-        """Refuse rows behind the watermark, some of them as duplicates."""
+        """Yield packets of rows behind the watermark: duplicates, and late rows."""
         rows, duplicates = self.ids.check_late(rows)
         yield from duplicates
         if rows.size:
             yield OutputPacket.LATE_BY_WATERMARK, rows.size, self.plan.rows.layout.encode(rows)
 
     def _due(self, rows: Records) -> Records:
-        """Return the rows that the watermark has passed; the others wait."""
+        """Return the rows that the watermark has passed; buffer the others."""
         passed = rows.arrays["time"] < self.watermark
         ready = [self.waiting.release(self.watermark), rows.take(np.flatnonzero(passed))]
         self.waiting.add(rows.take(np.flatnonzero(~passed)))

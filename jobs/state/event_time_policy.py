@@ -10,19 +10,19 @@ from jobs.state.block_store import Store
 
 
 class EventTimePolicy(NamedTuple):
-    """When rows are applied, when keys expire, and what the snapshot knew of time. Times are in microseconds.
+    """When rows are applied, when keys expire, and the times of the snapshot. Times are in microseconds.
 
-    delay: of the watermark
-    row_format: how waiting rows are stored
-    watermark, max_event_time: of the snapshot, where a bucket begins
+    delay: delay of the watermark
+    row_format: storage format of waiting rows
+    watermark, max_event_time: values of the snapshot, from which a bucket begins
     waits: rows wait for the watermark
     drop_duplicates: duplicates are counted and forgotten, not quarantined
-    idle: silence after which a key expires; None: no key does
+    idle: silence after which a key expires; None: keys do not expire
     archive: an expired key comes back with its last state
-    replay_length: rows of each key that are kept for replay; 0: late rows are not replayed
+    replay_length: number of rows per key that are kept for replay; 0: late rows are not replayed
     processing_time: silence is measured by the machine's clock
-    patience: without any row for so long, by the machine's clock, nothing waits any more; None: rows wait on
-    id_format: how row ids are stored; None: rows have none
+    patience: time without rows, by the machine's clock, after which waiting rows are released; None: they wait on
+    id_format: storage format of row ids; None: rows have no ids
     """
 
     delay: int
@@ -40,16 +40,16 @@ class EventTimePolicy(NamedTuple):
 
     @property
     def needs_timers(self) -> bool:
-        """Tell if the machine's clock decides anything."""
+        """Return whether the policy depends on the machine's clock."""
         return self.processing_time or self.patience is not None
 
     @property
     def idle_between_rows(self) -> int | None:
-        """Return the silence between two rows of a key that makes the second one the first of a new key, or None."""
+        """Return the silence between two rows of a key after which the key begins anew, or None."""
         return None if self.archive or self.processing_time else self.idle
 
     def late_before(self, watermark: int) -> int:
-        """Return the event time before which a row is late whatever its key."""
+        """Return the event time before which a row of any key is late."""
         if watermark == NEVER or self.waits:
             return watermark
         idle = self.idle_between_rows
@@ -61,10 +61,10 @@ class Stores(NamedTuple):
 
     blocks: states of keys
     parts: rows of the reorder buffer
-    ended: states of expired keys, where these come back
+    ended: states of expired keys, if these can come back
     replay_rows, replay_base: rows of each key that are kept for replay, and the states before them
-    last_seen: when a row of each key last came, where the machine's clock counts
-    row_ids: row ids, where rows have them
+    last_seen: arrival time of each key's last row, if the machine's clock measures silence
+    row_ids: row ids, if rows have ids
     """
 
     blocks: Store

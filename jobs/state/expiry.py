@@ -1,7 +1,7 @@
 """Keys that expire by event time: a key that has been silent for too long begins as a new key. Pure functions.
 
-A key ends between two of its rows that are further apart than the idle time, wherever micro-batches were cut. So the
-rows alone decide it; the watermark only says when the end of a silent key is known.
+A key ends between two of its rows that are further apart than the idle time, wherever micro-batches were cut. So only
+the rows decide where a key ends; the watermark decides when the end of a silent key is known.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Good = NDArray[np.bool_]
 Found = TypeVar("Found")
 
 ROWS_AT_ONCE = 1 << 17
-"""Rows that are filtered together where nothing but their flags is kept."""
+"""Number of rows that are filtered at once if only their flags are kept."""
 
 
 class Lives(NamedTuple):
-    """K keys after some rows, each in the last of its lives.
+    """K keys after some rows, each in its last life.
 
-    ended: last states of the E lives that ended among the rows; ended_keys: (E,) the key of each.
+    ended: last states of the E lives that ended among the rows; ended_keys: (E,) key of each ended life.
     """
 
     after: KeyStates
@@ -41,13 +41,13 @@ class Lives(NamedTuple):
 def run_lives(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> Lives:
-    """Filter rows; where a key has been silent for longer than `idle`, begin a new life.
+    """Filter rows; begin a new life of a key after a silence longer than `idle`.
 
     Args:
         row_filter: the filter.
         before: states of the K keys.
-        fresh: states in which a new life of each key begins.
-        rows: sorted.
+        fresh: initial states for a new life of each key.
+        rows: the rows, sorted.
         idle: microseconds.
     """
 
@@ -74,9 +74,9 @@ def run_lives(
 def lives(
     kernel: Filter, fresh: KeyStates, rows: SortedRows, unit: float, idle: int
 ) -> tuple[SortedRows, NDArray[np.int64]]:
-    """Return the rows of new keys with each life as a key of its own, and the key (L,) of each life.
+    """Return the rows of new keys with each life as a separate key, and the key (L,) of each life.
 
-    fresh: the states in which the lives of each key begin.
+    fresh: initial states for the lives of each key.
     """
     life, key_of_life, *_ = _settled(fresh, fresh, rows, idle, _signs(RowFilter(kernel, unit)))
     return rows._replace(key=life), key_of_life
@@ -85,9 +85,9 @@ def lives(
 def lives_from(
     row_filter: RowFilter, before: KeyStates, fresh: KeyStates, rows: SortedRows, idle: int
 ) -> tuple[SortedRows, KeyStates]:
-    """Return the rows with each life as a key of its own, and the states in which these L lives begin.
+    """Return the rows with each life as a separate key, and the initial states of these L lives.
 
-    Args: as of `run_lives`.
+    The parameters are those of `run_lives`.
     """
     life, key_of_life, begins, _ = _settled(before, fresh, rows, idle, _signs(row_filter))
     states = before.take(key_of_life)
@@ -103,14 +103,14 @@ def _settled(
     idle: int,
     filtered: Callable[[KeyStates, SortedRows], tuple[Good, Found]],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_], Found]:
-    """Return the lives (`_lives`), and what `filtered` has found of their rows.
+    """Return the lives (`_lives`), and the second result of `filtered` for their rows.
 
-    filtered: returns which rows after some states are good, signs of life, and what else it has found of them.
+    filtered: filters rows from initial states; returns which rows are good (a sign of life), and another result.
     """
     good = np.ones(len(rows.key), bool)
     while True:
-        # A flagged row is no sign of life, and only the filter shows which rows are flagged. Each pass settles one
-        # more life of every key, so the number of passes is small.
+        # A flagged row is not a sign of life, and only the filter decides which rows are flagged. Each pass settles
+        # one more life of every key, so the number of passes is small.
         restarts = _silent(before, rows, good, idle)
         life, key_of_life, begins = _lives(rows, restarts)
         states = before.take(key_of_life)
@@ -122,12 +122,12 @@ def _settled(
 
 
 def _good(outputs: Outputs) -> Good:
-    """Return which rows (N,) are in the state of their key."""
+    """Return which rows (N,) have changed the state of their key."""
     return (outputs.flag == 0) & ~outputs.late
 
 
 def _signs(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Good, None]]:
-    """Return a function that says which rows are good, in memory that does not grow with their number."""
+    """Return a function that finds the good rows; its memory does not grow with their number."""
     plain = row_filter._replace(beside=())
 
     def filtered(states: KeyStates, rows: SortedRows) -> tuple[Good, None]:
@@ -146,7 +146,7 @@ def _signs(row_filter: RowFilter) -> Callable[[KeyStates, SortedRows], tuple[Goo
 
 
 def _silent(before: KeyStates, rows: SortedRows, good: NDArray[np.bool_], idle: int) -> NDArray[np.bool_]:
-    """Return before which rows (N,) their key had been silent for longer than `idle`."""
+    """Return which rows (N,) come after a silence of their key longer than `idle`."""
     if len(rows.key) == 0:
         return np.zeros(0, bool)
     at = np.arange(len(rows.key))

@@ -17,15 +17,15 @@ from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, initial_states
 
 Begin = Callable[[KeyedRows], NDArray[np.float64]]
-"""Returns the states (size, K) in which the keys of some rows begin if they are new."""
+"""Returns the initial states (size, K) for the keys of some rows."""
 
 _STATE = ("event_time", "count", "log_likelihood", "values")
 
 
 class StepResult(NamedTuple):
-    """All state records after some rows, ordered by route, and the filter's outputs of the rows.
+    """All state records after some rows, ordered by route, and the filter's outputs for the rows.
 
-    ended: last states of keys that expired among the rows, where keys expire (`jobs.state.expiry`).
+    ended: last states of keys that expired among the rows (`jobs.state.expiry`); None if keys do not expire.
     """
 
     records: Records
@@ -46,13 +46,13 @@ def filter_step(
 
     Args:
         row_filter: the filter.
-        layout: of state records (`block_format.state_layout`).
+        layout: layout of state records (`block_format.state_layout`).
         known: state records ordered by route; may be empty.
         keyed: the rows and their K keys.
         apply_late: apply a row that is older than its key's state as if it had come at the state's time, instead of
             refusing it.
-        begin: (size, K) states in which new keys begin; by default the model's initial state.
-        idle: microseconds of silence after which a key begins as a new one.
+        begin: (size, K) initial states of new keys; by default the model's initial state.
+        idle: microseconds of silence after which a key begins anew.
     """
     at = match(known, keyed.keys)
     new = at < 0
@@ -72,7 +72,7 @@ def filter_step(
         if len(ended_keys):
             identities = keyed.keys.take(ended_keys)
             ended = Records({**identities.arrays, **ended_states._asdict()}, identities.text)
-    # A new key whose every row was refused still has no state and is not kept.
+    # A new key whose rows were all refused still has no state and is not kept.
     keep = ~new | (after.count > 0)
     records = put(known, keyed.keys, at, after, keep)
     if ended is not None:  # an expired key may have come back with refused rows alone
@@ -83,13 +83,13 @@ def filter_step(
 def put(
     known: Records, keys: Records, at: NDArray[np.int64], states: KeyStates, keep: NDArray[np.bool_]
 ) -> Records:
-    """Return the known state records with those of K keys replaced or added, ordered by route.
+    """Replace or add the states of K keys in the known state records; return all, ordered by route.
 
     Args:
-        known: ordered by route.
+        known: state records, ordered by route.
         keys: identities of the K keys, ordered by route.
-        at: (K,) their positions among the known records, -1 for new keys.
-        states: of the K keys.
+        at: (K,) positions of the keys among the known records, -1 for new keys.
+        states: states of the K keys.
         keep: (K,) which of the new keys are added.
     """
     new = at < 0
@@ -112,7 +112,7 @@ def put(
 
 
 def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh: KeyStates) -> KeyStates:
-    """Return the states of K keys: those at positions `at` of the known records, and fresh ones where `new`."""
+    """Return the states of K keys: known records at positions `at`, and fresh states where `new` is set."""
     if new.all():
         return fresh
     states = KeyStates(**{name: known.arrays[name][..., at] for name in _STATE})
@@ -123,9 +123,9 @@ def gather(known: Records, at: NDArray[np.int64], new: NDArray[np.bool_], fresh:
 
 
 def newest_times(keys: Records, *states: Records) -> NDArray[np.int64]:
-    """Return the event time (K,) of the newest row that each key's state reflects, `NEVER` where it has none.
+    """Return the event time (K,) of the newest row in each key's state, `NEVER` for a key without a state.
 
-    Of several state records of a key the last ones count.
+    If several `states` have a key, the last is used.
     """
     newest = np.full(keys.size, NEVER)
     for records in states:

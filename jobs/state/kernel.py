@@ -1,4 +1,4 @@
-"""Check a model spec with the numerics: what the light room `specs` cannot judge."""
+"""Check a model spec with the numerics: the checks that the light room `specs` cannot make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kalman.filters.linear import LinearFilter, check_length
 from kalman.learning.learners import learnable
 
 SURELY_FEW = 20
-"""States whose step is never too long, whatever depends on what."""
+"""Number of states up to which the program of a filter's step is never too long, whatever the model's matrices."""
 
 
 def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = None) -> ModelSpec:
@@ -27,7 +27,7 @@ def load_checked_spec(name_or_path: str | Path, models_dir: str | Path | None = 
 
 
 def check_numerics(spec: ModelSpec) -> ModelSpec:
-    """Check kinds, dimensions, covariances and what can be learned; return the spec.
+    """Check kinds, dimensions, covariances and learnable parameters; return the spec.
 
     Raises:
         SpecError: the model cannot be built.
@@ -47,7 +47,7 @@ def check_numerics(spec: ModelSpec) -> ModelSpec:
 
 
 def _hint(field: str, problem: str, remedy: str) -> str:
-    """Return `did you mean 'x'?` where the numerics list the words that they know."""
+    """Return `did you mean 'x'?` if the remedy lists the known words."""
     listed = re.search(r"(?:choose one of|choose from|known are) (.+)$", remedy)
     written = re.match(r"'([^']*)'|the model has no parameter '([^']*)'", problem)
     word = next(filter(None, written.groups()), "") if written else field.rsplit(".", 1)[-1]

@@ -1,6 +1,6 @@
-"""The expiry of a bucket's keys: when each was last seen, which have expired, and the archive from which they return.
+"""Expire a bucket's keys: note when each key was last seen, archive expired keys, restore keys that come back.
 
-Silence is measured by event time, against the watermark, or by the machine's clock. No Spark.
+Silence is measured by event time against the watermark, or by the machine's clock. No Spark.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KeyExpiry:
 
     @property
     def deadline(self) -> int | None:
-        """Return the earliest processing time at which a key may have expired; None: that clock ends no key."""
+        """Return the earliest processing time at which a key may expire; None: no key expires by that clock."""
         idle, oldest = self.policy.idle, self.index.oldest
         if not self.policy.processing_time or idle is None or oldest is None:
             return None
@@ -58,7 +58,7 @@ class KeyExpiry:
         return self.archive.absent(offered) if self.policy.archive and offered.size else offered
 
     def restore(self, known: Records, keyed: KeyedRows) -> Records:
-        """Return known states and those of archived keys that have rows now, which leave the archive."""
+        """Move the states of archived keys with new rows out of the archive; return them with the known states."""
         if not self.policy.archive:
             return known
         new = keyed.keys.take(np.flatnonzero(match(known, keyed.keys) < 0))
@@ -86,8 +86,8 @@ class KeyExpiry:
         Args:
             present: numbers of the blocks.
             records: all state records of the blocks.
-            keys: keys that have rows now; None, with a time: all keys that were not known.
-            now: the machine's clock; None: no key has a row.
+            keys: keys with rows in this micro-batch; None together with `now`: all keys that were not known.
+            now: time of the machine's clock; None: no key has a row.
         """
         if self.policy.idle is None:
             return

@@ -1,4 +1,4 @@
-"""Groups of keys that share the values of some key columns, and the states in which the keys of a group begin."""
+"""Groups of keys with the same values in some key columns, and the initial states of each group."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
         coded = key_array(keys).dictionary_encode()
         return Grouping(_codes(coded), [json.dumps([str(v)]) for v in coded.dictionary.to_pylist()])
     assert keys.text is not None
-    # A key's text is a JSON array. Its items are cut out as text, and only distinct ones are parsed.
+    # A key's text is a JSON array. Its items are cut out as text, and only distinct items are parsed.
     tokens = (f"(?P<c{i}>{_TOKEN})" for i in range(len(kind.columns)))
     found = pc.extract_regex(keys.text, r"^\[" + ",".join(tokens) + r"\]$")  # type: ignore[attr-defined]
     code: NDArray[np.int64] = np.zeros(keys.size, np.int64)
@@ -49,15 +49,16 @@ def group_keys(kind: KeyKind, by: tuple[str, ...], keys: Records) -> Grouping:
 
 
 def name_of(values: list[str]) -> str:
-    """Return the name of the group with these columns' texts."""
+    """Return the name of the group whose columns have these texts."""
     return json.dumps(values)
 
 
 @dataclass(frozen=True)
 class GroupBegin:
-    """Returns the states in which the keys of a bucket begin, by their groups. Picklable.
+    """The initial states of new keys by their groups. Picklable.
 
-    states (size, G + 1): of the known groups, the last column for all other groups; place: a group's column.
+    states: (size, G + 1) initial states of the known groups, and in the last column of all other groups; place: column
+    of each group.
     """
 
     kind: KeyKind
@@ -66,11 +67,11 @@ class GroupBegin:
     states: NDArray[np.float64]
 
     def __call__(self, keyed: KeyedRows) -> NDArray[np.float64]:
-        """Return the states (size, K)."""
+        """Return the initial states (size, K) of a bucket's keys."""
         return self._of(keyed.keys)
 
     def of_texts(self, keys: pa.StringArray) -> NDArray[np.float64]:
-        """Return the states (size, K) in which keys begin, given by their texts."""
+        """Return the initial states (size, K) of keys given as texts."""
         return self._of(Records({"route": np.zeros(len(keys), np.uint64)}, keys))
 
     def _of(self, keys: Records) -> NDArray[np.float64]:
@@ -82,7 +83,7 @@ class GroupBegin:
 def group_begin(
     kind: KeyKind, definition: dict[str, Any], parameters: Mapping[str, Any]
 ) -> GroupBegin | None:
-    """Return the states in which keys begin where groups have learned parameters, None where none have."""
+    """Return the initial states by group, or None if no group has learned parameters."""
     if GROUPS not in parameters:
         return None
     groups = parameters[GROUPS]

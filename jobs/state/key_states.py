@@ -1,11 +1,11 @@
-"""The states of a bucket's keys, read and written at the cost of the keys that a micro-batch has rows for.
+"""The states of a bucket's keys, read and written at a cost that grows with the keys of a micro-batch.
 
-Blocks alone (`block_store`) cost a read and a write of some hundred keys for each key that has a row. So a bucket that
-is read often has a local copy (`local_copy`), from which a micro-batch takes the states of its own keys, and writes to
-Spark's state only these, as one change (`changes`). Blocks follow later: each micro-batch also writes some blocks anew
-from the copy, `SWEPT` records for each record of its change, block after block, and removes the changes that all blocks
-have. So no micro-batch pays for all blocks, a change is written about three times in all, and the changes hold at most
-about as many records as there are keys.
+With blocks alone (`block_store`), each key with a row costs a read and a write of some hundred keys. So a bucket that
+is read often has a local copy (`local_copy`). A micro-batch takes the states of its keys from the copy, and writes only
+these to Spark's state, as one change (`changes`). Blocks follow later: each micro-batch also rewrites some blocks from
+the copy, `SWEPT` records for each record of its change, block after block, and removes the changes that all blocks
+include. So no micro-batch pays for all blocks, and a change is written about three times in all. The changes together
+have at most about one record per key.
 
 A micro-batch whose keys are most keys of their blocks writes these blocks and no change. So does each micro-batch of a
 bucket without a copy.
@@ -29,15 +29,15 @@ from jobs.state.changes import MARK, Entries, Mark, Writes, first_token, newest,
 from jobs.state.local_copy import CLEAN, LocalCopy
 
 SWEPT = 2
-"""Records of blocks that are written for each record of a change."""
+"""Number of block records that are written for each record of a change."""
 DENSE = 2
-"""Blocks are written whole if they have at most so many records for each one that has changed, ..."""
+"""Blocks are written whole if they have at most this many records for each changed record, ..."""
 FEW = 512
-"""... or at most so many records in all."""
+"""... or at most this many records in all."""
 DECODED = 64
-"""Blocks that are decoded at a time to make a copy."""
+"""Number of blocks that are decoded at a time to make a copy."""
 MOST_CHANGES, JOINED = 1024, 512
-"""When a bucket has more changes than the first number, so many that follow each other become one."""
+"""If a bucket has more changes than the first number, `JOINED` consecutive changes are joined into one."""
 
 Ints = NDArray[np.int64]
 
@@ -51,10 +51,10 @@ class KeyStates:
         """Open the states in a store.
 
         Args:
-            store: of blocks, changes and the mark.
-            state: their format.
+            store: store of blocks, changes and the mark.
+            state: format of the states.
             blocks: number of blocks in the bucket.
-            folder: returns the folder of the bucket's local copy, or None: it has none.
+            folder: returns the folder of the bucket's local copy, or None if the bucket has no copy.
         """
         self.store, self.state, self.blocks = Writes(store), state, blocks
         self._by_block = Blocks(self.store, state, blocks)
@@ -65,9 +65,9 @@ class KeyStates:
 
     @step(STATE_READ)
     def load(self, route: NDArray[np.uint64]) -> tuple[Ints, Records]:
-        """Return the numbers of the blocks of ordered routes, and records, ordered by route.
+        """Return the block numbers and the records of ordered routes, ordered by route.
 
-        The records are those of these routes, and may be all of their blocks. `save` must follow, with all of them.
+        The result may include all records of the blocks. The caller must pass all returned records to `save`.
         """
         self.close()
         present = np.unique(block_of(route, self.blocks))
@@ -85,7 +85,7 @@ class KeyStates:
 
     @step(STATE_WRITE)
     def save(self, present: Ints, records: Records) -> None:
-        """Write the records of `load`, changed, and those of new keys; all are ordered by route."""
+        """Write the changed records of `load` and the records of new keys; all are ordered by route."""
         copy = self._copy
         try:
             if copy is None:
@@ -96,9 +96,9 @@ class KeyStates:
             self.close()
 
     def add(self, new: Records) -> tuple[Ints, Records]:
-        """Add records of keys, in any order; return the numbers of their blocks, and what was saved."""
+        """Add records of keys, in any order; return the numbers of their blocks, and the saved records."""
         ordered = merged(new)
-        del new  # of a snapshot these may be millions
+        del new  # a snapshot may have millions of records
         present, known = self.load(ordered.arrays["route"])
         if known.size:
             ordered = merged(known, ordered)
@@ -112,13 +112,13 @@ class KeyStates:
         return offered.take(np.flatnonzero(match(known, offered) < 0))
 
     def close(self) -> None:
-        """Let other tasks have the copy."""
+        """Release the copy for other tasks."""
         if self._copy is not None:
             self._copy.close()
             self._copy = None
 
     def _from_copy(self, route: NDArray[np.uint64], wanted: int) -> Records | None:
-        """Return the records of ordered routes, in so many blocks, from the local copy; None: there is none."""
+        """Return the records of ordered routes in `wanted` blocks from the local copy, or None without a copy."""
         folder = self._folder()
         if folder is None:
             return None
@@ -136,13 +136,13 @@ class KeyStates:
         return None
 
     def _opened(self, folder: Path) -> LocalCopy | None:
-        """Return the local copy that is there, or None."""
+        """Return the existing local copy, or None."""
         if self._mark is None:
             return None
         return LocalCopy.open(folder, self.state.layout, self.blocks, self._mark.token)
 
     def _made(self, folder: Path, wanted: int) -> LocalCopy | None:
-        """Make the local copy from Spark's state, if there are changes, or once reading blocks has cost as much."""
+        """Make the local copy from Spark's state if there are changes, or if reading blocks has cost as much."""
         changes = self._mark is not None and self._mark.kept > 0
         if not changes and not _pays(folder, wanted, self.blocks):
             return None
@@ -169,7 +169,7 @@ class KeyStates:
         return copy
 
     def _decoded(self, blocks: dict[int, bytes]) -> Iterator[Records]:
-        """Yield the records of blocks in order, some blocks at a time, and let go of these: all may be a gigabyte."""
+        """Yield the records of blocks in order, and drop decoded blocks: all of them may be a gigabyte."""
         numbers = sorted(blocks)
         for start in range(0, len(numbers), DECODED):
             yield self.state.decode_all(blocks.pop(number) for number in numbers[start : start + DECODED])
@@ -178,7 +178,7 @@ class KeyStates:
         """Write records to the copy, and as a change or as blocks to Spark's state."""
         mark = self._mark or Mark(b"")
         following = mark.next
-        try:  # all that is read of the copy, before Spark's state is touched
+        try:  # do all reads of the copy before any change of Spark's state
             copy.begin()
             copy.update(records)
             numbers = np.union1d(present, np.flatnonzero(copy.since != CLEAN))
@@ -206,14 +206,14 @@ class KeyStates:
         copy.seal(written.token)
 
     def _forget(self, copy: LocalCopy) -> None:
-        """Remove the changes that all blocks have."""
+        """Remove the changes that all blocks include."""
         needed = copy.changes[0] >= copy.since.min()
         for number in copy.changes[0][~needed].tolist():
             self.store.remove(number)
         copy.changes = copy.changes[:, needed]
 
     def _join(self, copy: LocalCopy) -> None:
-        """Make one change of some that follow each other, those with the fewest records."""
+        """Join consecutive changes, those with the fewest records, into one."""
         totals = np.concatenate([[0], np.cumsum(copy.changes[1])])
         start = int(np.argmin(totals[JOINED:] - totals[:-JOINED]))
         joined = copy.changes[0][start : start + JOINED]
@@ -230,9 +230,9 @@ class KeyStates:
         copy.changes[1, start] = change.size
 
     def _save_blocks(self, present: Ints, records: Records, complete: bool = True) -> None:
-        """Write records to their blocks, and with them all that has changed since these were written.
+        """Write records to their blocks, and with them all later changes of these blocks.
 
-        complete: the records are all of the blocks `present`; else the blocks have others, which stay.
+        complete: `records` are all records of the blocks `present`; if not, the blocks keep their other records.
         """
         mark = self._mark
         if mark is not None:
@@ -249,20 +249,20 @@ class KeyStates:
             for number in entries.changes:
                 self.store.remove(number)
         self._by_block.save(present, records)
-        if mark is not None:  # a copy of this state may be somewhere: it counts no more
+        if mark is not None:  # some executor may have a copy of this state: the new mark invalidates it
             self.store.put(MARK, Mark(self.store.end(), mark.next).encode())
 
 
 def _lacks(copy: LocalCopy, change: Records, number: int) -> None:
-    """Note that the blocks of a change's keys lack it."""
+    """Note that the blocks of a change's keys do not include it."""
     blocks = np.unique(block_of(change.arrays["route"], copy.blocks))
     copy.since[blocks] = np.minimum(copy.since[blocks], number)
 
 
 def _next_blocks(copy: LocalCopy, changed: int) -> Ints:
-    """Return the numbers of blocks to write after so many records have changed, as far as the credit goes.
+    """Return the numbers of the blocks to write after `changed` records have changed, as far as the credit goes.
 
-    They lack changes, and no other block lacks older ones.
+    These are the blocks that lack the oldest changes.
     """
     copy.credit += SWEPT * changed
     a_block = max(1, copy.keys // copy.blocks)
@@ -274,7 +274,7 @@ def _next_blocks(copy: LocalCopy, changed: int) -> Ints:
 
 
 def _pays(folder: Path, wanted: int, blocks: int) -> bool:
-    """Tell if so many blocks have been read without a copy as reading all of them would be."""
+    """Return whether the blocks read without a copy are as many as all blocks."""
     path = folder / "read"
     try:
         before = int(path.read_text()) if path.exists() else 0

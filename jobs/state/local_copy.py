@@ -1,14 +1,14 @@
-"""A copy of a bucket's states in local files, so that a micro-batch reads the states of its own keys alone.
+"""A copy of a bucket's states in local files, so that a micro-batch reads only the states of its keys.
 
-Spark's state is the truth, and the copy is a function of it: it counts only if its token is the one in the mark of
-Spark's state (`changes`). A copy that is lost, stale, of another machine, damaged, or that a task left half way costs
-the time to make it anew and nothing else:
+Spark's state is the truth, and the copy is a function of it: it is valid only if its token equals the token in the mark
+of Spark's state (`changes`). A copy that is lost, stale, from another machine, damaged or incomplete costs only the
+time to make it anew:
 
-- The token is erased before anything changes, and written last. A task that dies between leaves a copy without one.
-- States that differ have tokens that differ, so a copy to which a failed or second attempt of a task wrote counts only
-  if Spark's state was given the same values.
-- One task at a time has the copy, by a lock on its file.
-- What is read is compared with its checksum: that of the header, and those of the runs (`sorted_run`).
+- The token is erased before any change, and written last. A task that dies in between leaves a copy without a token.
+- Different states have different tokens. So a copy written by a failed or second attempt of a task is valid only if
+  Spark's state has the same values.
+- A lock on the file of the copy gives it to one task at a time.
+- Each read is compared with a checksum: that of the header, and those of the runs (`sorted_run`).
 
 Records are kept in two runs, each ordered by route: `base`, and `new` with the keys that came since the base was
 written, some per cent of it. They are arrays that are mapped into memory, so that only the pages of the wanted keys are
@@ -37,26 +37,26 @@ from jobs.encoding.sorted_run import Run, pieces
 from jobs.supervision.driver_identity import started_at
 
 CLEAN = np.iinfo(np.int64).max
-"""In `since`: the block has all that changed."""
+"""In `since`: the block includes all changes."""
 NEW_KEYS = 32
-"""One in so many keys may be in the run of new keys; then it becomes part of the base."""
+"""Up to 1/`NEW_KEYS` of the keys may be in the run of new keys; beyond that the run is merged into the base."""
 SMALL_RUN = 4096
-"""A run of new keys up to this size is left as it is."""
+"""A run of new keys up to this size is not merged into the base."""
 ABANDONED_SECONDS = 24 * 3600.0
-"""Copies that were not used for so long are removed: their queries have ended."""
+"""Copies unused for this time are removed: their queries have ended."""
 
 _HEADER = struct.Struct("<16sQQQQQQ")  # token, checksum, generation, keys of base and new, changes, credit
 _SUMMED = 24
-"""The checksum is that of the header's bytes from here on, which follow token and checksum."""
+"""Offset in the header after token and checksum; the checksum covers the bytes from here on."""
 _NO_TOKEN = bytes(16)
 
 
 class LocalCopy:
     """The states of a bucket in files of one folder.
 
-    since: (blocks,) for each block the number of the oldest change that it lacks, or `CLEAN`
-    changes: (2, C) the changes in Spark's state: their numbers, in order, and how many records each has
-    credit: records of blocks that may still be written (`key_states`)
+    since: (blocks,) number of the oldest change that each block lacks, or `CLEAN`
+    changes: (2, C) numbers of the changes in Spark's state, in order, and the record count of each
+    credit: number of block records that may still be written (`key_states`)
     """
 
     def __init__(self, folder: Path, layout: Layout, blocks: int, lock: int) -> None:
@@ -69,7 +69,7 @@ class LocalCopy:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, blocks: int, token: bytes) -> LocalCopy | None:
-        """Open the copy of a folder, or return None: there is none with this token, or another task has it."""
+        """Open the copy in a folder; return None if no copy has this token, or another task has the copy."""
         if token == _NO_TOKEN or not (folder / "header").exists():
             return None
         copy = cls._locked(folder, layout, blocks)
@@ -79,7 +79,7 @@ class LocalCopy:
             if copy._load(token):
                 return copy
         except (OSError, ValueError):
-            pass  # files that are cut short or gone: as good as none
+            pass  # truncated or missing files: treat the copy as missing
         copy.close()
         return None
 
@@ -87,9 +87,9 @@ class LocalCopy:
     def create(
         cls, folder: Path, layout: Layout, blocks: int, keys: int, parts: Iterable[Records]
     ) -> LocalCopy | None:
-        """Make a copy of the records of so many keys, in parts in the order of their routes.
+        """Make a copy of the records of `keys` keys; the parts are in the order of their routes.
 
-        Returns None where another task has it, or the disk is full.
+        Returns None if another task has the copy, or the disk is full.
         """
         try:
             remove_abandoned(folder.parent.parent)
@@ -124,7 +124,7 @@ class LocalCopy:
         """Return the records (K) of ordered routes, ordered by route.
 
         Raises:
-            Damaged: the copy is of no use any more.
+            Damaged: the copy is damaged and cannot be used any more.
         """
         base, new = self.base.find(route), self.new.find(route)
         if new.size == 0:
@@ -135,21 +135,21 @@ class LocalCopy:
         """Return the records of blocks by their ordered numbers, ordered by route.
 
         Raises:
-            Damaged: the copy is of no use any more.
+            Damaged: the copy is damaged and cannot be used any more.
         """
         runs = (self.base, self.new) if self.new.size else (self.base,)
         found = [run.at(run.in_blocks(numbers, self.blocks)) for run in runs]
         return found[0] if len(found) == 1 else merged(*found)
 
     def begin(self) -> None:
-        """Erase the token: from here on the copy counts only once it is sealed."""
+        """Erase the token: the copy is invalid until `seal`."""
         os.pwrite(self._lock, _NO_TOKEN, 0)
 
     def update(self, records: Records) -> None:
         """Replace or add the records of some keys, ordered by route.
 
         Raises:
-            OSError: the disk is full, or the copy is damaged. It is of no use any more.
+            OSError: the disk is full, or the copy is damaged; the copy cannot be used any more.
         """
         rest = self.base.replace(records)
         if rest.size:
@@ -169,7 +169,7 @@ class LocalCopy:
             self.new = Run.write(self._path("new"), self.layout, added.size, pieces(added))
 
     def seal(self, token: bytes) -> None:
-        """Say which version of Spark's state the copy equals."""
+        """Write the token of the version of Spark's state that the copy equals."""
         sizes = self.base.size, self.new.size, self.changes.shape[1], max(0, self.credit)
         head = _HEADER.pack(_NO_TOKEN, 0, self._generation, *sizes)
         body = head[_SUMMED:] + self.since.tobytes() + self.changes.tobytes()
@@ -177,9 +177,9 @@ class LocalCopy:
         os.pwrite(self._lock, token, 0)
 
     def close(self) -> None:
-        """Let other tasks have the copy."""
+        """Release the copy for other tasks."""
         if self._lock >= 0:
-            os.close(self._lock)  # which unlocks it
+            os.close(self._lock)  # closing unlocks the file
             self._lock = -1
 
     @classmethod
@@ -188,7 +188,7 @@ class LocalCopy:
         return None if lock is None else cls(folder, layout, blocks, lock)
 
     def _load(self, token: bytes) -> bool:
-        """Map the files, and tell if they have this token."""
+        """Map the files; return whether they have this token."""
         head = os.pread(self._lock, os.fstat(self._lock).st_size, 0)
         if len(head) < _HEADER.size or head[:16] != token:
             return False
@@ -216,8 +216,8 @@ class LocalCopy:
 def remove_abandoned(copies: Path) -> None:
     """Remove an executor's copies of queries that have long ended, and the copies of executors that were killed.
 
-    copies: the executor's folder, which has a folder a query, and in it one a bucket. Those of other executors have the
-        same name in folders beside the one that it is in.
+    copies: the executor's folder; it has a folder per query, with a folder per bucket. Folders of other executors have
+        the same name, below siblings of its parent folder.
     """
     with suppress(OSError):
         for others in copies.parent.parent.glob(f"*/{copies.name}"):
@@ -227,7 +227,7 @@ def remove_abandoned(copies: Path) -> None:
 
 
 def _remove_ended(copies: Path, executor: bool) -> None:
-    """Remove all copies of an executor that has ended, or those of queries that have long ended."""
+    """Remove all copies of an executor that has ended, or only the copies of queries that have long ended."""
     if executor:
         _remove(copies, list(copies.glob("*/*/header")))
         return
@@ -239,7 +239,7 @@ def _remove_ended(copies: Path, executor: bool) -> None:
 
 
 def _remove(folder: Path, headers: list[Path]) -> None:
-    """Remove a folder of copies, unless a task has one of them."""
+    """Remove a folder of copies, unless a task has locked one of them."""
     with ExitStack() as locks:
         for header in headers:
             lock = _lock(header)
@@ -250,7 +250,7 @@ def _remove(folder: Path, headers: list[Path]) -> None:
 
 
 def _lock(header: Path) -> int | None:
-    """Return the open header of a copy, locked until it is closed; None if another task has it."""
+    """Open and lock the header of a copy; closing it unlocks it. Return None if another task has the lock."""
     lock = os.open(header, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,28 +263,28 @@ def _lock(header: Path) -> int | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Tell if a folder is one that another user could not have put there, to have us remove something else."""
+    """Return whether no other user could have created a folder, as a trick to make us remove something else."""
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _executor() -> str:
-    """Return the identity of the process that started this one, which ends with its executor."""
+    """Return the identity of the parent process, which ends with its executor."""
     parent = os.getppid()
     return json.dumps([*_process_numbers(), parent, started_at(parent)])
 
 
 def _has_ended(copies: Path) -> bool:
-    """Tell if the executor of some copies is known to have ended. Processes of other containers are never known."""
+    """Return whether the executor of some copies has certainly ended; in other containers this cannot be known."""
     try:
         *numbers, parent, started = json.loads((copies / "owner").read_text())
         return len(numbers) > 0 and numbers == _process_numbers() and started_at(parent) != started
-    except (OSError, ValueError, TypeError):  # half written, or something else
+    except (OSError, ValueError, TypeError):  # the file is incomplete, or has another content
         return False
 
 
 def _process_numbers() -> list[str]:
-    """Return what tells the process numbers seen here from others: the start of the machine, and their namespace."""
+    """Return the scope in which process numbers are unique: the boot of the machine, and the process namespace."""
     try:
         return [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
     except OSError:

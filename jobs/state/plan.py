@@ -1,4 +1,4 @@
-"""The plan of a stream's operator: all that it knows of its model, and the packets that it puts out."""
+"""The plan of a stream's operator: all facts about its model, and the packets of its output."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from jobs.state.event_time_policy import EventTimePolicy
 
 Packet = tuple[OutputPacket, int, bytes]
-"""What an operator puts out: kind, number of rows, payload."""
+"""An output of the operator: kind, number of rows, payload."""
 
 
 class Plan(NamedTuple):
-    """What the operator knows of its model. It is sent to the executors once a query."""
+    """All facts about the model that the operator needs. It is sent to the executors once per query."""
 
     kernel: Filter
     unit: float
@@ -37,20 +37,20 @@ class Plan(NamedTuple):
     blocks: int
     apply_late: bool = False
     begin: Begin | None = None
-    """Returns the states in which new keys begin; None: the model's initial state."""
+    """Returns the initial states of new keys; None: the model's initial state."""
     event_time: EventTimePolicy | None = None
     """The policy of the operator `EventTimeProcessor`; None: rows are applied as they arrive (`FilterProcessor`)."""
     text: bool = True
-    """State values are text (`jobs.state.text_codec`); a checkpoint of the first release has them as bytes."""
+    """State values are text (`jobs.state.text_codec`); in a checkpoint of the first release they are bytes."""
 
     @property
     def row_filter(self) -> RowFilter:
-        """Return the filter that puts out what the estimates hold."""
+        """Return the filter, with the extra outputs of the model's estimates."""
         return RowFilter(self.kernel, self.unit, self.estimates.beside)
 
 
 def output_packets(plan: Plan, keyed: KeyedRows, outputs: Outputs) -> Iterator[Packet]:
-    """Yield the packets of filtered rows: estimates, and the refused rows."""
+    """Yield the packets of filtered rows: estimates and refused rows."""
     late = outputs.late
     bad = without_state(outputs)
     for count, packet in each(PACK_ESTIMATES, estimate_packets(plan, keyed, outputs, bad)):
@@ -70,29 +70,29 @@ def estimate_packets(
 
 
 def row_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
-    """Return a packet of some of the rows, as they came."""
+    """Return a packet of the rows at positions `which`, unchanged."""
     return kind, len(which), plan.rows.layout.encode(some_rows(keyed, which))
 
 
 def duplicate_packet(plan: Plan, kind: OutputPacket, keyed: KeyedRows, which: NDArray[np.int64]) -> Packet:
-    """Return a packet of duplicates, or of their number where they are dropped."""
+    """Return a packet of duplicates, or only their number if the policy drops them."""
     if plan.event_time is not None and plan.event_time.drop_duplicates:
         return OutputPacket.DROPPED, len(which), b""
     return row_packet(plan, kind, keyed, which)
 
 
 def without_state(outputs: Outputs) -> NDArray[np.bool_]:
-    """Return which rows (N,), not late, are of a key whose state is not a number; the filter cannot have left it so."""
+    """Return which rows (N,), except late rows, have a key whose state is not a number: no filter can cause that."""
     return ~np.isfinite(outputs.mean).all(axis=0) & ~outputs.late
 
 
 def some_rows(keyed: KeyedRows, which: NDArray[np.int64]) -> Records:
-    """Return some of the rows as records of measurement rows, as they came."""
+    """Return the rows at positions `which` as records of measurement rows, unchanged."""
     return rows_of(keyed.keys, keyed.rows.take(which), None if keyed.ids is None else keyed.ids.take(which))
 
 
 def rows_of(keys: Records, rows: SortedRows, ids: Records | None = None) -> Records:
-    """Return rows of these keys as records of measurement rows, with their ids if they have some."""
+    """Return rows of these keys as records of measurement rows, with their ids if they have any."""
     owners = keys.take(rows.key)
     arrays = {**owners.arrays, "time": rows.time, "y": rows.y}
     if rows.u.shape[0]:

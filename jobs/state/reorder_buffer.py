@@ -1,8 +1,8 @@
 """The reorder buffer of a bucket: rows that wait for the watermark, in parts by event time.
 
-Time is cut into slots, a quarter of the watermark's delay each. The rows of one micro-batch and slot are a part, a
-value of its own in the store, and an index of the parts says which are due. So a row is written about once and read
-when it is due, and the cost of a micro-batch depends neither on the number of waiting rows nor on that of keys.
+Time is cut into slots of a quarter of the watermark's delay. The rows of one micro-batch and slot form a part, which
+is one value in the store; an index of the parts finds the due parts. So a row is written about once and read when it is
+due. The cost of a micro-batch depends neither on the number of waiting rows nor on the number of keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 SLOTS = 4
-"""Slots in the delay."""
+"""Number of slots in the delay."""
 MANY = 32
-"""Parts of a slot before they are joined into one."""
+"""Number of parts of a slot from which they are joined into one."""
 
 PARTS = Layout(
     (Column("part", "<i8"), Column("slot", "<i8"), Column("first", "<i8"), Column("rows", "<i8")), text=False
@@ -37,10 +37,10 @@ class ReorderBuffer:
     """Waiting rows.
 
     Attributes:
-        store: of the parts.
-        fmt: how rows are stored.
-        delay: of the watermark, in microseconds.
-        parts: the index (`PARTS`), of P parts.
+        store: store of the parts.
+        fmt: storage format of rows.
+        delay: delay of the watermark, in microseconds.
+        parts: index (`PARTS`) of the P parts.
     """
 
     store: Store
@@ -50,7 +50,7 @@ class ReorderBuffer:
 
     @property
     def count(self) -> int:
-        """Return how many rows wait."""
+        """Return the number of waiting rows."""
         return int(self.parts.arrays["rows"].sum())
 
     def add(self, rows: Records) -> None:
@@ -70,7 +70,7 @@ class ReorderBuffer:
             self._put(number, part)
 
     def release(self, before: int) -> Records:
-        """Remove the rows that are earlier than a time, and return them in any order."""
+        """Remove the rows with an event time before `before`, and return them in any order."""
         due = self.parts.arrays["first"] < before
         if not due.any():
             return self.fmt.layout.empty()
@@ -107,7 +107,7 @@ class ReorderBuffer:
 
 
 def row_format_of(spec: ModelSpec, fmt: RowFormat) -> StateFormat:
-    """Return how a model's waiting rows are stored in the stream's state."""
+    """Return the storage format of a model's waiting rows in the stream's state."""
     meaning = {
         "model": spec.name,
         "version": spec.version,

@@ -1,8 +1,8 @@
-"""Replay of late rows: rewind a key to before its last rows, and apply these again with the late ones. Pure functions.
+"""Replay late rows: rewind a key to before its last rows, and apply these again with the late rows. Pure functions.
 
-Of each key the last L rows are kept, and the state before the first of them. The state before each of them would take
-L times the space, and the filter computes it again: however the rows are cut into calls, the bits are the same. A row
-that no kept row has overtaken is applied to the newest state, without a rewind.
+The last L rows of each key are kept, and the state before the first of them. States before each row would take L times
+the space; the filter computes them again, with the same bits however the rows are cut into calls. A row that is later
+than all kept rows is applied to the newest state, without a rewind.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Ints = NDArray[np.int64]
 class Window(NamedTuple):
     """The replay window of K keys.
 
-    head: newest states; base: states before the kept rows, the newest one of a key without kept rows; rows: the kept
-    rows, sorted.
+    head: newest states; base: states before the kept rows, or the newest state of a key without kept rows; rows: the
+    kept rows, sorted.
     """
 
     head: KeyStates
@@ -37,9 +37,9 @@ class Window(NamedTuple):
 class Replayed(NamedTuple):
     """K keys after N new rows, some of them late.
 
-    window: after the rows
-    beyond, repeats: (N,) which of the new rows are older than the window, and which repeat another row
-    rows, outputs: the rows with a new estimate; corrects: which of them had one before
+    window: the window after the rows
+    beyond, repeats: (N,) which new rows are older than the window, and which repeat another row
+    rows, outputs: the rows with a new estimate, and the filter's outputs; corrects: which rows had an estimate before
     """
 
     window: Window
@@ -53,17 +53,17 @@ class Replayed(NamedTuple):
 def replay(
     row_filter: RowFilter, window: Window, new: SortedRows, length: int, distinct: bool = False
 ) -> Replayed:
-    """Apply new rows, and again those kept rows that come after them.
+    """Apply new rows, and apply again the kept rows that come after them.
 
-    A kept row at the time of a new row, or after it, gets a new estimate; of a key and time the estimates of the
-    latest micro-batch count.
+    A kept row at the time of a new row, or after it, gets a new estimate. Readers use the estimates of the latest
+    micro-batch for each key and time.
 
     Args:
         row_filter: the filter.
-        window: before the rows.
-        new: rows, sorted.
-        length: rows of a key that a window keeps.
-        distinct: of rows of one key and time the first to come counts.
+        window: the window before the rows.
+        new: new rows, sorted.
+        length: number of rows per key that a window keeps.
+        distinct: keep only the first row to arrive of each key and time.
     """
     head, base, ring = window
     keys = len(head.count)
@@ -97,7 +97,7 @@ def replay(
 
 
 def _merged(ring: SortedRows, new: SortedRows) -> tuple[SortedRows, Bools]:
-    """Return kept and new rows together, sorted, and which of them are kept ones."""
+    """Return kept and new rows together, sorted, and which of them are kept rows."""
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     y, u = np.concatenate([ring.y, new.y], axis=1), np.concatenate([ring.u, new.u], axis=1)
     order = order_rows(key, time, y, u)
@@ -116,7 +116,7 @@ def _repeats(base: KeyStates, ring: SortedRows, new: SortedRows, beyond: Bools) 
     again = repeated(new, np.where(base.count > 0, base.event_time, NEVER))
     key, time = np.concatenate([ring.key, new.key]), np.concatenate([ring.time, new.time])
     kept = np.arange(len(key)) < len(ring.key)
-    order = np.lexsort((~kept, time, key))  # a kept row comes before the new ones of its time
+    order = np.lexsort((~kept, time, key))  # a kept row comes before new rows of its time
     starts = starts_of(key[order], time[order])
     leader = kept[order][np.flatnonzero(starts)][np.cumsum(starts) - 1]
     led = np.zeros(len(order), bool)

@@ -32,7 +32,7 @@ from kalman.run import SortedRows, initial_states, picked
 
 
 class _Loaded(NamedTuple):
-    """What the blocks `present` hold, ordered by route: newest states, states before the kept rows, kept rows."""
+    """Records of the blocks `present`, ordered by route: newest states, states before the kept rows, kept rows."""
 
     present: NDArray[np.int64]
     known: Records
@@ -101,7 +101,7 @@ class ReplayWindow:
             yield row_packet(plan, OutputPacket.BEYOND_REPLAY_WINDOW, keyed, beyond)
         if len(repeats):
             yield duplicate_packet(plan, OutputPacket.DUPLICATE, keyed, repeats)
-        # Of the rows with an estimate, those without an earlier one are the new rows, in the order in which they came.
+        # The rows whose estimate is their first are the new rows, in the order of arrival.
         new = np.flatnonzero(~(done.beyond | done.repeats))
         first, again = np.flatnonzero(~done.corrects), np.flatnonzero(done.corrects)
         ids = None if keyed.ids is None else keyed.ids.take(new)

@@ -21,10 +21,10 @@ Indices = NDArray[np.int64]
 
 
 class RowFilter(NamedTuple):
-    """A filter, the model's unit of time in microseconds, and what it puts out beside its own outputs.
+    """A filter, the model's unit of time in microseconds, and the names of extra outputs.
 
-    beside: names of extra outputs (`jobs.encoding.extras.COMPUTED`). Each but the state's index takes a second
-    prediction of each row, one for all of them.
+    beside: names of extra outputs (`jobs.encoding.extras.COMPUTED`). All except the state's index need a second
+    prediction of each row, which they share.
     """
 
     kernel: Filter
@@ -32,13 +32,13 @@ class RowFilter(NamedTuple):
     beside: tuple[str, ...] = ()
 
     def run(self, states: KeyStates, rows: SortedRows) -> tuple[KeyStates, Outputs]:
-        """Return what `kalman.run` does, and `beside` among the extra outputs."""
+        """Return the result of `kalman.run`, with the outputs `beside` among its extra outputs."""
         watch = RowFigures(self.kernel, states, rows, self._figures) if self._figures else None
         after, outputs = run(self.kernel, states, rows, self.unit, watch)
         return after, self._with(states, rows, outputs, {} if watch is None else watch.found())
 
     def smoothed(self, states: KeyStates, rows: SortedRows) -> tuple[Outputs, Smoothed]:
-        """Return what `kalman.smoothers.smooth` does, and `beside` among the extra outputs of the filter.
+        """Return the result of `kalman.smoothers.smooth`, with `beside` among the filter's extra outputs.
 
         Raises:
             ModelError: the filter cannot be smoothed.
@@ -50,7 +50,7 @@ class RowFilter(NamedTuple):
     def smoothed_pieces(
         self, states: KeyStates, rows: SortedRows
     ) -> Iterator[tuple[Indices, Outputs, Smoothed]]:
-        """Yield the results of `smoothed` in pieces, each with the indices (N,) of its rows; in bounded memory.
+        """Yield the results of `smoothed` in pieces, each with the indices (N,) of its rows, in bounded memory.
 
         Raises:
             ModelError: the filter cannot be smoothed.
@@ -62,22 +62,22 @@ class RowFilter(NamedTuple):
 
     @property
     def _figures(self) -> list[str]:
-        """Return the extras that take a second prediction of each row."""
+        """Return the extras that need a second prediction of each row."""
         return [name for name in self.beside if name != STATE_INDEX]
 
     def _with(
         self, states: KeyStates, rows: SortedRows, outputs: Outputs, found: dict[str, NDArray[np.float64]]
     ) -> Outputs:
-        """Return the outputs of rows after these states, with what is beside them."""
+        """Return the outputs of rows with the outputs `beside` added; `states` are those before the rows."""
         if STATE_INDEX in self.beside:
             found = {**found, STATE_INDEX: state_indices(states, rows, outputs)}
         return outputs._replace(extra={**outputs.extra, **found}) if found else outputs
 
 
 def state_indices(states: KeyStates, rows: SortedRows, outputs: Outputs) -> NDArray[np.float64]:
-    """Return how many of its key's rows are in the state after each row, (1, N); NaN where the row is late.
+    """Return the number of the key's rows in the state after each row (1, N); NaN for a late row.
 
-    states: before the rows. A flagged row is not in the state, so that it has the number of the row before it.
+    states: states before the rows. A flagged row is not in the state, so it has the number of the row before it.
     """
     applied = np.cumsum((outputs.flag == 0) & ~outputs.late)
     starts = np.flatnonzero(starts_of(rows.key))

@@ -1,9 +1,9 @@
 """The ids of the rows that a bucket has applied, as far back as a duplicate may still come.
 
-An entry is a key, an id and a time; a duplicate has one too, as the next duplicate is compared with it. Entries are
-stored in the same blocks as the states of their keys, so that a micro-batch reads and writes those of its own keys.
-An entry is removed when no row can come any more that is near enough in time. To keep it longer changes nothing, since
-times are compared.
+An entry is a key, an id and a time. A duplicate also makes an entry, as the next duplicate is compared with it. Entries
+have the same block numbers as the states of their keys, so a micro-batch reads and writes only entries of its keys. An
+entry is removed when no future row can be near enough in time. A longer life of an entry changes nothing, since times
+are compared.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Ints = NDArray[np.int64]
 
 
 def ids_layout(kind: KeyKind, row_id: RowId) -> Layout:
-    """Return the layout of entries: 24 bytes where key and id are whole numbers, 32 or 40 where they are texts."""
+    """Return the layout of entries: 24 bytes if key and id are integers, 32 or 40 if one or both are texts."""
     columns = (*kind.identity_columns, Column("time", "<i8"), Column("id", "<i8", row_id.width))
     return Layout(columns, text=False)
 
 
 def ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
-    """Return how a model's row ids are stored in the stream's state, None where its rows have none."""
+    """Return the storage format of a model's row ids in the stream's state, or None if its rows have no ids."""
     if fmt.row_id is None:
         return None
     meaning = {
@@ -57,7 +57,7 @@ def ids_format(spec: ModelSpec, fmt: RowFormat) -> StateFormat | None:
 
 
 def entries_of(keyed: KeyedRows, which: Bools | None = None) -> Records:
-    """Return the entries of the rows with an id, or of some of them, ordered by route."""
+    """Return the entries of the rows with an id, ordered by route; the mask `which` selects rows."""
     assert keyed.ids is not None
     named = keyed.ids.arrays["named"].astype(bool)
     taken = np.flatnonzero(named if which is None else named & which)
@@ -67,19 +67,20 @@ def entries_of(keyed: KeyedRows, which: Bools | None = None) -> Records:
 
 
 def in_reach(entries: Records, within: int, floor: int, floors: Ints | None = None) -> Bools:
-    """Return which entries (N,) of whole keys a future row may repeat.
+    """Return which entries (N,) a future row may repeat; `entries` has all entries of its keys.
 
     Args:
-        entries: ordered by route.
-        within: how far apart the times of a row and its duplicate may be, in microseconds.
+        entries: entries ordered by route.
+        within: maximum difference between the times of a row and its duplicate, in microseconds.
         floor: no future row is earlier than this time; `NEVER` if unknown.
-        floors: (N,) the same for each entry's key; by default the key's newest entry.
+        floors: (N,) the same limit for each entry's key; by default the key's newest entry.
     """
     time = entries.arrays["time"]
     if len(time) == 0:
         return np.zeros(0, bool)
     if floors is None:
-        # Entries of keys that share a route may alternate; each stretch then counts as a key, and more is kept.
+        # Entries of keys that share a route may alternate; each run of equal keys then counts as a key, and more
+        # entries are kept.
         starts = starts_of(*(entries.arrays[name] for name in ("route", "check") if name in entries.arrays))
         newest = np.maximum.reduceat(time, np.flatnonzero(starts))
         floors = newest[np.cumsum(starts) - 1]
@@ -91,9 +92,9 @@ class Compared(NamedTuple):
     """Rows that were compared with the entries of their keys.
 
     rows: N rows of K keys
-    floors: (K,) event time before which a row of each key is late, `NEVER` where none is
-    repeats: (N,) which of them repeat another
-    present, entries: block numbers of the keys, and their entries
+    floors: (K,) event time before which a row of each key is late, or `NEVER`
+    repeats: (N,) which rows repeat another row
+    present, entries: block numbers of the keys, and the entries of the blocks
     """
 
     rows: KeyedRows
@@ -109,7 +110,7 @@ class Compared(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """Rows after the check: those that are `kept`, packets of the duplicates, and what `remember` needs."""
+    """Rows after the check: the `kept` rows, packets of the duplicates, and the comparison for `remember`."""
 
     kept: KeyedRows
     duplicates: Sequence[Packet] = ()
@@ -120,7 +121,7 @@ class RowIdCheck:
     """The check for rows without ids: it keeps all rows and remembers nothing."""
 
     index = LastSeenIndex()
-    """For each block of entries the time of the oldest one."""
+    """Time of the oldest entry of each block."""
 
     def seed(self, packets: Iterable[bytes]) -> None:
         """Add the entries of a snapshot."""
@@ -130,22 +131,22 @@ class RowIdCheck:
         return rows, ()
 
     def check(self, keyed: KeyedRows, *states: Records) -> Checked:
-        """Compare rows with those remembered and with each other.
+        """Compare rows with remembered rows and with each other.
 
         Args:
             keyed: the rows.
-            states: state records; a row that is older than its key's state is late. Of several the last ones count.
+            states: state records; a row older than its key's state is late. If several have a key, the last is used.
         """
         return Checked(keyed)
 
     def remember(self, checked: Checked, keyed: KeyedRows, outputs: Outputs, floor: int | None) -> None:
-        """Remember the ids of the rows that were checked and not refused, and remove entries that are out of reach.
+        """Remember the ids of the checked rows that were not refused, and remove entries that are out of reach.
 
         Args:
             checked: the result of `check`.
-            keyed: the rows that were filtered.
-            outputs: of these rows.
-            floor: no future row is earlier than this time; None: each key has its own, by its state.
+            keyed: the filtered rows.
+            outputs: the filter's outputs for these rows.
+            floor: no future row is earlier than this time; None: the state of each key sets its limit.
         """
 
     def sweep(self, floor: int) -> None:
@@ -173,7 +174,7 @@ class DuplicateIds(RowIdCheck):
         return some_rows(keyed, np.flatnonzero(~repeats)), [self._packet(keyed, repeats)]
 
     def check(self, keyed: KeyedRows, *states: Records) -> Checked:
-        """Compare rows with those remembered and with each other."""
+        """Compare rows with remembered rows and with each other."""
         compared = self._compare(keyed, newest_times(keyed.keys, *states))
         repeats = compared.repeats
         if not repeats.any():
@@ -182,11 +183,11 @@ class DuplicateIds(RowIdCheck):
         return Checked(kept, [self._packet(keyed, repeats)], compared)
 
     def remember(self, checked: Checked, keyed: KeyedRows, outputs: Outputs, floor: int | None) -> None:
-        """Remember the ids of the rows that were checked and not refused, and remove entries that are out of reach."""
+        """Remember the ids of the checked rows that were not refused, and remove entries that are out of reach."""
         assert checked.compared is not None
         compared = checked.compared
         rows, present = compared.rows, compared.present
-        # Rows of a key without a state are refused, duplicates too.
+        # Rows of a key without a state are refused, and so are their duplicates.
         routes = keyed.keys.arrays["route"][keyed.rows.key[without_state(outputs)]]
         bad = np.isin(rows.keys.arrays["route"], routes)[rows.rows.key]
         entries = merged(compared.entries, entries_of(rows, ~compared.late & ~bad))
@@ -201,7 +202,7 @@ class DuplicateIds(RowIdCheck):
     def sweep(self, floor: int) -> None:
         """Remove entries of silent keys.
 
-        A block is read when its oldest entry is twice as old as it has to be: at most once in `within`.
+        A block is read when its oldest entry is more than twice `within` older than `floor`: at most once in `within`.
         """
         present = self.index.expired_before(NEVER if floor == NEVER else floor - 2 * self.within)
         if len(present) == 0:

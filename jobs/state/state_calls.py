@@ -1,11 +1,11 @@
 """Pipelined calls of a map in Spark's state. Private protocol: see docs/decisions/0052.
 
-Each call of the state's client is a message over a socket and waits for the answer: with some hundreds of blocks a
+Each call of the state's client sends a message over a socket and waits for the answer. With some hundreds of blocks per
 micro-batch, most of the time goes into switching between the two processes. The server answers requests in their order,
 so this module sends many requests and then reads the answers.
 
 It uses the protocol of the pinned PySpark (`pyspark.sql.streaming.map_state_client`) below its public interface. A map
-without such a client (of PySpark's tester, or of another release) is called one by one.
+without such a client (of PySpark's tester, or of another release) gets single calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState
 
 AT_ONCE = 256
-"""Requests that are sent before answers are read. Either the requests are short or the answers are, so this number of
-them does not fill the socket's buffers in both directions, which would be a deadlock."""
+"""Number of requests that are sent before answers are read. Requests or answers are short, so this number does not fill
+the socket's buffers in both directions, which would be a deadlock."""
 
 _OK, _EMPTY = 0, b""
 
 
 def get_all(state: MapState, keys: Iterable[int]) -> Iterator[Any]:
-    """Yield the values of a map of one integer to one column, None where there is none, in the order of the keys."""
+    """Yield values of a map of one integer to one column in the order of `keys`, None for a missing key."""
     client = client_of(state)
     if client is None:
         for key in keys:
@@ -59,7 +59,7 @@ def put_all(state: MapState, values: Iterable[tuple[int, Any]]) -> None:
 
 
 def client_of(state: MapState) -> Any:
-    """Return the client of a map, None if it has none with the expected methods."""
+    """Return the client of a map, or None if it lacks the expected methods."""
     client = getattr(getattr(state, "_mapStateClient", None), "_stateful_processor_api_client", None)
     known = ("sockfile", "pickleSer", "_receive_proto_message")
     return client if all(hasattr(client, name) for name in known) else None
@@ -69,7 +69,7 @@ def _ask(client: Any, state: MapState, requests: Iterator[dict[str, Any]]) -> It
     """Yield the answers to calls of a map.
 
     Raises:
-        PySparkRuntimeError: the server says that a call failed.
+        PySparkRuntimeError: a call failed on the server.
     """
     while batch := list(islice(requests, AT_ONCE)):
         for one in batch:

@@ -1,8 +1,8 @@
 """State values as compressed ASCII text. Private format of the state: see docs/decisions/0052.
 
-Spark's state server pickles what a Python operator reads. It writes bytes as a string of one character each, built one
-by one and encoded as UTF-8: some 30 nanoseconds a byte, most of what a micro-batch's state costs. It copies ASCII text
-as memory. So values are compressed with LZ4, and every seven bytes become eight characters of seven bits.
+Spark's state server pickles the values that a Python operator reads. It turns bytes into a string of characters, which
+it encodes as UTF-8: some 30 nanoseconds per byte, most of the cost of a micro-batch's state. It copies ASCII text as
+memory. So values are compressed with LZ4, and every seven bytes become eight characters of seven bits.
 
 A checkpoint of release 0.1 keeps its states as bytes: the types of a checkpoint cannot change.
 """
@@ -19,8 +19,8 @@ _CODEC = "lz4_raw"
 _SIZES = struct.Struct("<II")
 _GROUP = 7
 
-# From 56 bits at the low end of eight bytes to seven bits in each byte, by halves: bits that stay, bits that move up,
-# and by how many places.
+# Spread the 56 low bits of eight bytes to seven bits per byte, by halves: mask of the bits that stay, mask of the bits
+# that move up, and the number of places.
 _HALVES = tuple(
     (np.uint64(stays), np.uint64(moves), np.uint64(by))
     for stays, moves, by in (
@@ -32,7 +32,7 @@ _HALVES = tuple(
 
 
 class DamagedText(ValueError):
-    """A text of the state is damaged, or not a text of `to_text`."""
+    """A text of the state is damaged, or was not made by `to_text`."""
 
 
 def to_text(value: bytes) -> str:
@@ -45,7 +45,7 @@ def of_text(text: str) -> bytes:
     """Return the bytes of a text.
 
     Raises:
-        DamagedText: it is cut short, or not a text of `to_text`.
+        DamagedText: the text is cut short, or was not made by `to_text`.
     """
     try:
         whole = _gathered(text)
@@ -82,7 +82,7 @@ def _spread(value: bytes) -> str:
 
 
 def _gathered(text: str) -> bytes:
-    """Return the bytes that `_spread` was given, with the padding."""
+    """Invert `_spread`; return the bytes with the padding."""
     bits: NDArray[np.uint64] = np.frombuffer(text.encode("ascii"), "<u8")
     for stays, moves, by in reversed(_HALVES):
         bits = (bits & stays) | ((bits >> by) & moves)

@@ -1,1 +1,1 @@
-"""The log of drivers: who drives what; launching, watching and stopping. Airflow imports it: no Spark, no NumPy."""
+"""The log of drivers; launch, watch and stop drivers. Airflow imports this room: no Spark, no NumPy."""

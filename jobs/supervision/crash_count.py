@@ -1,7 +1,7 @@
 """Count consecutive drivers that crashed before committing a micro-batch, so that restarts can stop. Spark-free.
 
-Progress is read from the checkpoints themselves: the newest committed micro-batch. So neither the manner of a crash nor
-a restart of the process that counts changes the number.
+Progress is the newest committed micro-batch in the checkpoints. So neither the cause of a crash nor a restart of the
+counting process changes the number.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from jobs.supervision.driver_log import Crashes, DriverLog
 from jobs.supervision.driver_status import LIVE, DriverStatus
 
 SOUND = timedelta(hours=1)
-"""A driver that lived this long did not crash at its start, even if no row came for it to commit."""
+"""A driver that lived this long did not crash at its start, even if it had no row to commit."""
 
 
 class CrashCounter:
@@ -33,7 +33,7 @@ class CrashCounter:
         """Count a crash; return how many consecutive drivers have crashed without progress.
 
         Args:
-            error: what is known of the crash. `before_start` was called before this driver was started.
+            error: text about the crash. The caller must have called `before_start` before it started this driver.
             lived: seconds that the driver lived.
         """
         known, done = self.log.crashes(), self.committed()
@@ -43,7 +43,7 @@ class CrashCounter:
         return crashes.count
 
     def committed(self) -> dict[str, int]:
-        """Return the newest committed micro-batch of each checkpoint of the log's last driver, -1 for none."""
+        """Return the newest committed micro-batch, or -1, of each checkpoint of the log's last driver."""
         live = [one for one in self.log.drivers() if one.status == LIVE]
         if not live:
             return {}
@@ -56,6 +56,6 @@ class CrashCounter:
 
 
 def give_up_reason(crashes: int, status: DriverStatus) -> str:
-    """Return in words why no further driver is started."""
+    """Return a sentence with the reason why no further driver is started."""
     drivers = "a driver has" if crashes == 1 else f"{crashes} drivers in a row have"
     return f"{drivers} crashed before a micro-batch was committed, the last: {status.text()}"

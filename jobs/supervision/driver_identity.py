@@ -15,14 +15,14 @@ import psutil
 from jobs.core import clock
 
 LEASE_SECONDS = float(os.environ.get("KALMAN_LEASE_SECONDS") or 90.0)
-"""A driver on another machine counts as dead when its heartbeat is older than this."""
+"""A driver on another machine is treated as dead if its heartbeat is older than this."""
 
 HEARTBEAT_SECONDS = LEASE_SECONDS / 3
 LIVENESS_SECONDS = min(5.0, LEASE_SECONDS / 6)
-"""How often a driver renews its sign of life in the log of drivers, and reads there whether to stop."""
+"""Interval at which a driver renews its sign of life in the log of drivers and looks for a request to stop."""
 
 ORPHAN_SECONDS = 60.0
-"""How long a start waits for the Spark process of a driver that was killed."""
+"""Maximum time that a start waits for the end of a killed driver's Spark process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,19 @@ class DriverIdentity:
 
     @property
     def here(self) -> bool:
-        """Tell whether the process is of this machine."""
+        """Return whether the process runs on this machine."""
         return self.host == machine()
 
     def alive(self, heartbeat: datetime | None) -> bool:
-        """Tell whether the driver runs: by its processes on this machine, elsewhere by its heartbeat."""
+        """Return whether the driver runs: by its processes on this machine, by its heartbeat on others."""
         if self.here:
             return started_at(self.pid) == self.started or started_at(self.jvm) == self.jvm_started
         return heartbeat is not None and is_fresh(heartbeat, LEASE_SECONDS)
 
     def alive_after_waiting(self, heartbeat: datetime | None) -> bool:
-        """Tell whether the driver runs, after giving the processes of a killed one the time to end.
+        """Return whether the driver runs, after a wait in which the processes of a killed driver can end.
 
-        Spark's process ends by itself once its Python has gone; until then it could still write.
+        Spark's process ends by itself after its Python process; until then it could still write.
         """
         deadline = time.monotonic() + ORPHAN_SECONDS
         while self.alive(heartbeat):
@@ -77,24 +77,24 @@ class DriverIdentity:
 
 
 def machine() -> str:
-    """Return this machine's name: KALMAN_HOST, where containers share a name, else the host's."""
+    """Return this machine's name: KALMAN_HOST if set (containers may share a name), else the host's name."""
     return os.environ.get("KALMAN_HOST") or socket.gethostname()
 
 
 def is_fresh(heartbeat: datetime, seconds: float) -> bool:
-    """Tell whether a heartbeat is less than `seconds` old.
+    """Return whether a heartbeat is less than `seconds` old.
 
-    A heartbeat further in the future than that is stale: the clock was set back since, and a live driver has written
-    another one by the new time. Where two machines' clocks really differ that much, a live driver is replaced, and the
-    fence keeps the replaced one from writing.
+    A heartbeat that is more than `seconds` in the future is stale: the clock was set back, and a live driver would have
+    written a newer heartbeat. If the clocks of two machines really differ that much, a live driver is replaced, and the
+    fence keeps it from writing.
     """
     return abs((clock.now() - heartbeat).total_seconds()) < seconds
 
 
 def started_at(pid: int) -> float | None:
-    """Return the start time of a process, or None if it has ended; with the process id it names one process.
+    """Return the start time of a process, or None if it has ended; id and start time identify a process.
 
-    On Linux in seconds since the machine's own start, as setting the clock changes the time of day.
+    On Linux the time is in seconds since the machine's boot, as the time of day changes when the clock is set.
     """
     try:
         process = psutil.Process(pid)

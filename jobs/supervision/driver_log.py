@@ -1,8 +1,8 @@
-"""The log of drivers: a small file for each driver that has held a stream's lease, kept after its end too.
+"""The log of drivers: a small file for each driver that has held a stream's lease, kept after its end.
 
-The lease itself is in the table of generations. These files give the same facts, cheaply, to processes without Spark:
-who drives, when it last gave a sign of life, how it ended. Each driver writes only its own file, named by its epoch, so
-that no driver overwrites the record of a later one; a file of a later epoch tells a driver that it has lost its lease.
+The lease is in the table of generations. These files give the same facts, cheaply, to processes without Spark: the
+driver, its last sign of life, and how it ended. Each driver writes only the file with its epoch in the name, so that no
+driver overwrites the record of a later driver. A driver has lost its lease if there is a file of a later epoch.
 
     <warehouse>/_leases/<model>/<generation>/<epoch>.json    a driver from start to end
     <warehouse>/_leases/<model>/<generation>/<epoch>.stop    a request that it finish its micro-batch and stop
@@ -31,14 +31,14 @@ FOLDER = "_leases"
 LAUNCHES = "launches"
 HOLD, CRASHES = "hold.json", "crashes.json"
 KEPT = 100
-"""Drivers of a generation that the log keeps."""
+"""Number of drivers per generation that the log keeps."""
 
 STOPPED, CAUGHT_UP, FAILED, LOST = "stopped", "caught up", "failed", "lost"
 """How a driver ends: by a request; with nothing left to do; by an error; because another driver has its lease or its
 generation is retired. A killed driver records nothing."""
 
 QUERIES = "queries"
-"""The entry of a driver's rules that lists its queries, where it drives others than its generation's own."""
+"""The entry of a driver's rules that lists its queries, if it drives other queries than its generation's."""
 
 R = TypeVar("R", bound="Record")
 
@@ -52,7 +52,7 @@ class Record:
 
     @classmethod
     def parse(cls: type[R], content: bytes | None) -> R | None:
-        """Parse a file's content; None if there is no file, or it is not complete yet."""
+        """Parse a file's content; return None if the file is missing or not yet complete."""
         try:
             values: dict[str, Any] = json.loads(content or b"")
             known = [one for one in fields(cls) if one.name in values]  # pyright: ignore[reportArgumentType]
@@ -63,11 +63,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class DriverRecord(Record):
-    """One driver of a generation, from the moment that it had the lease.
+    """One driver of a generation, from the time when it got the lease.
 
-    beat_at: its last sign of life; how: it ended (`STOPPED`, ...); rules: the fields of the spec that decided what
-    became of rows (`jobs.lineage.compatibility.row_rules`), or `QUERIES`; suspect: the latest earlier epoch whose
-    driver had recorded no end when this one began (`jobs.lineage.leases`), 0 if none, None in records that do not say.
+    beat_at: its last sign of life; how: the kind of its end (`STOPPED`, ...); rules: the fields of the spec that decide
+    how rows are processed (`jobs.lineage.compatibility.row_rules`), or `QUERIES`; suspect: the latest earlier epoch
+    without a recorded end when this driver began (`jobs.lineage.leases`), 0 if none, None in old records.
     """
 
     model: str
@@ -91,15 +91,15 @@ class DriverRecord(Record):
 
     @property
     def queries(self) -> list[str] | None:
-        """Return the names of its queries, which are those of their checkpoints; None: its generation's own."""
+        """Return the names of its queries and their checkpoints; None: it drives the query of its generation."""
         return (self.rules or {}).get(QUERIES)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord(Record):
-    """A driver's process as its launcher saw it: before it has a lease, and its exit code.
+    """The launcher's record of a driver's process: its start, before it has a lease, and its exit code.
 
-    keeper: the process that writes this record.
+    keeper: id of the process that writes this record.
     """
 
     token: str
@@ -125,7 +125,7 @@ class LaunchRecord(Record):
 class Hold(Record):
     """A request that no driver be started automatically, for a time or until `resume`.
 
-    crashes: consecutive crashed drivers, where restarts were given up; run: the Airflow run that gave up.
+    crashes: number of consecutive crashed drivers if restarts were given up; run: the Airflow run that gave up.
     """
 
     reason: str
@@ -135,7 +135,7 @@ class Hold(Record):
     run: str | None = None
 
     def over(self, now: datetime) -> bool:
-        """Tell whether it has expired."""
+        """Return whether the hold has expired."""
         return self.until is not None and now >= self.until
 
 
@@ -176,7 +176,7 @@ class DriverLog:
         return cls(warehouse.files(f"{FOLDER}/{model}"), model)
 
     def drivers(self) -> list[DriverRecord]:
-        """Return the latest driver of each generation, in the order in which they began."""
+        """Return the latest driver of each generation, in the order of their start."""
         found = []
         for generation in self.files.names(""):
             if generation in (LAUNCHES, HOLD, CRASHES):
@@ -187,9 +187,9 @@ class DriverLog:
         return sorted((one for one in found if one is not None), key=lambda one: one.began_at)
 
     def next_time(self) -> datetime:
-        """Return the current time, or a later one that is after the beginning of every known driver and launch.
+        """Return the current time, or a later time after the start of every known driver and launch.
 
-        So the last one to begin stays last in the log even if the clock was set back.
+        So the driver that starts last stays last in the log even if the clock was set back.
         """
         began = [one.began_at for one in (*self.drivers(), *self.launches())]
         return max([clock.now(), *(at + timedelta(microseconds=1) for at in began)])
@@ -203,7 +203,7 @@ class DriverLog:
         return next(reversed(self.history(generation)), None)
 
     def launches(self) -> list[LaunchRecord]:
-        """Return the launches that the log still has, oldest first."""
+        """Return the launches in the log, oldest first."""
         return sorted(self._all(LaunchRecord, LAUNCHES), key=lambda one: one.began_at)
 
     def _all(self, kind: type[R], folder: str) -> list[R]:
@@ -217,7 +217,7 @@ class DriverLog:
         return LaunchRecord.parse(self.files.read(f"{LAUNCHES}/{token}.json"))
 
     def overtaken(self, generation: str, epoch: int) -> bool:
-        """Tell whether a driver of a later epoch has the generation."""
+        """Return whether a driver of a later epoch has the generation's lease."""
         return any(name > f"{epoch:08d}.stop" for name in self.files.names(generation))
 
     def write(self, record: DriverRecord | LaunchRecord) -> None:
@@ -230,11 +230,11 @@ class DriverLog:
         self.files.write(record.name.removesuffix("json") + "stop", stop.text())
 
     def asked_to_stop(self, record: DriverRecord | LaunchRecord) -> Stop | None:
-        """Return the request that a driver stop, if there is one."""
+        """Return the request that a driver stop, or None."""
         return Stop.parse(self.files.read(record.name.removesuffix("json") + "stop"))
 
     def hold(self) -> Hold | None:
-        """Return the hold that is in force."""
+        """Return the hold in force, or None."""
         found = Hold.parse(self.files.read(HOLD))
         return None if found is None or found.over(clock.now()) else found
 

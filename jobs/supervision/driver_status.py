@@ -1,4 +1,4 @@
-"""The status of a model's driver, from the log of drivers: whether one runs, or how the last one ended. Spark-free."""
+"""The status of a model's driver, from the log of drivers: running, or how the last driver ended. Spark-free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.supervision.driver_identity import DriverIdentity, machine, started_at
 from jobs.supervision.driver_log import DriverLog, DriverRecord, LaunchRecord
 
 START = timedelta(minutes=10)
-"""A driver that was launched on another machine and gave no sign of life for this long has not started."""
+"""A driver launched on another machine has failed to start if it gave no sign of life for this long."""
 
 NONE, STARTING, RUNNING, SILENT, ENDED = "none", "starting", "running", "silent", "ended"
 LIVE = "live"
@@ -30,9 +30,9 @@ def resume_command(verb: str, model: str) -> str:
 class DriverStatus:
     """The status of a model's driver.
 
-    state: none (there never was one), starting, running, silent (its process runs here but gives no sign of life), or
-    ended; exit_code: None if it was killed, or ended where no launcher saw it; how: as in `DriverRecord`; seconds: from
-    its beginning to its last sign of life.
+    state: none (there never was a driver), starting, running, silent (its process runs on this machine but gives no
+    sign of life), or ended; exit_code: None if it was killed, or no launcher recorded its end; how: as in
+    `DriverRecord`; seconds: time from its start to its last sign of life.
     """
 
     state: str
@@ -45,12 +45,12 @@ class DriverStatus:
 
     @property
     def driven(self) -> bool:
-        """Tell whether a driver runs or starts."""
+        """Return whether a driver runs or starts."""
         return self.state in (STARTING, RUNNING)
 
     @property
     def killed(self) -> bool:
-        """Tell whether it ended without recording how."""
+        """Return whether the driver ended without a record of its end."""
         return self.state == ENDED and self.how is None and (self.exit_code is None or self.exit_code < 0)
 
     def text(self) -> str:
@@ -100,10 +100,10 @@ def driver_status(log: DriverLog) -> DriverStatus:
 
 
 def state_of(driver: DriverRecord) -> str:
-    """Return whether a driver is running, silent or ended.
+    """Return the state of a driver: running, silent or ended.
 
-    A driver on another machine without a fresh heartbeat counts as ended: the lease lets the next driver begin, and the
-    fence keeps this one from writing.
+    A driver on another machine without a fresh heartbeat is treated as ended: the lease lets the next driver begin, and
+    the fence keeps this driver from writing.
     """
     if driver.ended_at is not None:
         return ENDED
@@ -116,7 +116,7 @@ def state_of(driver: DriverRecord) -> str:
 
 
 def processes(owner: DriverIdentity) -> list[int]:
-    """Return the ids of a driver's processes that still run."""
+    """Return the process ids of a driver's running processes."""
     pairs = ((owner.pid, owner.started), (owner.jvm, owner.jvm_started))
     return [pid for pid, started in pairs if started_at(pid) == started]
 
@@ -130,7 +130,7 @@ def _starting(launch: LaunchRecord) -> bool:
 
 
 def _has_process(launch: LaunchRecord) -> bool:
-    """Tell whether a launch has not ended and its process or its launcher runs on this machine."""
+    """Return whether a launch has not ended and its process or its launcher runs on this machine."""
     if launch.ended_at is not None or launch.host != machine():
         return False
     pairs = ((launch.pid, launch.started), (launch.keeper, launch.keeper_started))

@@ -1,9 +1,9 @@
-"""Start a driver that outlives the process that starts it, and record how it ends.
+"""Start a driver that outlives its parent process, and record how it ends.
 
-`python -m jobs.supervision.launcher ROOT MODEL TOKEN LOG ABOUT -- COMMAND...` runs the command as its child in a
-session of its own. It writes the child's process id to the log of drivers (`jobs.supervision.driver_log`), and after
-the child's end its exit code and its last `error:` line. If the launcher is killed the driver runs on, and its end is
-seen from its process alone.
+`python -m jobs.supervision.launcher ROOT MODEL TOKEN LOG ABOUT -- COMMAND...` runs the command as a child process in a
+new session. It writes the child's process id to the log of drivers (`jobs.supervision.driver_log`), and after the
+child's end its exit code and its last `error:` line. If the launcher is killed, the driver runs on, and only its
+process shows its end.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def detach(
 
     Args:
         root: the warehouse's root.
-        model: the name of the log of drivers (`jobs.supervision.driver_status.log_name`).
+        model: name of the log of drivers (`jobs.supervision.driver_status.log_name`).
         command: the program and its arguments.
-        environment: all of its variables.
-        log: file for its output.
-        folder: its working directory.
-        about: text that the launch's record keeps.
+        environment: all environment variables of the command.
+        log: file for the command's output.
+        folder: working directory of the command.
+        about: description for the launch's record.
 
     Raises:
         UserError: the command could not be started.

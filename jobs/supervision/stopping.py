@@ -1,4 +1,4 @@
-"""Ask a driver to stop, and wait until it has."""
+"""Request that a driver stop, and wait for its end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ POLL_SECONDS = 0.5
 
 
 def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
-    """Stop the driver of a model's stream, monitor or skill query, and wait; return its status before. Idempotent.
+    """Stop the driver of a model's stream, monitor or skill query, and wait; return its former status. Idempotent.
 
     Raises:
-        UserError: it has not ended in time, or gives no sign of life.
+        UserError: the driver has not ended in time, or gives no sign of life.
     """
     before = status = driver_status(log)
     request_stop(log, status, reason)
@@ -32,17 +32,17 @@ def end_driver(log: DriverLog, longest: timedelta, reason: str) -> DriverStatus:
         time.sleep(POLL_SECONDS)
         status = driver_status(log)
         if status.launch != before.launch or status.driver is not None and before.driver is None:
-            request_stop(log, status, reason)  # it has its lease only now, or another driver has begun
+            request_stop(log, status, reason)  # it has only now got its lease, or another driver has begun
     return before
 
 
 def is_there(status: DriverStatus) -> bool:
-    """Tell whether a driver runs or starts, with or without a sign of life."""
+    """Return whether a driver runs or starts, with or without a sign of life."""
     return status.driven or status.state == SILENT
 
 
 def request_stop(log: DriverLog, status: DriverStatus, reason: str) -> None:
-    """Write a request to stop for a driver that runs or starts, unless it has one."""
+    """Write a request to stop for a driver that runs or starts, unless there is a request."""
     for record in (status.driver, status.launch):
         if status.driven and record is not None and log.asked_to_stop(record) is None:
             log.ask_to_stop(record, reason)
