@@ -1,7 +1,7 @@
-"""Give pairs of forecasts and later rows what a model with control or inputs needs: the rows between, the key's inputs.
+"""Add rows and inputs to pairs of forecasts and later rows, for models with control or inputs.
 
-The control of a row is what acted since the row before it, so a forecast goes through every row of the key up to the
-later one, as `forecast --future` does. The rows are those of the measurements table, at the time of the scoring.
+The control of a row acted since the preceding row. So a forecast passes through every row of the key up to the later
+row, as `forecast --future` does. The rows come from the measurements table at the time of scoring.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SPAN = ["key", "made_at", "event_time"]
 def with_inputs(warehouse: Warehouse, spec: ModelSpec, pairs: DataFrame) -> DataFrame:
     """Return a micro-batch's pairs with `ROWS` if the model has control, and with `INPUTS` if it has inputs.
 
-    The inputs are those of the newest version of their table; NaN for a key without any.
+    The inputs come from the newest version of their table; a key without inputs has NaN.
     """
     kind = key_kind(spec.key, warehouse.read(measurements(spec.name)).schema)
     if spec.control:

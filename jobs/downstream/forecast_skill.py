@@ -54,24 +54,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForecastScorer(LiveQueries):
-    """One run of forecast scoring."""
+    """One run that scores forecasts."""
 
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
     sources: dict[str, Manifest | None] = field(default_factory=dict)
-    """The snapshot whose learned parameters each generation's forecasts take; None: it has none."""
+    """Snapshot of the learned parameters for each generation's forecasts; None: it has no snapshot."""
     is_outer: bool = True
-    """Whether forecasts that no row has matched are found."""
+    """Whether the join returns unmatched forecasts."""
     with_state: bool = False
-    """Whether the pairs have the filter's states."""
+    """Whether the pairs contain the filter's states."""
     by_mixture: bool = False
-    """Whether modes are forecast from their mixture's mean and covariance, as in earlier releases."""
+    """Whether modes are forecast from the mixture's mean and covariance, as in earlier releases."""
 
     label = "the forecast skill"
 
     def start(self) -> list[StreamingQuery]:
-        """Start the one query."""
+        """Start the single query."""
         table = self.warehouse.read(estimates(self.spec.name))
         if MEASURED not in table.columns:
             raise UserError(
@@ -88,7 +88,7 @@ class ForecastScorer(LiveQueries):
         spark.conf.set(
             "spark.sql.shuffle.partitions", _partitions(self.warehouse, self.spec, query.checkpoint)
         )
-        # Spark keeps the policy in the checkpoint; another policy is another definition, with a checkpoint of its own.
+        # Spark keeps the policy in the checkpoint; another policy is another definition, with a separate checkpoint.
         spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", self.section.watermark_policy)
         measurements = len(self.spec.measurement)
         origins, actuals = self.source(query), self.source(query, 1)
@@ -99,7 +99,7 @@ class ForecastScorer(LiveQueries):
         origins, actuals = (_of_generations(rows, plan, measurements) for rows in (origins, actuals))
         pairs = pair_rows(origins, actuals, self.section, self.is_outer)
         own = self._key_parameters(plan)
-        if plan.controls or plan.inputs:  # needs tables as they are when the micro-batch runs
+        if plan.controls or plan.inputs:  # reads tables as they are when the micro-batch runs
             self.sink.score = lambda found: score_pairs(
                 with_inputs(self.warehouse, self.spec, found), plan, own
             )
@@ -110,7 +110,10 @@ class ForecastScorer(LiveQueries):
         return [running]
 
     def _check_without_states(self, are_there: bool) -> None:
-        """Refuse a model that needs the filter's states, if the query was begun without; are_there: in the table."""
+        """Refuse a model that needs the filter's states if the query began without them.
+
+        are_there: whether the table has states.
+        """
         if not needs_state(self.spec):
             return
         name, why = self.spec.name, "without which this kind of filter cannot be forecast"
@@ -129,7 +132,7 @@ class ForecastScorer(LiveQueries):
         self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
-        """Return how to forecast with each generation that is counted and has the spec's measurements.
+        """Return the forecasting plan for each counted generation that has the spec's measurements.
 
         Raises:
             UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
@@ -162,12 +165,12 @@ class ForecastScorer(LiveQueries):
         return ScoringPlan(kernels, self.spec.unit_us, steps, self.section.probability, begins, *widths)
 
     def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
-        """Return the snapshot whose parameters a generation's forecasts take, and these parameters.
+        """Return the snapshot with the parameters for a generation's forecasts, and these parameters.
 
-        manifest: the snapshot that the generation began from, whose parameters are those of its estimates.
+        manifest: the snapshot that the generation began from, with the parameters of its estimates.
 
         Raises:
-            UserError: the named snapshot does not exist, or is of another model than the generation's.
+            UserError: the named snapshot does not exist, or belongs to another model.
         """
         wanted = self.section.snapshot
         if wanted is None:
@@ -186,7 +189,7 @@ class ForecastScorer(LiveQueries):
         return found, found.parameters
 
     def _key_parameters(self, plan: ScoringPlan) -> DataFrame | None:
-        """Return generation, key and `parameters` of the keys with parameters of their own; None: there are none."""
+        """Return generation, key and `parameters` of the keys with learned parameters; None if there are none."""
         parts = [
             key_parameters(self.warehouse, self.spec.name, name, source)
             for name, source in self.sources.items()
@@ -195,7 +198,7 @@ class ForecastScorer(LiveQueries):
         return reduce(DataFrame.unionByName, parts) if parts else None
 
     def progress_text(self) -> str:
-        """Return how many forecasts were scored."""
+        """Return the number of scored forecasts as text."""
         return "" if self.sink is None else f"{self.sink.rows:,} forecasts scored"
 
     def report(self, seconds: float) -> Report:
@@ -241,7 +244,7 @@ class ForecastScorer(LiveQueries):
 
 @dataclass
 class Scores:
-    """The `foreachBatch` function of scored forecasts."""
+    """The `foreachBatch` function that stores scored forecasts."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -251,7 +254,7 @@ class Scores:
     rows: int = 0
     unmatched: int = 0
     score: Callable[[DataFrame], DataFrame] = lambda found: found
-    """Scores a micro-batch's pairs, where the query has not done so."""
+    """Scores a micro-batch's pairs, if the query has not scored them."""
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
         """Append a micro-batch's rows. Idempotent."""
@@ -272,7 +275,7 @@ class Scores:
 
 
 def key_parameters(warehouse: Warehouse, model: str, generation: str, source: Manifest) -> DataFrame:
-    """Return generation, key and `parameters` of the keys of a snapshot that have learned their own."""
+    """Return generation, key and `parameters` of a snapshot's keys with learned parameters."""
     rows = read_rows(warehouse, source.snapshot_id, model)
     return rows.select(F.lit(generation).alias("generation"), "key", F.col("extras")[FIELD].alias(FIELD))
 
@@ -282,7 +285,7 @@ def named(
 ) -> DataFrame:
     """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
 
-    batch_id: the micro-batch, None: the rows are of no stream.
+    batch_id: the micro-batch; None for rows of history.
     """
     lengths = [length / 1e6 for length in section.lengths]
 
@@ -310,7 +313,7 @@ def summary_of(
 ) -> list[dict[str, Any]]:
     """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
 
-    table: of the scored forecasts.
+    table: table of the scored forecasts.
     """
     if not warehouse.exists(table):
         return []
@@ -333,7 +336,7 @@ def summary_of(
 
 
 class Unmatched(NamedTuple):
-    """The forecasts that no row has matched: how many, of how many keys; the keys with the most, with their number."""
+    """Unmatched forecasts: their number, the number of their keys, and the keys with the most, with their number."""
 
     forecasts: int
     keys: int
@@ -341,7 +344,7 @@ class Unmatched(NamedTuple):
 
 
 def unmatched_of(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill, table: str) -> Unmatched:
-    """Return the forecasts of a table that no row has matched, a forecast of all measurements counted once."""
+    """Return a table's unmatched forecasts; a forecast of several measurements counts once."""
     if not warehouse.exists(table):
         return Unmatched(0, 0, [])
     mine = (F.col("definition") == section.definition()) & F.col("actual").isNull()
@@ -370,7 +373,7 @@ def _unmatched_lines(found: Unmatched | None, table: str) -> list[str]:
 
 
 def skill_line(one: dict[str, Any], probability: float) -> str:
-    """Return the scores of a measurement and horizon (`summary_of`) in words."""
+    """Return a line of text with the scores of a measurement and horizon (`summary_of`)."""
 
     def number(name: str) -> str:
         return "-" if one[name] is None or not math.isfinite(one[name]) else f"{one[name]:.4g}"
@@ -384,7 +387,7 @@ def skill_line(one: dict[str, Any], probability: float) -> str:
 
 
 def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
-    """Tell if two specs have the same measurements, controls, inputs and unit of time."""
+    """Return whether two specs have the same measurements, controls, inputs and unit of time."""
     return (one.measurement, one.control, one.input_names, one.time_unit) == (
         other.measurement,
         other.control,
@@ -394,7 +397,7 @@ def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
-    """Leave out estimates of generations with other measurements."""
+    """Remove estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
@@ -406,7 +409,7 @@ def _partitions(warehouse: Warehouse, spec: ModelSpec, checkpoint: str) -> int:
 
 
 def _dropped(query: StreamingQuery) -> int:
-    """Return how many rows were late by the watermark, in the micro-batches that Spark still remembers."""
+    """Return how many rows came after the watermark, in the micro-batches that Spark still remembers."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
         for progress in query.recentProgress

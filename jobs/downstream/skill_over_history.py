@@ -1,4 +1,4 @@
-"""Score forecasts made from the estimates of a history, in one batch pass, with the code of the live query."""
+"""Score forecasts from a history's estimates in one batch pass, with the code of the live query."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 
 def skill_history(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill) -> Report:
-    """Score the forecasts that follow from a model's history, and replace those of the same section.
+    """Score the forecasts from a model's history, and replace the scores of the same section.
 
-    Forecasts of later than the newest row are not due, and left out.
+    Forecasts for times after the newest row are not due, and are left out.
 
     Raises:
-        UserError: there is no history, it lacks the measurements, or no run of it is of this spec.
+        UserError: the model has no history, the history lacks the measurements, or no run in it used this spec.
     """
     rows = history_of(warehouse, spec.name)
     if MEASURED not in rows.columns:
@@ -72,10 +72,10 @@ def skill_history(warehouse: Warehouse, spec: ModelSpec, section: ForecastSkill)
 
 
 def _runs(warehouse: Warehouse, spec: ModelSpec, rows: DataFrame) -> dict[str, Manifest | None]:
-    """Return the runs of this very spec whose estimates the table has, with the snapshots that they took.
+    """Return the runs with exactly this spec whose estimates are in the table, and the snapshot of each.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such run.
     """
     known = {one.run: one for one in runs_of(warehouse, estimates_history(spec.name))}
     there = {row["generation"] for row in rows.select("generation").distinct().collect()}
@@ -99,7 +99,7 @@ def _plan(
     runs: dict[str, Manifest | None],
     rows: DataFrame,
 ) -> ScoringPlan:
-    """Return how to forecast with each run's parameters."""
+    """Return the forecasting plan with each run's parameters."""
     kind = key_kind(spec.key, rows.schema)
     kernels: dict[str, Any] = {}
     begins: dict[str, GroupBegin] = {}
