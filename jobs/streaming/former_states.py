@@ -1,4 +1,4 @@
-"""Continue a stream whose states have format 1 as a generation of format 2.
+"""Continue a stream whose states have format 1 as a generation of format 2, before anything else is written.
 
 Releases before 0.3.0 used format 1. There, attempts of a micro-batch write files with the same names, and a frozen
 driver may overwrite them at any time. So this release only reads such states, at the last committed micro-batch, and

@@ -43,7 +43,7 @@ COUNTS = (
 landed: rows of all keys; rows: rows of the sampled keys; equal: estimates that are equal to the bit; close: estimates
 that are equal only within the tolerance; unrecorded: late rows that are no longer in quarantine; undecided: keys whose
 rows of one time may have been replayed in another order; states: states that are equal to the bit; numerics,
-states_numerics: estimates and states that may differ because they were filtered with other numerics
+states_numerics: estimates and states that differ, with the excuse that they were filtered with other numerics
 (`kalman.NUMERICS`).
 """
 

@@ -40,10 +40,11 @@ class Part(NamedTuple):
 class Fates(NamedTuple):
     """Outcomes of N landed rows, E estimates and R refused rows.
 
-    refusal, estimate: (N,) position of each row's refusal and estimate, -1: none waits: (N,) whether each row waits for
-    the watermark batch: (N,) micro-batch that applied each row, according to its estimate doubled, strange: (E,)
-    estimates that follow the first estimate of their row, and estimates without a row baseless: (R,) refusals without a
-    landed row
+    refusal, estimate: (N,) position of each row's refusal and estimate, -1: none
+    waits: (N,) whether each row waits for the watermark
+    batch: (N,) micro-batch that applied each row, according to its estimate
+    doubled, strange: (E,) estimates that follow the first estimate of their row, and estimates without a row
+    baseless: (R,) refusals without a landed row
     """
 
     refusal: Ints

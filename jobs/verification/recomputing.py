@@ -66,14 +66,18 @@ class Kind(IntEnum):
 class Recipe(NamedTuple):
     """How to recompute the keys of a generation; sent to the executors.
 
-    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`) kind, estimates: formats of keys and estimates
+    kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`)
+    kind, estimates: formats of keys and estimates
     measured, controls, landed: number of measurements and of controls in a row, and number of both that were landed
-    stored: NumPy type in which states are stored in_order: whether rows are applied by event time, independent of their
-    micro-batch replays: whether a row may have corrected estimates; the last one counts forgets: whether maintenance
-    may have removed rows from quarantine apply_late: whether a late row is applied at its state's time has_end: whether
-    to compare the states at the end; expired_before: states older than this may have expired since: estimates of
-    earlier event times are recomputed, but not compared tolerance: relative difference that does not count numerics:
-    version of the numerics with which the generation began
+    stored: NumPy type in which states are stored
+    in_order: whether rows are applied by event time, independent of their micro-batch
+    replays: whether a row may have corrected estimates; the last one counts
+    forgets: whether maintenance may have removed rows from quarantine
+    apply_late: whether a late row is applied at its state's time
+    has_end: whether to compare the states at the end; expired_before: states older than this may have expired
+    since: estimates of earlier event times are recomputed, but not compared
+    tolerance: relative difference that does not count
+    numerics: version of the numerics with which the generation began
     """
 
     kernel: Filter
@@ -265,7 +269,7 @@ class _Check(NamedTuple):
         return Findings.of(*firsts, **integers)
 
     def _by_numerics(self, taken: Bools) -> Bools:
-        """Return the keys that may differ because the generation began with other numerics.
+        """Return the keys whose differences are excusable because the generation began with other numerics.
 
         taken: keys that began with their offered state.
         """
@@ -278,7 +282,7 @@ class _Check(NamedTuple):
         return explained
 
     def _undecided(self, applied: Ints, compared: Comparison, ends: Comparison | None) -> Bools:
-        """Return the keys that may differ: among late rows of one time, some had left the replay window."""
+        """Return the keys with excusable differences: of late rows with one time, some had left the replay window."""
         size, code = len(self.keys), self.rows.code[applied]
         wrong = np.bincount(code[compared.differ], minlength=size) > 0
         if ends is not None:

@@ -162,9 +162,7 @@ class StreamForeverOperator(BaseOperator):
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
     def _ended_as_intended(self, status: DriverStatus) -> bool:
-        """Return whether a driver ended as intended: on request, because its generation was retired, or with exit code
-        0.
-        """
+        """Return whether a driver ended as intended: on request, by retirement of its generation, or with success."""
         if status.state == SILENT:
             return False
         log = self._log()
