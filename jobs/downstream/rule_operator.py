@@ -59,7 +59,7 @@ RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
     """Return the number of buckets of keys, which the first start of the query `name` fixes.
 
-    A file beside the query's checkpoint stores this number, and the rules that define the meaning of the states.
+    The file `_monitor/<model>/<name>.json` stores this number, and the rules that define the meaning of the states.
     """
     files = warehouse.files(f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
