@@ -19,7 +19,7 @@ from kalman_dags.verb_dag import verb_dag
 
 
 def input_field(spec: ModelSpec) -> Param:
-    """Return the form's field for what is landed; it has to be filled in where the spec names nothing to land."""
+    """Return the form's field for the input to land; it is required if the spec names no input."""
     path, source = spec.airflow.ingest.path, spec.source
     empty = f" (empty: {path or (source and source.title)})" if path or source else ""
     says: dict[str, Any] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from kalman_dags import continuous, specs
 
-# Airflow takes for DAGs only files that have both words in them: airflow, dag.
+# Airflow only parses files that contain both words: airflow, dag.
 
 for one in specs.kept_running("monitor"):
     continuous.for_ever(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kalman_dags import continuous, specs
 
-# Airflow takes for DAGs only files that have both words in them: airflow, dag.
+# Airflow only parses files that contain both words: airflow, dag.
 
 for one in specs.run_at_times("skill"):
     continuous.following(one, "skill", __doc__, f"How good the forecasts of {one.name} are", does="compare")

@@ -27,7 +27,7 @@ NO_SNAPSHOT = (" has no snapshot that a stream can start from",)
 
 
 def schedule(spec: ModelSpec) -> Any:
-    """Return when the stream runs: on a new snapshot, and at its times or on landing, as the spec says."""
+    """Return the stream's schedule: on a new snapshot, and at its times or on landing, as the spec defines."""
     snapshots, cron = dag_defaults.snapshots(spec.name), spec.airflow.stream.schedule
     if spec.airflow.stream.on_landing:
         return snapshots | dag_defaults.measurements(spec.name)
@@ -65,7 +65,7 @@ def build(spec: ModelSpec) -> DAG:
         },
         flags=["{{ '--allow-missing-estimates' if params.allow_missing_estimates else '' }}"],
         finish_on_kill=True,
-        # The first landing wakes pretrain too, whose snapshot wakes the stream again.
+        # The first landing also starts pretrain, whose snapshot starts the stream again.
         too_early=NO_SNAPSHOT if spec.airflow.stream.on_landing else (),
         pool=dag_defaults.pool("stream", spec.name),
         outlets=[dag_defaults.estimates(spec.name)],

@@ -44,29 +44,29 @@ from kalman_dags.operator import KalmanOperator
 MODES = (BLUE_GREEN, "stop-start", "retrain", "repartition")
 
 COMPARISON = ("compared on ", "gain per row: ", "answer: ", "verdict: ", "lag: ", "report: ")
-"""The lines of the comparison that a person sees where the driver's report cannot be read."""
+"""Prefixes of the comparison's lines that a person sees if the driver's report is unreadable."""
 
 REFUSALS = {
     " was not promoted; ": "In Airflow: start this DAG again when more rows have come, or tick Force in the form of "
     "its approval, or of the run"
 }
-"""Words of a refusal that a retry would only repeat, and its remedy: a person decides, or more rows have to come."""
+"""Words of a refusal that a retry would only repeat, and the remedy: a person decides, or more rows must arrive."""
 
 AFTER_A_CHOICE = TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS
 
 
 def goes_on(params: Mapping[str, Any], dag_run: Any) -> bool:
-    """Return whether a run is more than a dry run."""
+    """Return whether a run continues after the preview, because it is not a dry run."""
     return str(dag_run.run_type).endswith("scheduled") or not params["dry_run"]
 
 
 def task_of_mode(params: Mapping[str, Any]) -> str:
-    """Return the task that takes the new version live."""
+    """Return the task that makes the new version live."""
     return "promote" if params["mode"] == BLUE_GREEN else "switch_over"
 
 
 def lagging(ti: Any, params: Mapping[str, Any], otherwise: str) -> str:
-    """Return the task that follows the shadow: `catch_up` if the live stream lags it, else `otherwise`."""
+    """Return the task after `shadow`: `catch_up` if the live stream lags the shadow, else `otherwise`."""
     found = ti.xcom_pull(task_ids="shadow") or {}
     lags = found.get("data", {}).get("live_lags") or any(
         line.startswith("lag: ") for line in found.get("lines", ())
@@ -75,20 +75,20 @@ def lagging(ti: Any, params: Mapping[str, Any], otherwise: str) -> str:
 
 
 def evidence(ti: Any, params: Mapping[str, Any], model: str) -> str:
-    """Return what a person sees who is asked for approval."""
+    """Return the evidence for the person who approves."""
     preview, shadow, again = (ti.xcom_pull(task_ids=task) for task in ("preview", "shadow", "compare"))
     root = dag_defaults.airflow_root()
     return approval.body(model, params["mode"], preview, again or shadow, bool(again), root)
 
 
 def forced(ti: Any, params: Mapping[str, Any]) -> str:
-    """Return the flag that promotes whatever the comparison says, if the form of the run or of the approval says so."""
+    """Return the flag that promotes despite the comparison, if the form of the run or of the approval sets it."""
     answer = ti.xcom_pull(task_ids="approve") or {}
     return "--force" if params["force"] or (answer.get("params_input") or {}).get("force") else ""
 
 
 def force_field() -> Param:
-    """Return the form's field that promotes a version whatever its comparison says."""
+    """Return the form's field that promotes a version despite its comparison."""
     return dag_defaults.flag(
         "Force", "Of mode blue-green: promote it whatever the comparison says, or without a row to compare."
     )
@@ -132,7 +132,7 @@ def _verb(spec: ModelSpec, task: str, flags: list[str], **more: Any) -> KalmanOp
 
 
 def _catch_up(spec: ModelSpec) -> KalmanOperator:
-    """Return the task that lets the live stream catch up; a driver that runs already does so by itself."""
+    """Return the task that lets the live stream catch up; a running driver already does so."""
     pool: dict[str, Any] = (
         {} if spec.airflow.stream.continuous else {"pool": dag_defaults.pool("stream", spec.name)}
     )
@@ -149,9 +149,9 @@ def _catch_up(spec: ModelSpec) -> KalmanOperator:
 
 
 def _tasks(spec: ModelSpec) -> None:
-    """Make the DAG's tasks, in the context of the DAG."""
+    """Make the DAG's tasks, inside the DAG's context."""
     automatic = spec.upgrade.automatic
-    # Without a person, rows that are not enough to tell are a reason to wait, not a failure.
+    # Without a person, too few rows to decide are a reason to wait, not a failure.
     flags = ["{{ forced(ti, params) }}", *(["--needed"] if automatic else [])]
     live = {"outlets": [dag_defaults.estimates(spec.name)]}
     compares = ["{{ '--no-promote' if params.mode == 'blue-green' else '--dry-run' }}"]

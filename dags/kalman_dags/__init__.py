@@ -1,1 +1,1 @@
-"""Code shared by the DAG files: the operators, their launchers and trigger, common arguments, and the pools."""
+"""Shared code of the DAG files: operators, launchers and trigger, common arguments, and pools."""

@@ -1,4 +1,4 @@
-"""What a person sees who is asked to let a new version take over: the evidence as Markdown, and the report."""
+"""Evidence for the person who approves a new version: text as Markdown, and the report."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def body(
 
     Args:
         model: name of the model.
-        mode: of the upgrade.
-        preview: the report of the dry run (`Outcome`); None if it is not known.
-        shadow: the report of the last comparison; None likewise.
-        caught_up: whether the live stream was let catch up before that comparison.
-        root: path of Airflow's address, in front of links.
+        mode: mode of the upgrade.
+        preview: report of the dry run (`Outcome`); None if unknown.
+        shadow: report of the last comparison; None if unknown.
+        caught_up: whether the live stream caught up before that comparison.
+        root: path prefix of Airflow's address for links.
     """
     data = (shadow or {}).get("data") or {}
     parts = [
@@ -74,13 +74,13 @@ def _verdict(data: Mapping[str, Any], root: str) -> list[str]:
 
 
 def _said(shadow: Mapping[str, Any] | None) -> list[str]:
-    """Return the driver's own lines where its report could not be read (it ran in a cluster, or compares nothing)."""
+    """Return the driver's output lines if its report is unreadable (it ran in a cluster, or made no comparison)."""
     lines: Sequence[str] = (shadow or {}).get("lines") or []
     return ["```\n" + "\n".join(lines) + "\n```"] if lines else []
 
 
 def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
-    """Return what lag has to do with the rows compared."""
+    """Return lines about the effect of lag on the compared rows."""
     found = []
     if caught_up:
         found.append(
@@ -99,7 +99,7 @@ def _catching_up(data: Mapping[str, Any], caught_up: bool) -> list[str]:
 
 
 def _changes(data: Mapping[str, Any]) -> list[str]:
-    """Return what the new version loses and gains: states, keys, parameters."""
+    """Return lines about states, keys and parameters that the new version loses and gains."""
     change = data.get("change") or {}
     before, after = change.get("before") or {}, change.get("after") or {}
     lost, gained = (
@@ -127,7 +127,7 @@ def _changes(data: Mapping[str, Any]) -> list[str]:
 
 
 def _decision(model: str, mode: str, data: Mapping[str, Any], root: str) -> list[str]:
-    """Return what the answers do, and where to look further."""
+    """Return lines about the effect of each answer, and about further sources of information."""
     if mode != BLUE_GREEN:
         return [
             f"Approve: `{mode}` ends the live generation and begins the new one, without a comparison. Reject: nothing "
@@ -172,4 +172,4 @@ SIDES = (
     ("keys whose mean innovation is outside its bounds", "bias_outside", ".1%"),
     ("rows flagged", "flagged", ","),
 )
-"""What is compared side by side: its title, its name in the report's numbers, and how it is shown."""
+"""Figures compared side by side: title, name in the report's data, and number format."""

@@ -1,4 +1,4 @@
-"""What the events of a model's assets carry: what the verb has reported, and the interval as a partition."""
+"""Extras of a model's asset events: the verb's report, and the interval as a partition."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from airflow.sdk import Asset, Context
 from kalman_dags.outcome import Outcome
 
 BY_INTERVAL = "/by-interval"
-"""End of the URI of an asset whose events carry the beginning of the run's data interval as their partition."""
+"""Suffix of an asset's URI; its events have the start of the run's data interval as their partition."""
 
 
 def tell(context: Context, outlets: Sequence[Any], outcome: Outcome) -> None:
-    """Give the events of a task's assets their extra, and those of an asset by interval their partition."""
+    """Set the extra of a task's asset events, and the partition of an asset by interval."""
     events: Any = context.get("outlet_events")
     if events is None:  # outside of Airflow
         return
@@ -29,7 +29,7 @@ def tell(context: Context, outlets: Sequence[Any], outcome: Outcome) -> None:
 
 
 def interval_of(dag_run: Any) -> str | None:
-    """Return the beginning of a run's data interval, ISO 8601 in UTC; None of a run by hand, which has none."""
+    """Return the start of a run's data interval, ISO 8601 in UTC; None for a run by hand, which has no interval."""
     start, end = getattr(dag_run, "data_interval_start", None), getattr(dag_run, "data_interval_end", None)
     if start is None or start == end:
         return None

@@ -18,11 +18,11 @@ def following(spec: ModelSpec, verb: str, module_doc: str | None, description: s
     """Make the DAG that runs a model's monitor or skill query, on its schedule or after the stream.
 
     Args:
-        spec: of the model.
-        verb: monitor or skill; the task's and the pool's name too.
+        spec: spec of the model.
+        verb: monitor or skill; also the name of the task and the pool.
         module_doc: docstring of the DAG's file.
-        description: of the DAG.
-        does: what it does with the estimates that are there, for the form.
+        description: description of the DAG.
+        does: verb of the form's sentence about the present estimates.
     """
     cron = specs.section(spec, verb).schedule
     adopts = verb == "monitor" and spec.monitor is not None and bool(spec.monitor.rules)

@@ -1,4 +1,4 @@
-"""The event times that decide a run of `pretrain` or `estimate`: from the form, else from the data interval."""
+"""Event times of a run of `pretrain` or `estimate`: from the form, or else from the data interval."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 FORMER = {"from": "first", "to": "last"}
-"""Names of the form's fields of `estimate` until release 0.2."""
+"""Names of the fields in the form of `estimate` until release 0.2."""
 
 
 def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | None) -> str:
-    """Return the version of the measurements up to which history is taken: the form's, else that of the landing.
+    """Return the last version of the measurements in the history: from the form, or else from the landing.
 
     Args:
-        params: the form.
-        events: by asset, those that have started the run; Airflow keeps them with it, so that a run that is cleared has
-            the same version.
+        params: values of the form.
+        events: events by asset that started the run; Airflow stores them with it, so a cleared run gets the same
+            version.
 
     Returns:
-        Empty where neither names one, or the form names an instant.
+        Empty if neither names a version, or the form names an instant.
     """
     if params["to_version"] is not None:
         return str(params["to_version"])
@@ -30,10 +30,10 @@ def to_version(params: Mapping[str, Any], events: Mapping[Any, Sequence[Any]] | 
 
 
 def as_of(params: Mapping[str, Any], dag_run: Any, events: Mapping[Any, Sequence[Any]] | None = None) -> str:
-    """Return the run's cut, ISO 8601: the form's, else the data interval's end, else the run's start.
+    """Return the run's cut, ISO 8601: from the form, or else the data interval's end, or else the run's start.
 
-    All three are stored with the run, so a run that is cleared has the same cut. A run whose
-    form, or landing, names a version has none: the version is its cut.
+    All three are stored with the run, so a cleared run has the same cut. If the form or the landing names a version,
+    the version is the cut, and this function returns an empty text.
     """
     if to_version(params, events):
         return ""
@@ -48,7 +48,7 @@ def learn_from(
     window_us: int | None,
     events: Mapping[Any, Sequence[Any]] | None = None,
 ) -> str:
-    """Return the start of a run's learning window, ISO 8601: the form's, else the spec's window before the cut."""
+    """Return the start of a run's learning window, ISO 8601: from the form, or the spec's window before the cut."""
     if params["learn_from"]:
         return str(params["learn_from"])
     cut = as_of(params, dag_run, events)
@@ -58,22 +58,22 @@ def learn_from(
 
 
 def first(params: Mapping[str, Any], dag_run: Any) -> str:
-    """Return the first event time that a run of `estimate` estimates, ISO 8601; empty: all rows before its last one."""
+    """Return the first event time that a run of `estimate` estimates, ISO 8601; empty: all rows before its end."""
     return _end(_given("from", params, dag_run), dag_run, dag_run.data_interval_start)
 
 
 def last(params: Mapping[str, Any], dag_run: Any) -> str:
-    """Return the event time before which a run of `estimate` estimates rows, ISO 8601; empty: all rows."""
+    """Return the end (exclusive) of the event times that a run of `estimate` estimates, ISO 8601; empty: all rows."""
     return _end(_given("to", params, dag_run), dag_run, dag_run.data_interval_end)
 
 
 def _given(name: str, params: Mapping[str, Any], dag_run: Any) -> str | None:
-    """Return a form's instant; by the name that it had before, too, which is accepted for a release."""
+    """Return a form's instant, by its present or former name; the former name is accepted for one release."""
     return params[name] or (getattr(dag_run, "conf", None) or {}).get(FORMER[name])
 
 
 def _end(given: str | None, dag_run: Any, end: datetime | None) -> str:
-    """Return an end of a run's interval; a run by hand has an interval of no length, which stands for all rows."""
+    """Return an end of a run's interval. A run by hand has an interval of length zero, which means all rows."""
     if given:
         return str(given)
     if end is None or dag_run.data_interval_start == dag_run.data_interval_end:

@@ -17,26 +17,26 @@ from kalman_dags.asset_events import BY_INTERVAL
 from kalman_dags.places import dag_id, model_page
 
 START = datetime(2000, 1, 1, tzinfo=UTC)
-"""Earliest interval that can be backfilled; `catchup=False` keeps it from meaning anything else."""
+"""Earliest interval for backfills; because of `catchup=False` it has no other effect."""
 
 WARDEN = "kalman_stream_warden"
-"""The only DAG that belongs to no model."""
+"""The only DAG that does not belong to a model."""
 
 LONGEST = 4096
-"""Characters of a form's text, as many as a path may have."""
+"""Maximum number of characters in a form's text, equal to the maximum for a path."""
 
 log = logging.getLogger(__name__)
 
 
 def whole(pattern: str) -> str:
-    """Return a pattern for the whole of a text: by itself $ stands before a line's end, too."""
+    """Return a pattern that matches the whole text only: `$` alone also matches before a final newline."""
     return rf"^({pattern})$(?!\n)"
 
 
 def checked(param: Param) -> Param:
-    """Return a form's field that refuses text which cannot be a value: options, control characters, and too long ones.
+    """Return a form's field that refuses invalid text: options, control characters, and too many characters.
 
-    A field with a pattern or a list of values of its own keeps it.
+    A field that already has a pattern or a list of values keeps it.
     """
     if "string" not in param.schema.get("type", "string"):
         return param
@@ -57,7 +57,7 @@ def measurements(model: str) -> Asset:
 
 
 def measurements_by_interval(model: str) -> Asset:
-    """Return the asset whose events name the intervals that were landed, as partitions: what is missing shows."""
+    """Return the asset whose events name the landed intervals as partitions, so that missing intervals are visible."""
     return Asset(
         name=f"kalman_measurements_by_interval__{model}",
         uri=f"kalman://measurements/{model}{BY_INTERVAL}",
@@ -76,7 +76,7 @@ def history(model: str) -> Asset:
 
 
 def airflow_root() -> str:
-    """Return the path of Airflow's address, with which links to its pages begin; often nothing."""
+    """Return the path prefix of Airflow's address for links to its pages; often empty."""
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
@@ -86,7 +86,7 @@ def pool(verb: str, model: str) -> str:
 
 
 def trigger(does: str, ends: str = "") -> Param:
-    """Return the form's field for the trigger of a streaming query; `does` is the verb in its description."""
+    """Return the form's field for the trigger of a streaming query; `does` is the verb in the field's description."""
     return Param(
         "available-now",
         type="string",
@@ -98,7 +98,7 @@ def trigger(does: str, ends: str = "") -> Param:
 
 
 TEXT = whole(r"(?!--)[^\x00-\x1f\x7f]*")
-"""What a form's text may be: one line that is not an option."""
+"""Pattern of a form's text: one line that is not an option."""
 
 
 def text(title: str, description: str) -> Param:
@@ -112,7 +112,7 @@ def flag(title: str, description: str, default: bool = False) -> Param:
 
 
 def whole_number(title: str, description: str, least: int) -> Param:
-    """Return the form's field for a whole number of at least so much; it may stay empty."""
+    """Return the form's field for a whole number of at least `least`; it may stay empty."""
     return Param(None, type=["null", "integer"], minimum=least, title=title, description=description)
 
 
@@ -131,12 +131,12 @@ def instant(title: str, description: str) -> Param:
 
 
 def at_times(schedule: str | None) -> CronTriggerTimetable | None:
-    """Return the timetable whose runs start at the times of a cron expression, in UTC; None: by hand."""
+    """Return the timetable of runs at the times of a cron expression, in UTC; None: by hand only."""
     return CronTriggerTimetable(schedule, timezone="UTC") if schedule else None
 
 
 def intervals(schedule: str | None) -> CronDataIntervalTimetable | None:
-    """Return the timetable whose runs each cover one interval of a cron expression, in UTC; None: by hand."""
+    """Return the timetable of runs that each cover one interval of a cron expression, in UTC; None: by hand only."""
     return CronDataIntervalTimetable(schedule, timezone="UTC") if schedule else None
 
 
@@ -169,7 +169,7 @@ def arguments(
     retries: int = 2,
     params: Mapping[str, Param] | None = None,
 ) -> dict[str, Any]:
-    """Return the arguments of every family's DAG except the schedule; `params` are the fields of its form, by name."""
+    """Return the arguments of a model's DAG except the schedule; `params` are the fields of its form, by name."""
     return {
         "dag_id": dag_id(verb, spec.name),
         "dag_display_name": f"{spec.name} · {verb.replace('_', ' ')}",

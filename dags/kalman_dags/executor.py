@@ -1,6 +1,6 @@
 """Airflow's executor of local processes, with a way to revoke a task whose process was killed before it began.
 
-A task is queued until its process reports that it runs. If the process is killed before that, nothing is reported: a
+A task is queued until its process reports that it runs. If the process is killed before that, Airflow gets no report: a
 task that does not run has no heartbeat to miss. The scheduler then asks the executor to revoke a task that has been
 queued for too long (`task_queued_timeout`), and queues it again. Airflow's own local executor cannot revoke tasks, so
 the task would stay queued until the scheduler is restarted.
@@ -17,9 +17,9 @@ class Executor(LocalExecutor):
     """A LocalExecutor that can revoke a queued task."""
 
     def revoke_task(self, *, ti: Any) -> None:
-        """Forget a task that is queued and has not begun.
+        """Forget a queued task that has not begun.
 
-        If its process begins it after all, Airflow lets only one of the two attempts begin.
+        If its process begins it later, Airflow lets only one of the two attempts begin.
         """
         self.queued_tasks.pop(ti.key, None)
         self.running.discard(ti.key)

@@ -1,6 +1,6 @@
-"""OpenLineage's description of a run of a verb: the tables that it reads and writes, their rows and versions.
+"""OpenLineage description of a verb's run: the tables that it reads and writes, their rows and versions.
 
-Only imported where the provider `openlineage` is installed, which asks the operator for it.
+Only imported if the provider `openlineage` is installed; the provider asks the operator for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ READS = {
     "forecast": ("latest",),
     "export": ("estimates",),
 }
-"""The tables of a model that a verb reads, by their folder in the warehouse."""
+"""Tables of a model that a verb reads, by their folder in the warehouse."""
 
 WRITES = {
     "ingest": ("measurements",),
@@ -45,15 +45,15 @@ WRITES = {
 }
 
 SHARED = {"pretrain": ("snapshots",), "export": ("snapshots",), "verify": ("verifications",)}
-"""Tables of all models that a verb writes."""
+"""Tables shared by all models that a verb writes."""
 
 VERSIONED = ("pretrain", "estimate")
-"""Verbs whose report names the version of the measurements that they have read; `ingest` names the one it wrote."""
+"""Verbs whose report names the version of the measurements that they read; `ingest` names the version that it wrote."""
 
 
 @define
 class KalmanRunFacet(RunFacet):
-    """What the verb has reported: snapshot, generation, position, rows, log-likelihood, answer, report."""
+    """Results in the verb's report: snapshot, generation, position, rows, log-likelihood, answer, report."""
 
     verb: str
     model: str
@@ -97,7 +97,7 @@ def lineage(verb: str, options: Mapping[str, Any], outcome: Outcome) -> Operator
 
 
 def _name(table: str) -> tuple[str, str]:
-    """Return namespace and name of a table, as OpenLineage names files: `file` and the path, or scheme and host."""
+    """Return namespace and name of a table in OpenLineage's form for files: `file` and the path, or scheme and host."""
     parts = urlsplit(warehouse())
     if not parts.scheme:
         return "file", f"{warehouse().rstrip('/')}/{table}"

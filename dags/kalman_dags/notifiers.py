@@ -1,4 +1,4 @@
-"""The notifiers that a model's spec names for the approval of an upgrade: classes of Airflow's providers."""
+"""Notifiers that a model's spec names for the approval of an upgrade: classes of Airflow's providers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from airflow.sdk import BaseNotifier
 from jobs.specs.model_spec import ModelSpec
 
 ALLOWED = "airflow.providers."
-"""What may be named without further ado; KALMAN_NOTIFIERS adds modules, separated by commas."""
+"""Prefix of modules that are always allowed; KALMAN_NOTIFIERS adds modules, separated by commas."""
 
 
 def notifiers_of(spec: ModelSpec) -> list[BaseNotifier]:
     """Return the notifiers of a spec's `airflow.upgrade.notifiers`.
 
     Raises:
-        ValueError: one cannot be made, with the reason and what to do.
+        ValueError: a notifier cannot be made; the message gives the reason and the remedy.
     """
     return [_notifier(path, given) for path, given in spec.airflow.upgrade.notifiers.items()]
 
@@ -41,5 +41,5 @@ def _notifier(path: str, arguments: dict[str, Any]) -> BaseNotifier:
         raise ValueError(f"{path} is not a notifier: name a class such as SmtpNotifier")
     try:
         return found(**arguments)
-    except Exception as error:  # of a class that is not ours: its own reason is what the reader needs
+    except Exception as error:  # a foreign class: the reader needs its reason
         raise ValueError(f"{path} does not accept these arguments: {error}") from None

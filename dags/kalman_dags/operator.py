@@ -30,30 +30,31 @@ from kalman_dags.places import warehouse
 from kalman_dags.submit import CONNECTION, KalmanHook, application, package_folder, spark_environment
 
 _UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""Characters that no value has: those that control a terminal or end a text, and halves of characters."""
+"""Characters that no value may contain: control characters, and surrogates."""
 
 
 class KalmanOperator(SparkSubmitOperator):
-    """An operator that runs `kalman-pipeline VERB` as a Spark application and interprets its exit codes.
+    """Operator that runs `kalman-pipeline VERB` as a Spark application and interprets its exit codes.
 
     Args:
-        verb: the command; its application is `jobs/<verb>.py`.
-        options: option -> value (a template); an option whose value renders to nothing is left out.
-        flags: options without a value (templates); one that renders to nothing is left out.
-        finish_on_kill: when the task is killed let the driver finish its work, as a stream does with its
-            micro-batch, instead of killing the whole process tree.
-        returned: the report is the task's XCom, `{"lines": [...], "data": {...}}`; of a driver in a cluster
-            the data are empty, and the lines those of its output that begin with one of these words.
-        refusals: words of an error after which no retry can succeed, although the run began, and its remedy in Airflow:
-            the task fails at once.
-        too_early: words of an error that is none yet, as what the task needs is still being made: it is skipped.
-        wait_for_other: another driver that has the stream does this task's work: the task succeeds.
-        needs: templates of which one must give a text, and the sentence that refuses the run before Spark starts.
-        kafka: add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
+        verb: verb to run; its application is `jobs/<verb>.py`.
+        options: option -> value (a template); an option is left out if its value renders to an empty text.
+        flags: options without a value (templates); empty texts are left out.
+        finish_on_kill: when the task is killed, let the driver finish its work, such as a stream's micro-batch, instead
+            of killing the whole process tree.
+        returned: the task returns the report as XCom, `{"lines": [...], "data": {...}}`. For a driver in a cluster the
+            data are empty, and the lines are the output lines that begin with one of these words.
+        refusals: words of an error that no retry can avoid, although the run began, and the remedy in Airflow: the task
+            fails at once.
+        too_early: words of an error that only means that the task's input is not ready yet: the task is skipped.
+        wait_for_other: the task succeeds if another driver holds the stream, because that driver does the task's work.
+        needs: templates, at least one of which must render to a text, and the error sentence for a run without it,
+            before Spark starts.
+        kafka: whether to add Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`); it is fetched if missing.
 
-    Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has
-    the stream, or there is nothing to do) skips it. On a retry, though, that other driver may be the one that this
-    task has just lost, whose lease has not expired: then the task is retried, and skipped only by the last try.
+    Exit code 2 (bad input) fails the task at once, because no retry can succeed. Exit code 3 (another driver has the
+    stream, or there is nothing to do) skips it. On a retry, however, the other driver may be this task's lost driver,
+    whose lease has not expired. Then the task is retried, and skipped only by the last try.
     """
 
     template_fields = (*SparkSubmitOperator.template_fields, "options", "flags", "needed")
@@ -76,7 +77,7 @@ class KalmanOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         ui = {"spark.ui.enabled": os.environ.get("KALMAN_SPARK_UI", "false")}
-        # A durable task keeps its job id across a clear, and would then return without running again.
+        # A durable task keeps its job id after a clear, and would return without running again.
         kwargs.setdefault("durable", False)
         super().__init__(
             application=application(verb),
@@ -100,7 +101,7 @@ class KalmanOperator(SparkSubmitOperator):
         self._hook: KalmanHook | None = None
 
     def execute(self, context: Context) -> dict[str, Any] | None:
-        """Run the verb: its output is in the task's log, whose last line says how it ended."""
+        """Run the verb: its output goes to the task's log, whose last line states the outcome."""
         if not str(self.needed).strip():
             raise AirflowFailException(self.unless)
         self.application_args = self.words()
@@ -125,10 +126,10 @@ class KalmanOperator(SparkSubmitOperator):
         return self.outcome._asdict() if self.returned and self.outcome.lines else None
 
     def _explain(self, error: AirflowException, context: Context) -> None:
-        """Raise what the driver's exit code means; return where another driver does the work."""
+        """Raise the exception for the driver's exit code; return if another driver does the work."""
         code = self._hook.exit_code if self._hook else None
         said = self._hook.errors if self._hook else ""
-        # The errors below say it in a sentence: what the provider raised repeats the log.
+        # The errors below are one sentence; the provider's error repeats the log.
         if any(words in said for words in self.too_early):
             raise AirflowSkipException(f"too early: {said}") from None
         if code == INPUT_ERROR:
@@ -146,16 +147,16 @@ class KalmanOperator(SparkSubmitOperator):
         raise error
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return the tables that the verb has read and written, and what it reported, for OpenLineage."""
+        """Return the tables that the verb has read and written, and its report, for OpenLineage."""
         from kalman_dags.lineage_facets import lineage
 
         return lineage(self.verb, self.options, self.outcome)
 
     def words(self) -> list[str]:
-        """Return the verb's options, rendered: each is one word with its value, so that no value can be an option.
+        """Return the verb's options, rendered: option and value form one word, so that no value can be an option.
 
         Raises:
-            AirflowFailException: a value cannot be given to a program.
+            AirflowFailException: a value cannot be an argument of a program.
         """
         given = {option: str(value) for option, value in self.options.items() if value not in (None, "")}
         for option, value in given.items():
@@ -167,7 +168,7 @@ class KalmanOperator(SparkSubmitOperator):
         return [*(f"{option}={value}" for option, value in given.items()), *filter(None, self.flags)]
 
     def on_kill(self) -> None:
-        """Stop the driver: by SIGTERM if it may finish its work, else as the provider does."""
+        """Stop the driver: by SIGTERM if it may finish its work, or else as the provider does."""
         if self.finish_on_kill and self._hook is not None and self._hook.stop_driver(self.application):
             self.log.info("Asked the driver to stop; it finishes its micro-batch and ends by itself.")
             return

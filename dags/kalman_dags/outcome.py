@@ -1,4 +1,4 @@
-"""What a verb has reported, for Airflow: the line that matters, and the facts that an asset's event carries."""
+"""A verb's report, for Airflow: the most important line, and the facts for an asset's event."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ FACTS = (
     ),
     *("quarantined", "late", "log_likelihood", "converged", "answer", "good", "promoted", "report"),
 )
-"""The numbers and names of a report that an asset's event carries in its extra, where the verb reports them."""
+"""Numbers and names of a report that are written to the extra of an asset's event, if the verb reports them."""
 
 MATTERS = ("promoted ", "verdict: ", "estimated ", "no new rows after ", "stopped before ")
-"""Beginnings of the line that matters in a report whose first line is not that; the last one counts."""
+"""Prefixes of the most important line in a report, if it is not the first line; the last match counts."""
 
 _SECONDS = re.compile(r"[\d.,]+ s")
 
 
 class Outcome(NamedTuple):
-    """The report of a verb: its lines for a person, and its data for a program."""
+    """Report of a verb: lines for a person, and data for a program."""
 
     lines: list[str]
     data: dict[str, Any]
 
     @property
     def headline(self) -> str | None:
-        """The one line that says how it ended."""
+        """Return the line that states the outcome."""
         lines = [line for line in self.lines if not _SECONDS.fullmatch(line)]
         found = [line for line in lines if line.startswith(MATTERS)]
         return (found[-1:] or lines[:1] or [None])[0]
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What an asset's event carries."""
+        """Return the extra of an asset's event."""
         found = {name: self.data[name] for name in FACTS if self.data.get(name) is not None}
         compared = self.data.get("comparison") or {}
         numbers = {
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(file: Path, said: Sequence[str] = ()) -> Outcome:
-    """Return the report that a driver has written; of one that ran in a cluster only the lines that were seen."""
+    """Return a driver's report; for a driver in a cluster, only the output lines that were seen."""
     try:
         found: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

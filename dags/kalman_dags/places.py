@@ -1,4 +1,4 @@
-"""Where the warehouse, the specs and the pages are, by the environment; without Airflow, for its API server too."""
+"""Locate the warehouse, the specs and the pages by the environment; without Airflow, for its API server too."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from jobs.core.roots import warehouse_root
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds `dags/`: relative settings start here, as a worker's own folder means nothing."""
+"""The folder that contains `dags/`: relative settings start here, because a worker's current folder is arbitrary."""
 
 PAGES = "/kalman"
-"""Where the plugin's pages are, below the address of Airflow's API server."""
+"""Path of the plugin's pages below the address of Airflow's API server."""
 
 
 def warehouse() -> str:
-    """Return the root of the warehouse, as its verbs have it; by default a folder beside `dags/`.
+    """Return the root of the warehouse, as in its verbs; by default a folder beside `dags/`.
 
     Raises:
-        UserError: KALMAN_WAREHOUSE names a place where no warehouse can be.
+        UserError: KALMAN_WAREHOUSE is not a possible place for a warehouse.
     """
     return warehouse_root(os.environ.get("KALMAN_WAREHOUSE") or "warehouse", ROOT)
 
 
 def models() -> str:
-    """Return the folder of the model specs, by default one beside `dags/`."""
+    """Return the folder of the model specs, by default a folder beside `dags/`."""
     return str(ROOT / Path(os.environ.get("KALMAN_MODELS") or "models").expanduser())
 
 
@@ -39,7 +39,7 @@ def model_page(model: str) -> str:
 
 
 def report_page(report: str) -> str | None:
-    """Return the path at which Airflow shows a report, by the report's own path; None if it is no page of a report."""
+    """Return the path at which Airflow shows a report, given the report's path; None if it is not a report page."""
     folder, _, name = report.replace("\\", "/").rpartition("/")
     model = folder.rpartition("/")[2]
     return f"{PAGES}/reports/{model}/{name}" if model and name.endswith(".html") else None

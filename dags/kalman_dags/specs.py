@@ -1,4 +1,4 @@
-"""The model specs that the DAGs are made of: read once per parse, broken ones reported."""
+"""Read the model specs of the DAGs once per parse, and report broken specs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from kalman_dags.notifiers import notifiers_of
 from kalman_dags.places import models
 
 DRIVEN = ("stream", "monitor", "skill")
-"""Verbs that one driver at a time does, and that may run for ever."""
+"""Verbs with one driver at a time, which may run for ever."""
 
 
 def models_folder() -> Path:
-    """Return the folder of the model specs: KALMAN_MODELS, else `models` beside `dags`."""
+    """Return the folder of the model specs: KALMAN_MODELS, or else `models` beside `dags`."""
     return Path(models())
 
 
 def load_specs() -> Iterator[ModelSpec]:
-    """Yield every sound spec.
+    """Yield every valid spec.
 
-    A broken one is left out with a line in the log, so that the other models keep their DAGs;
-    `model_specs.py` raises it as an import error, which is where Airflow shows people what to mend.
+    A broken spec is left out with a line in the log, so that the other models keep their DAGs. `model_specs.py` raises
+    it as an import error, where Airflow shows people what to fix.
     """
     sound, problems = read_specs()
     for problem in problems:
@@ -69,7 +69,7 @@ def read_specs() -> tuple[list[ModelSpec], list[Problem]]:
 
 
 def _try_dag(spec: ModelSpec) -> None:
-    """Make a DAG of a spec that nobody sees: Airflow refuses some values, such as long tags, when a DAG is made."""
+    """Make a hidden DAG of a spec: Airflow refuses some values, such as long tags, when a DAG is made."""
     DAG(
         schedule=None, **dag_defaults.arguments("forever", spec, None, "", timeout=timedelta(hours=1))
     ).validate()
@@ -103,21 +103,21 @@ def _bad_settings(spec: ModelSpec) -> Iterator[Problem]:
 
 
 def driven(spec: ModelSpec) -> list[str]:
-    """Return those of `DRIVEN` that a model has."""
+    """Return the verbs of `DRIVEN` that a model uses."""
     there = {"stream": True, "monitor": spec.monitor is not None, "skill": spec.forecast is not None}
     return [verb for verb in DRIVEN if there[verb]]
 
 
 def section(spec: ModelSpec, verb: str) -> StreamDag:
-    """Return the section of the spec for the DAG of one of `DRIVEN`."""
+    """Return the spec's section for the DAG of a verb of `DRIVEN`."""
     return getattr(spec.airflow, verb)
 
 
 def kept_running(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models for which one of `DRIVEN` runs continuously."""
+    """Yield the models for which this verb of `DRIVEN` runs continuously."""
     yield from (spec for spec in load_specs() if verb in driven(spec) and section(spec, verb).continuous)
 
 
 def run_at_times(verb: str) -> Iterator[ModelSpec]:
-    """Yield the models for which one of `DRIVEN` processes what is there and ends."""
+    """Yield the models for which this verb of `DRIVEN` processes the present rows and ends."""
     yield from (spec for spec in load_specs() if verb in driven(spec) and not section(spec, verb).continuous)

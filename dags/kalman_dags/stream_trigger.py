@@ -1,4 +1,4 @@
-"""The former place of `StreamTrigger`: tasks that were deferred before it moved name this path. For one release."""
+"""Former module of `StreamTrigger`, for one release: tasks that were deferred before the move name this path."""
 
 from .supervision.trigger import StreamTrigger
 

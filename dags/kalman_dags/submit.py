@@ -33,18 +33,17 @@ NOISE = re.compile(
     r"|(OpenJDK|Java HotSpot\(TM\)) 64-Bit Server VM warning: (.*deprecated|Sharing is only supported)"
     r"|:: loading settings :: |WARNING: An illegal reflective access|(Starting )?Streaming TransformWithState|\s*$"
 )
-"""Lines of Java and Spark about themselves, and empty ones: nobody who reads a task's log can act on them."""
+"""Lines of Java and Spark about themselves, and empty lines: a reader of a task's log cannot act on them."""
 
 
 class KalmanHook(SparkSubmitHook):
     """Submit to the connection's master; without a connection to KALMAN_MASTER, else to local Spark.
 
-    If the driver runs in Kubernetes, the program and the jars are those of its image, at the same paths as
-    here.
+    If the driver runs in Kubernetes, its image has the program and the jars, at the same paths as here.
 
     Args:
-        own_session: start spark-submit outside the task's process group, so that the supervisor's signals
-            do not reach it.
+        own_session: whether to start spark-submit outside the task's process group, so that the supervisor's signals do
+            not reach it.
 
     Raises:
         UserError: the master is Kubernetes, and the provider's part for it is not installed.
@@ -62,7 +61,7 @@ class KalmanHook(SparkSubmitHook):
 
     @classmethod
     def get_connection(cls, conn_id: str) -> Any:
-        """Return the connection, or one to local Spark: the provider would submit to YARN instead."""
+        """Return the connection, or a connection to local Spark: the provider would submit to YARN instead."""
         try:
             return super().get_connection(conn_id)
         except AirflowNotFoundException:
@@ -75,18 +74,18 @@ class KalmanHook(SparkSubmitHook):
         if "k8s" in connection["master"]:
             _need_kubernetes_provider()
         if connection["master"].startswith("local") and self._env_vars is not None:
-            # Local Spark need not find out this machine's name, which fails on laptops and in containers.
+            # Local Spark does not need this machine's name, and looking it up fails on laptops and in containers.
             self._env_vars.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         return connection
 
     def _build_spark_submit_command(self, application: str) -> list[str]:
         command = super()._build_spark_submit_command(application)
-        # The provider adds these to all of this process's variables; so those that are Airflow's alone are emptied.
+        # The provider adds these to all variables of this process, so Airflow's private variables are emptied here.
         self._env = {**(self._env or {}), **{name: "" for name in os.environ if is_private(name)}}
         return command
 
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Run spark-submit to its end, in the folder that holds `dags/`, where relative paths begin."""
+        """Run spark-submit to its end in the folder that contains `dags/`: relative paths start there."""
         if self._driver_in_kubernetes:
             application = _in_image(application)
         return super().submit(application, start_new_session=self._own_session, cwd=ROOT, **kwargs)
@@ -96,22 +95,22 @@ class KalmanHook(SparkSubmitHook):
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the driver, or of spark-submit, which in client mode is the driver's; None before it ended."""
+        """Return the exit code of the driver, or of spark-submit (equal in client mode); None before the end."""
         if self._driver_in_kubernetes:
             return self._spark_exit_code
         return None if self._submit_sp is None else self._submit_sp.poll()
 
     @property
     def errors(self) -> str:
-        """The driver's own `error: ...` lines, or nothing."""
+        """Return the driver's `error: ...` lines, or an empty text."""
         return "; ".join(line[len("error: ") :] for line in self.lines(("error: ",)))
 
     def lines(self, beginnings: tuple[str, ...]) -> list[str]:
-        """Return the driver's last lines that begin with one of these."""
+        """Return the driver's last lines that begin with one of these words."""
         return [line for line in self._last_submit_log_lines if line.startswith(beginnings)]
 
     def stop_driver(self, application: str) -> bool:
-        """Send SIGTERM to the Python driver of `application` in client mode; say whether it was found."""
+        """Send SIGTERM to the Python driver of `application` in client mode; return whether it was found."""
         if self._submit_sp is None or self._submit_sp.poll() is not None:
             return False
         try:
@@ -126,9 +125,9 @@ class KalmanHook(SparkSubmitHook):
 
 
 def is_private(variable: str) -> bool:
-    """Tell whether an environment variable is for Airflow's processes alone: its settings, connections and keys.
+    """Return whether an environment variable is private to Airflow's processes: settings, connections and keys.
 
-    A driver runs functions of models, and has no use for the address and the password of Airflow's database.
+    A driver runs functions of models, and does not need the address and password of Airflow's database.
     """
     return variable.startswith(("AIRFLOW__", "_AIRFLOW", "AIRFLOW_CONN_", "AIRFLOW_VAR_"))
 
@@ -141,7 +140,7 @@ def application(verb: str) -> str:
 def spark_environment() -> dict[str, str]:
     """Return a driver's environment variables."""
     return {
-        # Workers and driver are the interpreter that Airflow runs in, and Spark is the one beside it.
+        # Workers and driver use Airflow's interpreter, and the Spark installed with it.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_HOME": str(package_folder("pyspark")),
@@ -156,7 +155,7 @@ def _in_image(path: str) -> str:
 
 
 def _need_kubernetes_provider() -> None:
-    # Without it the Spark provider would end with a NameError.
+    # Without it the Spark provider would raise a NameError.
     try:
         version(KUBERNETES_PROVIDER)
     except PackageNotFoundError:

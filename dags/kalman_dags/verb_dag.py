@@ -1,4 +1,4 @@
-"""A DAG with one task, which runs a verb for a model."""
+"""DAG with one task, which runs a verb for a model."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def verb_dag(
     """Make the DAG whose only task runs a verb for a model.
 
     Args:
-        spec: of the model.
-        name: of the task and its DAG; the verb too, unless the task's arguments name another.
+        spec: spec of the model.
+        name: name of the task and its DAG; also the verb, unless the task's arguments name another verb.
         module_doc: docstring of the DAG's file.
-        description: of the DAG.
-        timeout: of the task.
-        schedule: None: by hand.
-        params: the fields of the form, by name.
-        macros: functions of templates.
+        description: description of the DAG.
+        timeout: timeout of the task.
+        schedule: timetable of the DAG; None: by hand only.
+        params: fields of the form, by name.
+        macros: functions for templates.
         task: arguments of the `KalmanOperator`; the option `--model` is among its options.
     """
     options = {"--model": spec.name, **task.pop("options", {})}

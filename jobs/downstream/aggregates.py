@@ -1,9 +1,9 @@
-"""Aggregates of the finite readings in a window, whose bits do not depend on how its rows come in portions.
+"""Exact aggregates of the finite readings in a window, independent of how its rows are split into micro-batches.
 
-Each portion of a window's readings becomes an accumulator, and accumulators are added exactly: sums and sums of squares
-as fixed-point integers with digits of 32 bits that span all doubles (U. Kulisch, Computer Arithmetic and Validity,
-2nd ed. 2013, chapter 8), or the readings themselves where a quantile or a function needs them. The result is rounded
-once, from exact integers. No Spark.
+Each portion of a window's readings becomes an accumulator, and accumulators are added exactly. Sums and sums of squares
+are fixed-point integers with 32-bit digits that span all doubles (U. Kulisch, Computer Arithmetic and Validity, 2nd ed.
+2013, chapter 8). For a quantile or a function, the accumulator has the readings themselves. The result is rounded once,
+from exact integers. No Spark.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Ints = NDArray[np.int64]
 DIGIT = 32
 _MASK = np.int64((1 << DIGIT) - 1)
 LOWEST = -1074
-"""Exponent of two of the least double. A sum counts multiples of it, a sum of squares those of its square."""
+"""Exponent of two of the least double: the unit of a sum. A sum of squares has the square of this unit."""
 _HALF = 27
 
 
 class Aggregate(NamedTuple):
-    """An aggregate: its name, kind, level of a quantile, and the user's function of kind `function`."""
+    """Aggregate: name, kind, level of a quantile, and the user's function of kind `function`."""
 
     name: str
     kind: str
@@ -38,12 +38,12 @@ class Aggregate(NamedTuple):
 
     @property
     def needs_values(self) -> bool:
-        """Tell if sums are not enough."""
+        """Return whether the aggregate needs the readings themselves, not only sums."""
         return self.kind in ("quantile", "function")
 
 
 class Moments(NamedTuple):
-    """The exact sums of one group's readings: count, least, greatest, sum and sum of squares as integers."""
+    """Exact sums of one group's readings: count, least, greatest, sum and sum of squares as integers."""
 
     count: int
     least: float
@@ -56,11 +56,11 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
     """Return the accumulator of each group of readings.
 
     Args:
-        values: (N,) finite readings, those of a group adjacent.
+        values: (N,) finite readings; the readings of a group are adjacent.
         start: (G + 1,) group g has readings start[g] to start[g + 1] - 1.
-        keep: keep the readings, in ascending order, instead of sums.
+        keep: whether to keep the readings, in ascending order, instead of sums.
     """
-    values = values + 0.0  # the one zero: -0.0 becomes 0.0
+    values = values + 0.0  # one zero: -0.0 becomes 0.0
     count = np.diff(start)
     group = np.repeat(np.arange(len(count)), count)
     if keep:
@@ -72,7 +72,7 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
     fraction, exponent = np.frexp(values)
     mantissa = np.abs(np.ldexp(fraction, 53)).astype(np.int64)
     place = exponent.astype(np.int64) - 53 - LOWEST
-    small = np.maximum(-place, 0)  # subnormal numbers have zeros there
+    small = np.maximum(-place, 0)  # subnormal numbers have zeros in these bits
     mantissa, place = mantissa >> small, place + small
     sign = np.where(values < 0, -1, 1)
     high, low = mantissa >> _HALF, mantissa & ((1 << _HALF) - 1)
@@ -89,7 +89,7 @@ def accumulate(values: Floats, start: Ints, keep: bool) -> list[bytes]:
 
 
 def _digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) -> Ints:
-    """Return first digit's place, number of digits and digits of each group's sum of sign * part * 2^place."""
+    """Return first digit's place, number of digits, and digits of each group's sum of sign * part * 2^place."""
     first = min((int(place.min()) // DIGIT for place, _, _ in parts if len(place)), default=0)
     last = max((int(place.max()) // DIGIT for place, _, _ in parts if len(place)), default=0) + 3
     digits = np.zeros((groups, last - first), np.int64)
@@ -108,7 +108,7 @@ def _digits(groups: int, group: Ints, parts: Sequence[tuple[Ints, Ints, Ints]]) 
 
 
 def merged(parts: Sequence[bytes], keep: bool) -> bytes:
-    """Return the accumulator of all parts."""
+    """Return the accumulator that adds up all parts."""
     if len(parts) == 1:
         return parts[0]
     if keep:
@@ -126,7 +126,7 @@ def merged(parts: Sequence[bytes], keep: bool) -> bytes:
 
 
 def packed(found: Moments) -> bytes:
-    """Return an accumulator in its shortest form."""
+    """Return the shortest encoding of an accumulator."""
     head = np.array([found.count, *np.array([found.least, found.greatest]).view(np.int64)], "<i8")
     parts = [head.tobytes()]
     for number in (found.total, found.squares):
@@ -140,7 +140,7 @@ def packed(found: Moments) -> bytes:
 
 
 def moments(accumulator: bytes) -> Moments:
-    """Return the numbers of an accumulator."""
+    """Decode an accumulator into numbers."""
     numbers = np.frombuffer(accumulator, "<i8")
     least, greatest = (float(one) for one in numbers[1:3].view("<f8"))
     found, at = [], 3
@@ -153,10 +153,10 @@ def moments(accumulator: bytes) -> Moments:
 
 
 def results(accumulators: Sequence[bytes], aggregates: Sequence[Aggregate], keep: bool) -> dict[str, Floats]:
-    """Return each aggregate (G,) of groups, NaN where it is not defined: of no readings, or the spread of one.
+    """Return each aggregate (G,) of groups; NaN where it is undefined (no readings, or the spread of one reading).
 
     Raises:
-        UserError: a function fails, or returns something else than a number a group.
+        UserError: a function fails, or does not return one number per group.
     """
     values = [np.frombuffer(one, "<f8") for one in accumulators] if keep else []
     start = np.cumsum([0, *map(len, values)])
@@ -175,7 +175,7 @@ def results(accumulators: Sequence[bytes], aggregates: Sequence[Aggregate], keep
 
 
 def _quantile(values: Floats, level: float) -> float:
-    """Return a quantile of ascending readings, linear between neighbours (Hyndman & Fan 1996, type 7)."""
+    """Return a quantile of ascending readings, with linear interpolation (Hyndman & Fan 1996, type 7)."""
     return float(np.quantile(values, level)) if len(values) else math.nan
 
 

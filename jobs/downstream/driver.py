@@ -1,4 +1,4 @@
-"""The driver of a model's monitor or forecast skill, registered in the log of drivers."""
+"""Register the driver of a model's monitor or forecast skill in the log of drivers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registered_driver(
 ) -> Iterator[None]:
     """Register this process as the model's only monitor or skill driver, and renew its liveness until the end.
 
-    A stop request in the log, or a later driver, sets `stop`. The log has the verb in place of a generation.
+    A stop request in the log, or a later driver, sets `stop`. The log stores the verb in place of a generation.
 
     Raises:
         UserError: another driver runs.
@@ -56,7 +56,7 @@ def registered_driver(
                 log.write(replace(record, beat_at=clock.now()))
                 if log.asked_to_stop(record) is not None or log.overtaken(verb, epoch):
                     stop.set()
-            except Exception:  # a failed write must not end the run; the next one follows
+            except Exception:  # a failed write must not end the run; the next write follows soon
                 continue
 
     thread = threading.Thread(target=renew, name=verb, daemon=True)

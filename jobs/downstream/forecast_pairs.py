@@ -1,8 +1,7 @@
 """Pair forecasts with later measurements by a join of two streams over the estimates, with a watermark on both.
 
-An estimate is joined with the rows of its key that come one of the horizons later, and its state is then forecast to
-the exact time of such a row, for many pairs at once, by the model's own filter. A forecast uses no row after its
-estimate.
+The join pairs an estimate with a later row of its key, one of the horizons away. The model's filter then forecasts the
+estimate's state to the exact time of this row, for many pairs at once. A forecast uses no row after its estimate.
 """
 
 from __future__ import annotations
@@ -49,26 +48,26 @@ SCORED_SCHEMA = """
     inside boolean, crps double, log_score double
 """
 SHIFT = -MIN_US
-"""Added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
+"""Offset added to event times: Spark's watermark starts at 1970, and earlier rows would be late."""
 _NAMES = [part.split()[0] for part in SCORED_SCHEMA.split(",")]
 ROWS = "rows"
 """The column of pairs of a model with control, array<struct<time bigint, control array<double>>>: the key's rows after
 the estimate, up to the later row. Pairs of a model with inputs have `INPUTS` of the key."""
 _SPAN = ["key", "made_at", "event_time"]
 _LEFT_OUT = ("form", "smoothing", "storage", "sliding_log_likelihood")
-"""Parts of a definition that change how a state is stored, but not its forecasts."""
+"""Fields of a definition that change how a state is stored, but not its forecasts."""
 
 
 def has_key_parameters(kernel: Filter) -> bool:
-    """Tell if an estimate's key has parameters of its own that are not in the estimate."""
+    """Return whether keys have learned parameters that the estimates do not contain."""
     return bool(own_parameters(kernel).rows) and follows_from_moments(kernel)
 
 
 class ScoringPlan(NamedTuple):
-    """Sent to the workers: the filter of each generation, the time unit (us), each horizon's steps or None.
+    """Filter of each generation, time unit (us), and steps of each horizon or None, sent to the workers.
 
-    begins: of generations with parameters by group, the states in which keys begin, with their group's parameters.
-    controls, inputs: how many control columns the model has, and numbers that belong to a key.
+    begins: initial states of keys by group, for generations with parameters by group. controls, inputs: number of
+    control columns of the model, and of inputs of a key.
     """
 
     kernels: dict[str, Filter]
@@ -120,9 +119,9 @@ def forecasting_definition(spec: ModelSpec) -> dict[str, Any]:
 def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bool = True) -> Filter:
     """Return the filter that forecasts from an estimate.
 
-    Where mean and covariance, and the parameters of the key, are the whole state it forecasts from these; else from the
-    state itself, which the estimates have beside them (`kalman.filters.state_output`). Without it the modes of a
-    mixture are forecast from the mixture's mean and covariance, with the probabilities of a first row.
+    If mean, covariance and the key's parameters are the whole state, it forecasts from these. Otherwise it forecasts
+    from the state, which the estimates table also has (`kalman.filters.state_output`). Without this state, the modes of
+    a mixture are forecast from the mixture's mean and covariance, with the probabilities of a first row.
 
     Raises:
         UserError: the model cannot be built, does not predict its measurements, or needs the state.
@@ -145,7 +144,7 @@ def forecaster_of(spec: ModelSpec, parameters: Mapping[str, Any], with_state: bo
 
 
 def needs_state(spec: ModelSpec) -> bool:
-    """Tell if a model's forecasts need more of a key's state than mean, covariance and parameters."""
+    """Return whether a model's forecasts need more of a key's state than mean, covariance and parameters."""
     return not follows_from_moments(kalman.build(spec.definition()))
 
 
@@ -153,7 +152,7 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
     """Return the steps of each horizon, or None for a model in continuous time.
 
     Raises:
-        UserError: the model's measurements cannot be forecast from its estimates.
+        UserError: the measurements cannot be forecast from the estimates.
     """
     where = spec.source_path or spec.name
     if spec.outputs.covariance != "full" and len(spec.states) > 1 and not needs_state(spec):
@@ -173,16 +172,16 @@ def check_spec(spec: ModelSpec, section: ForecastSkill) -> tuple[int, ...] | Non
 def pair_rows(
     origins: DataFrame, actuals: DataFrame, section: ForecastSkill, with_unmatched: bool = False
 ) -> DataFrame:
-    """Join estimates with the rows of their keys that come one of the horizons later.
+    """Join estimates with later rows of their keys, one of the horizons away.
 
-    With `with_unmatched`, a forecast that no row can match any more, by the watermark, is a row too: with the time of
-    the forecast, and null for the measurements.
+    With `with_unmatched`, a forecast that no row can match any more, by the watermark, is also a row: it has the time
+    of the forecast, and null measurements.
 
     Args:
-        origins: the live estimates as a stream, the origins of the forecasts.
-        actuals: another stream of the live estimates, with the measurements.
-        section: has the horizons.
-        with_unmatched: also give the forecasts that no row has matched.
+        origins: stream of the live estimates, the origins of the forecasts.
+        actuals: second stream of the live estimates, with the measurements.
+        section: the spec's section with the horizons.
+        with_unmatched: whether to return unmatched forecasts too.
     """
     made, found = _origins(origins, section), _actuals(actuals, section)
     same = F.col("o.key") == F.col("a.key")
@@ -225,7 +224,7 @@ def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
     rows = _never_null(rows, {"key": "key", "event_time": "at", MEASURED: MEASURED})
     rows = rows.withColumn("at", F.timestamp_micros(F.unix_micros("at") + SHIFT))
     if section.tolerance_us:
-        # A forecast is in one slot and a measurement in two, so that a pair meets once and the join compares few rows.
+        # A forecast is in one slot and a measurement in two. So a pair meets once, and the join compares few rows.
         at, reach = F.unix_micros("at"), section.tolerance_us
         slots = F.array(_slot(at - reach, section), _slot(at + reach, section))
         rows = rows.withColumn("slot", F.explode(slots))
@@ -233,10 +232,10 @@ def _actuals(estimates: DataFrame, section: ForecastSkill) -> DataFrame:
 
 
 def _never_null(rows: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Return renamed columns whose schema says that they are never null, as the join stores them.
+    """Rename columns and mark them as never null in the schema, as the join stores them.
 
-    A filter lets Spark infer that a column cannot be null, except in a micro-batch without rows on this side; and Spark
-    refuses to restart from a state whose columns differ in nullability from those of the first micro-batch.
+    A filter lets Spark infer that a column cannot be null, except in a micro-batch without rows on this side. Spark
+    refuses to restart from a state if the columns' nullability differs from the first micro-batch.
     """
     none = {"string": F.lit(""), "timestamp": F.timestamp_micros(F.lit(0)), "int": F.lit(0)}
     kinds = {name: rows.schema[name].dataType.simpleString() for name in columns}
@@ -252,7 +251,7 @@ def _slot(micros: Column, section: ForecastSkill) -> Column:
 
 
 def _originals(estimates: DataFrame) -> DataFrame:
-    """Leave out corrections: forecasts are made from estimates that were available at the time."""
+    """Remove corrections: a forecast is made from an estimate that was available at its time."""
     if "correction" not in estimates.columns:
         return estimates
     return estimates.filter(~F.coalesce(F.col("correction"), F.lit(False)))
@@ -295,9 +294,9 @@ def _with_rows(model: DeployedModel[Warehouse], kind: KeyKind, pairs: DataFrame)
 
 
 def score_pairs(pairs: DataFrame, plan: ScoringPlan, own: DataFrame | None = None) -> DataFrame:
-    """Forecast the rows of `pair_rows` and score them: `SCORED_SCHEMA`, a row for each pair and measurement.
+    """Forecast and score the rows of `pair_rows`: `SCORED_SCHEMA`, a row for each pair and measurement.
 
-    own: of keys with parameters of their own: generation, key, and the field `parameters` of their states; None: none.
+    own: generation, key, and state field `parameters` of keys with learned parameters; None if there are none.
     """
     columns = (
         "key",
@@ -332,7 +331,7 @@ def _scorer(plan: ScoringPlan) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 def score(
     batch: pa.RecordBatch, kernel: Filter, plan: ScoringPlan, begin: GroupBegin | None = None
 ) -> pa.RecordBatch:
-    """Return the scored rows (`SCORED_SCHEMA`) of pairs whose estimates are of one generation."""
+    """Return the scored rows (`SCORED_SCHEMA`) of pairs whose estimates have one generation."""
     n, m, size = len(kernel.states), kernel.measurements, batch.num_rows
     made, at = (batch.column(name).to_numpy() for name in ("made_at", "event_time"))
     horizon = batch.column("horizon").to_numpy()
@@ -353,9 +352,7 @@ def score(
         variance[:, which] = variances(expected.measurement_covariance)[:, -1]
     seen = beside(kernel, y, mean)
     low, high = interval(mean, variance, plan.probability)
-    known = np.isfinite(mean) & ~np.isinf(
-        variance
-    )  # of an LMS without R the errors are known, and no variance
+    known = np.isfinite(mean) & ~np.isinf(variance)  # an LMS without R has no variance
     given = ~np.isnan(y) | unmatched
     measured = np.flatnonzero(given.T.ravel())  # pair by pair, the measurements of a pair in order
     pair = measured // m
@@ -386,7 +383,7 @@ def score(
 
 
 def _states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
-    """Return the states (size, N) that estimates have; NaN where an earlier release has written none."""
+    """Return the states (size, N) of estimates; NaN where an earlier release wrote none."""
     column = batch.column(STATE)
     there = np.flatnonzero(column.value_lengths().fill_null(0).to_numpy() == kernel.size)
     values = np.full((kernel.size, len(column)), np.nan)
@@ -395,7 +392,7 @@ def _states(batch: pa.RecordBatch, kernel: Filter) -> NDArray[np.float64]:
 
 
 def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) -> NDArray[np.float64]:
-    """Return the measurements (m, N) of pairs; NaN where nothing was measured at the time of the forecast."""
+    """Return the measurements (m, N) of pairs; NaN where there is no measurement at the time of the forecast."""
     y = np.full((m, len(column)), np.nan)
     there = np.flatnonzero(~unmatched)
     y[:, there] = matrix(column.take(pa.array(there)), m, MEASURED)
@@ -405,7 +402,7 @@ def _measurements(column: pa.ListArray, unmatched: NDArray[np.bool_], m: int) ->
 def _with_key_parameters(
     values: NDArray[np.float64], batch: pa.RecordBatch, kernel: Filter, begin: GroupBegin | None
 ) -> NDArray[np.float64]:
-    """Return states with their keys' parameters: a key's own, else those of a new key, by its group if it has one."""
+    """Return states with their keys' parameters: the key's learned ones, else those of a new key of its group."""
     own = own_parameters(kernel)
     if not own.rows:
         return values
@@ -425,9 +422,9 @@ def _with_key_parameters(
 def _steps(
     batch: pa.RecordBatch, plan: ScoringPlan, away: NDArray[np.float64], horizon: NDArray[np.int32]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]]:
-    """Yield pairs (indices) with equally many steps, with the time of each step (S, K) and its control (S, c, K).
+    """Yield pairs (indices) that need equally many steps, the time of each step (S, K) and its control (S, c, K).
 
-    With control, the steps are the rows between; a pair whose own row is not among them is left out.
+    With control, the steps are the rows between; a pair is left out if its later row is not among them.
     """
     size, inputs = batch.num_rows, None
     if plan.inputs:
@@ -452,7 +449,7 @@ def _steps(
     order = np.lexsort((*control[::-1], time, pair))
     pair, time, control = pair[order], time[order], control[:, order]
     is_own = time == at[pair]
-    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # of the row's own time, one
+    kept = ~(is_own & np.append(False, is_own[:-1] & (pair[1:] == pair[:-1])))  # one row at that time
     pair, time, control = pair[kept], time[kept], control[:, kept]
     count = np.bincount(pair, minlength=size)
     starts = np.cumsum(count) - count

@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class ForecastScorer(LiveQueries):
-    """One run of forecast scoring."""
+    """One run that scores forecasts."""
 
     section: ForecastSkill
     sink: Scores | None = None
     queries: tuple[StreamingQuery, ...] = ()
     sources: dict[str, Manifest | None] = field(default_factory=dict)
-    """The snapshot whose learned parameters each generation's forecasts take; None: it has none."""
+    """Snapshot of the learned parameters for each generation's forecasts; None: it has no snapshot."""
     is_outer: bool = True
-    """Whether forecasts that no row has matched are found."""
+    """Whether the join returns unmatched forecasts."""
     with_state: bool = False
-    """Whether the pairs have the filter's states."""
+    """Whether the pairs contain the filter's states."""
     by_mixture: bool = False
-    """Whether modes are forecast from their mixture's mean and covariance, as in earlier releases."""
+    """Whether modes are forecast from the mixture's mean and covariance, as in earlier releases."""
 
     label = "the forecast skill"
 
@@ -75,7 +75,7 @@ class ForecastScorer(LiveQueries):
         return DeployedModel(self.spec, self.warehouse)
 
     def start(self) -> list[StreamingQuery]:
-        """Start the one query."""
+        """Start the single query."""
         table = self.warehouse.read(estimates(self.spec.name))
         if MEASURED not in table.columns:
             raise UserError(
@@ -110,7 +110,10 @@ class ForecastScorer(LiveQueries):
         return [running]
 
     def _check_without_states(self, are_there: bool) -> None:
-        """Refuse a model that needs the filter's states, if the query was begun without; are_there: in the table."""
+        """Refuse a model that needs the filter's states if the query began without them.
+
+        are_there: whether the table has states.
+        """
         if not needs_state(self.spec):
             return
         name, why = self.spec.name, "without which this kind of filter cannot be forecast"
@@ -129,7 +132,7 @@ class ForecastScorer(LiveQueries):
         self.by_mixture = True
 
     def _plan(self) -> ScoringPlan:
-        """Return how to forecast with each generation that is counted and has the spec's measurements.
+        """Return the forecasting plan for each counted generation that has the spec's measurements.
 
         Raises:
             UserError: the live generation cannot be forecast, or not with the named snapshot's parameters.
@@ -156,12 +159,12 @@ class ForecastScorer(LiveQueries):
         return ScoringPlan.of(self.spec, self.section, kind, used)
 
     def _learned(self, manifest: Manifest) -> tuple[Manifest, dict[str, Any]]:
-        """Return the snapshot whose parameters a generation's forecasts take, and these parameters.
+        """Return the snapshot with the parameters for a generation's forecasts, and these parameters.
 
-        manifest: the snapshot that the generation began from, whose parameters are those of its estimates.
+        manifest: the snapshot that the generation began from, with the parameters of its estimates.
 
         Raises:
-            UserError: the named snapshot does not exist, or is of another model than the generation's.
+            UserError: the named snapshot does not exist, or belongs to another model.
         """
         wanted = self.section.snapshot
         if wanted is None:
@@ -180,7 +183,7 @@ class ForecastScorer(LiveQueries):
         return found, found.parameters
 
     def progress_text(self) -> str:
-        """Return how many forecasts were scored."""
+        """Return the number of scored forecasts as text."""
         return "" if self.sink is None else f"{self.sink.rows:,} forecasts scored"
 
     def report(self, seconds: float) -> Report:
@@ -226,7 +229,7 @@ class ForecastScorer(LiveQueries):
 
 @dataclass
 class Scores:
-    """The `foreachBatch` function of scored forecasts."""
+    """The `foreachBatch` function that stores scored forecasts."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -236,7 +239,7 @@ class Scores:
     rows: int = 0
     unmatched: int = 0
     score: Callable[[DataFrame], DataFrame] = lambda found: found
-    """Scores a micro-batch's pairs, where the query has not done so."""
+    """Scores a micro-batch's pairs, if the query has not scored them."""
 
     def __call__(self, found: DataFrame, batch_id: int) -> None:
         """Append a micro-batch's rows. Idempotent."""
@@ -278,7 +281,7 @@ def name_scores(
 ) -> DataFrame:
     """Replace numbers in scored rows (`forecast_pairs.SCORED_SCHEMA`) by names.
 
-    batch_id: the micro-batch, None: the rows are of no stream.
+    batch_id: the micro-batch; None for rows of history.
     """
     lengths = [length / 1e6 for length in section.lengths]
 
@@ -306,7 +309,7 @@ def summarise_scores(
 ) -> list[dict[str, Any]]:
     """Return scores for each measurement and horizon; `coverage` should equal the section's `probability`.
 
-    table: of the scored forecasts.
+    table: table of the scored forecasts.
     """
     if not model.warehouse.exists(table):
         return []
@@ -329,7 +332,7 @@ def summarise_scores(
 
 
 class Unmatched(NamedTuple):
-    """The forecasts that no row has matched: how many, of how many keys; the keys with the most, with their number."""
+    """Unmatched forecasts: their number, the number of their keys, and the keys with the most, with their number."""
 
     forecasts: int
     keys: int
@@ -380,7 +383,7 @@ def skill_line(one: dict[str, Any], probability: float) -> str:
 
 
 def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
-    """Tell if two specs have the same measurements, controls, inputs and unit of time."""
+    """Return whether two specs have the same measurements, controls, inputs and unit of time."""
     return (one.measurement, one.control, one.input_names, one.time_unit) == (
         other.measurement,
         other.control,
@@ -390,7 +393,7 @@ def _same_rows(one: ModelSpec, other: ModelSpec) -> bool:
 
 
 def _of_generations(rows: DataFrame, plan: ScoringPlan, m: int) -> DataFrame:
-    """Leave out estimates of generations with other measurements."""
+    """Remove estimates of generations with other measurements."""
     mine = F.col("generation").isin(*plan.kernels)
     return rows.filter(mine & (F.coalesce(F.size(MEASURED), F.lit(m)).isin(m, -1)))
 
@@ -402,7 +405,7 @@ def _partitions(model: DeployedModel[Warehouse], checkpoint: str) -> int:
 
 
 def _dropped(query: StreamingQuery) -> int:
-    """Return how many rows were late by the watermark, in the micro-batches that Spark still remembers."""
+    """Return how many rows came after the watermark, in the micro-batches that Spark still remembers."""
     return sum(
         int(operator.get("numRowsDroppedByWatermark", 0))
         for progress in query.recentProgress

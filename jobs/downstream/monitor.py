@@ -26,9 +26,9 @@ class MonitorQueries(LiveQueries):
 
     monitor: Monitor
     adopted: str | None = None
-    """The export of states with which new rules are to begin (`jobs.downstream.rule_exports`)."""
+    """Export of rule states with which new rules begin (`jobs.downstream.rule_exports`)."""
     notes: list[str] = field(default_factory=list, init=False)
-    """How the rules of adopted states have changed."""
+    """Differences between the rules and the adopted states' rules."""
     windows: Windows | None = None
     alerts: Alerts | None = None
 
@@ -62,7 +62,7 @@ class MonitorQueries(LiveQueries):
         return queries
 
     def progress_text(self) -> str:
-        """Return how many rows were added to windows, and how many alerts were raised and cleared."""
+        """Return the numbers of rows added to windows, and of alerts raised and cleared, as text."""
         parts = []
         if self.windows is not None:
             parts.append(f"{self.windows.rows:,} rows in windows")

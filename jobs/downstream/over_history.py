@@ -1,4 +1,4 @@
-"""Windows and rules over the estimates of a history, in one batch pass, with the code of the queries over live ones."""
+"""Compute windows and rules over a history in one batch pass, with the code of the live queries."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ROWS_A_BUCKET = 1_000_000
 
 
 def monitor_history(warehouse: Warehouse, spec: ModelSpec, monitor: Monitor) -> Report:
-    """Compute the windows and alerts over a model's history, and replace those of the same definition.
+    """Compute the windows and alerts over a model's history, and replace the rows of the same definition.
 
     Raises:
-        UserError: there is no history.
+        UserError: the model has no history.
     """
     rows, table = history_of(warehouse, spec.name), estimates_history(spec.name)
     lines, data = [], {"model": spec.name, "table": table, "version": warehouse.latest_version(table)}
@@ -61,7 +61,7 @@ def history_of(warehouse: Warehouse, model: str) -> DataFrame:
     """Return the estimates of a model's history.
 
     Raises:
-        UserError: there are none.
+        UserError: the history has no estimates.
     """
     table = estimates_history(model)
     if not warehouse.exists(table):
@@ -73,7 +73,7 @@ def history_of(warehouse: Warehouse, model: str) -> DataFrame:
 
 
 def events_of(spec: ModelSpec, monitor: Monitor, estimates: DataFrame) -> DataFrame:
-    """Return the alerts that estimates raise and clear (`rule_operator.OUTPUT`)."""
+    """Return alerts raised and cleared by estimates (`rule_operator.OUTPUT`)."""
     buckets = max(1, -(-estimates.count() // ROWS_A_BUCKET))
     plan, packed = rule_packets(spec, monitor, estimates, buckets)
     return packed.repartition(buckets, "bucket").mapInPandas(_events(plan), OUTPUT)
@@ -97,6 +97,6 @@ def _events(plan: RulePlan) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Da
 
 
 def replace(warehouse: Warehouse, rows: DataFrame, table: str, definition: str) -> None:
-    """Replace a definition's rows in a table, which is made if it is missing, in one commit."""
+    """Replace a definition's rows in a table in one commit; create the table if it is missing."""
     warehouse.create(table, ddl_of(rows.schema))
     warehouse.replace(rows, table, [[("definition", "=", definition)]])

@@ -1,8 +1,8 @@
-"""The queries over a model's live estimates, of its monitor and forecast skill: their names, checkpoints and tables.
+"""Names, checkpoints and tables of the queries over a model's live estimates (monitor and forecast skill).
 
 A query's name is `monitor-<model>-windows-<definition>`, `monitor-<model>-rules-<definition>` or
-`skill-<model>-<definition>`. Another definition is another query, which starts at the first estimate and leaves the
-former query's rows in the table. The rows of a definition belong to its checkpoint: without it they are computed anew.
+`skill-<model>-<definition>`. A changed definition is a new query: it starts at the first estimate and leaves the former
+query's rows in the table. The rows of a definition belong to its checkpoint: without it they are computed anew.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ MONITOR, SKILL = "monitor", "skill"
 VERBS = (MONITOR, SKILL)
 CHECKPOINTS = "checkpoints"
 APPLICATIONS = "_followers"
-"""The folder of files that map each checkpoint to the application name of its Delta transactions."""
+"""Folder of files that map each checkpoint to the application name of its Delta transactions."""
 SOURCES = 2
-"""How many sources a query may have: the skill reads the estimates as origins of forecasts, and as their outcomes."""
+"""Maximum number of sources of a query: the skill reads estimates as origins of forecasts, and as their outcomes."""
 
 _KINDS: dict[tuple[str, str], Callable[[str], str]] = {
     (MONITOR, "windows"): windows,
@@ -41,7 +41,7 @@ _KINDS: dict[tuple[str, str], Callable[[str], str]] = {
 
 
 class Query(NamedTuple):
-    """One query over the live estimates; part: windows or rules of a monitor, nothing of the skill."""
+    """Query over the live estimates; part: windows or rules of a monitor, empty for the skill."""
 
     verb: str
     part: str
@@ -50,7 +50,7 @@ class Query(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the query's name, which its checkpoint has too."""
+        """Return the query's name, which is also its checkpoint's name."""
         return f"{_prefix(self.verb, self.part, self.model)}{self.definition}"
 
     @property
@@ -82,7 +82,7 @@ def queries_of(spec: ModelSpec, verb: str) -> list[Query]:
 
 
 def query_of(model: str, folder: str) -> Query | None:
-    """Return the query of a model to which a checkpoint's folder belongs, None for any other folder."""
+    """Return a model's query with this checkpoint folder, or None if no query has it."""
     for verb, part in _KINDS:
         prefix = _prefix(verb, part, model)
         if folder.startswith(prefix):
@@ -91,16 +91,16 @@ def query_of(model: str, folder: str) -> Query | None:
 
 
 def tables_of(model: str) -> list[str]:
-    """Return the names of a model's downstream tables, existing or not."""
+    """Return the names of a model's downstream tables, whether they exist or not."""
     return [*(table(model) for table in _KINDS.values()), windows_open(model)]
 
 
 class Started(NamedTuple):
-    """How a query's checkpoint was begun, which Spark continues as it is.
+    """How a query's checkpoint began; Spark continues it unchanged.
 
     application: name of its Delta transactions
-    is_outer: the skill's join finds forecasts that no row has matched; those of earlier releases do not
-    with_state: the skill's join has the filter's states
+    is_outer: whether the skill's join returns unmatched forecasts; joins of earlier releases do not
+    with_state: whether the skill's join has the filter's states
     """
 
     application: str
@@ -109,10 +109,10 @@ class Started(NamedTuple):
 
 
 def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Started:
-    """Return how a query's checkpoint was begun, or begin it, with states or without.
+    """Return how a query's checkpoint began, or begin it, with states or without.
 
-    A new checkpoint counts micro-batches from 0, and under an old name Delta would skip them. A new checkpoint also
-    removes the rows of its definition, which a deleted checkpoint has left.
+    A new checkpoint counts micro-batches from 0, and Delta would skip them under an old name. A new checkpoint also
+    removes the rows of its definition that a deleted checkpoint left.
     """
     notes = warehouse.files(APPLICATIONS)
     if Checkpoint(warehouse, query.checkpoint).last_planned() is None:
@@ -122,7 +122,7 @@ def started(warehouse: Warehouse, query: Query, with_state: bool = False) -> Sta
         notes.write(f"{query.name}.json", json.dumps(note).encode())
         return Started(application, True, with_state)
     kept = notes.read(f"{query.name}.json")
-    if kept is None:  # of an early release
+    if kept is None:  # began in an early release
         return Started(query.name, False, False)
     note = json.loads(kept)
     return Started(note["application"], note.get("outer", False), note.get("state", False))
@@ -134,7 +134,7 @@ def application_of(warehouse: Warehouse, query: Query) -> str:
 
 
 def remove_results(warehouse: Warehouse, query: Query) -> int:
-    """Remove a query's rows and files other than its checkpoint; return how many rows. Idempotent."""
+    """Remove a query's rows and files, except its checkpoint; return the number of rows. Idempotent."""
     kept = warehouse.files(f"_monitor/{query.model}")
     for name in kept.names("") if query.verb == MONITOR else ():
         if name in (f"{query.name}.json", f"watermark-{query.definition}.json"):
@@ -148,7 +148,7 @@ def remove_results(warehouse: Warehouse, query: Query) -> int:
 
 
 class KeptFile(NamedTuple):
-    """One small file of a query."""
+    """Small file of a query."""
 
     files: Files
     name: str
@@ -167,17 +167,17 @@ class KeptFile(NamedTuple):
 
 
 def view_file(warehouse: Warehouse, query: Query, source: int) -> KeptFile:
-    """Return the file with what a source of a query counts (`jobs.downstream.views`)."""
+    """Return the file with the view of a query's source (`jobs.downstream.views`)."""
     return KeptFile(warehouse.files(APPLICATIONS), f"{query.name}-view-{source}.json")
 
 
 def adopted_file(warehouse: Warehouse, query: Query) -> KeptFile:
-    """Return the file that names the export of states with which a query of rules begins."""
+    """Return the file with the name of the state export with which a rules query begins."""
     return KeptFile(warehouse.files(f"_monitor/{query.model}"), f"adopted-{query.definition}.json")
 
 
 def export_file(query: str, batch: int) -> str:
-    """Return the name of the file of an export of a query's states (`jobs.downstream.rule_exports`)."""
+    """Return the file name of an export of a query's states (`jobs.downstream.rule_exports`)."""
     return f"export-{query}-{batch}.json"
 
 
@@ -189,7 +189,7 @@ def remove_exports(warehouse: Warehouse, query: Query) -> None:
     for name in files.names(""):
         if name.startswith(f"export-{query.name}-"):
             files.remove(name)
-    # All texts with this beginning: "." is the character after "-".
+    # The range of all texts with this prefix: "." is the character after "-".
     mine = [[("export", ">=", f"{query.name}-"), ("export", "<", f"{query.name}.")]]
     delete_rows(warehouse, rule_states(query.model), mine)
 

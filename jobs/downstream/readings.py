@@ -1,4 +1,4 @@
-"""Numbers of estimates as Spark columns, by the names of `jobs.specs.readings`."""
+"""Readings of estimates as Spark columns, by the names of `jobs.specs.readings`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 def column_of(spec: ModelSpec, name: str) -> Column:
-    """Return the column of a reading; null in estimates that do not have it."""
+    """Return the column of a reading; null in estimates without it."""
     found = spec.readings.by_name[name]
     column = F.col(found.column)
     return column if found.index is None else F.get(column, found.index)
 
 
 def check_columns(spec: ModelSpec, names: Iterable[str], columns: Iterable[str]) -> None:
-    """Refuse readings of columns that the estimates do not have yet.
+    """Refuse readings of columns that the estimates table does not have yet.
 
     Raises:
-        UserError: the stream has written none since the spec's `outputs` have them.
+        UserError: the stream has written no estimates since the spec's `outputs` name these columns.
     """
     missing = {spec.readings.by_name[name].column for name in names} - set(columns)
     if missing:

@@ -1,4 +1,4 @@
-"""Remove what a model's monitor and forecast skill no longer need: former definitions and old rows.
+"""Remove former definitions and old rows of a model's monitor and forecast skill.
 
 A checkpoint is first renamed, which is atomic: from then on its definition would start anew. Then the checkpoint, its
 files and its rows are removed. After a crash in between, the next run finds the renamed checkpoint and completes.
@@ -46,14 +46,14 @@ REMOVED = "removed-"
 
 @dataclass
 class DownstreamCleanup:
-    """One run for one model; `dry`: report what would be removed, and remove nothing."""
+    """Cleanup run for one model; `dry`: only report what would be removed."""
 
     warehouse: Warehouse
     spec: ModelSpec
     dry: bool
 
     def run(self) -> dict[str, Any]:
-        """Return what is, or would be, removed: `definitions`, and how many `rows` of each table."""
+        """Remove, or report if `dry`, former definitions and old rows: `definitions`, and number of `rows` by table."""
         former = former_queries(self.warehouse, self.spec)
         rows = {}
         for query in former:
@@ -67,13 +67,13 @@ class DownstreamCleanup:
         return {"definitions": sorted(query.name for query in former), "rows": rows}
 
     def _remove(self, query: Query) -> int:
-        """Remove a query's checkpoint, files and rows; return how many rows."""
+        """Remove a query's checkpoint, files and rows; return the number of rows."""
         if self.dry:
             return delete_rows(self.warehouse, query.table, query.rows, dry=True)
         renamed = Folder(self.warehouse, f"{CHECKPOINTS}/{REMOVED}{query.name}")
         is_renamed, checkpoint = renamed.exists(), Folder(self.warehouse, query.checkpoint)
         if checkpoint.exists() and is_renamed:
-            renamed.remove()  # restarted after a crash in between: the rows are those of the new checkpoint
+            renamed.remove()  # restarted after a crash in between: the rows belong to the new checkpoint
             return 0
         if not is_renamed:
             checkpoint.rename(renamed)
@@ -84,7 +84,7 @@ class DownstreamCleanup:
         return rows
 
     def _old_rows(self) -> list[tuple[str, Filter]]:
-        """Return filters of old rows by table."""
+        """Return a filter of old rows for each table."""
         found: list[tuple[str, Filter]] = []
         for table, column, span_us in _kept_spans(self.spec):
             newest = _newest(self.warehouse, table, column)
@@ -94,9 +94,9 @@ class DownstreamCleanup:
 
 
 def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
-    """Return queries that the spec no longer defines, that do not run and whose last micro-batch is old enough.
+    """Return queries that the spec no longer defines, that do not run, and whose last micro-batch is old enough.
 
-    Also queries that an earlier run has started to remove.
+    Also return queries whose removal an earlier run has started.
     """
     folders = warehouse.files(CHECKPOINTS).names("")
     renamed = [name.removeprefix(REMOVED) for name in folders if name.startswith(REMOVED)]
@@ -112,7 +112,7 @@ def former_queries(warehouse: Tables, spec: ModelSpec) -> list[Query]:
 
 
 def _running(warehouse: Tables, verb: str, model: str) -> list[str]:
-    """Return the queries of a running driver, which may have started with another spec."""
+    """Return the queries of a running driver, which may have started with another version of the spec."""
     last = driver_log(warehouse, verb, model).last(verb)
     if last is None or last.ended_at is not None or not last.owner.alive(last.beat_at):
         return []
@@ -128,7 +128,7 @@ def _old_enough(warehouse: Tables, spec: ModelSpec, query: Query) -> bool:
 
 
 def _kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
-    """Return how long rows of the tables are kept: table, column of the time, microseconds before the newest."""
+    """Return the retention of each table: table, time column, microseconds before the newest time."""
     kept, monitor = spec.retention, spec.monitor
     # An open window would start anew, so its counts stay.
     open_us = 0 if monitor is None else duration_us(monitor.watermark)
@@ -144,7 +144,7 @@ def _kept_spans(spec: ModelSpec) -> list[tuple[str, str, int]]:
 
 
 def _newest(tables: Tables, table: str, column: str) -> datetime | None:
-    """Return the newest time in a column of a table; None without any."""
+    """Return the newest time in a column of a table; None without rows."""
     newest: Any = pc.max  # type: ignore[attr-defined]
     parts = (part[column] for part in parts_of(tables.root, table, [column]) if column in part.column_names)
     times = [to_datetime(newest(one.cast(pa.int64())).as_py()) for one in parts]
@@ -167,7 +167,7 @@ def largest_lag(warehouse: Tables, spec: ModelSpec) -> tuple[str, timedelta]:
 
 
 def lines_of(found: dict[str, Any], would: str) -> list[str]:
-    """Return report lines of what `DownstreamCleanup.run` returned; each starts with `would`."""
+    """Return report lines for the result of `DownstreamCleanup.run`; each starts with `would`."""
     lines = []
     names = {MONITOR: "the monitor", SKILL: "forecast skill"}
     for verb, text in names.items():

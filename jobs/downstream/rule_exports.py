@@ -1,8 +1,8 @@
 """Export the states of a monitor's rules, and begin the query of changed rules with them.
 
-An export has the states at the end of a micro-batch that completes a version of the estimates. Its rows are committed
-to the table `rule_states/<model>` first, then a file names what the query has counted up to there: the export exists
-from then on. The query of other rules begins with its states, and counts what follows.
+An export has the states at the end of a micro-batch that completes a version of the estimates. First its rows are
+committed to the table `rule_states/<model>`. Then a file records the rows that the query has counted so far: from then
+on the export exists. The query of the changed rules begins with its states, and counts the following rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PACKETS = "bucket int, payload binary"
 
 
 class RuleExport(NamedTuple):
-    """An export: its id, the query and its micro-batch, how many keys it has, and if this call has made it."""
+    """Export: its id, the query and its micro-batch, the number of keys, and whether this call made it."""
 
     id: str
     query: str
@@ -62,7 +62,7 @@ class RuleExport(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """How a query of rules begins with an export: with which states, counting what; and how rules have changed."""
+    """Initial states and views of a rules query that begins with an export, and the changes of rules."""
 
     begin: Begin
     seeds: Callable[[RulePlan, int], DataFrame]
@@ -70,10 +70,10 @@ class Adopted(NamedTuple):
 
 
 def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
-    """Export the states of a model's rules, those of the spec if they have run, else the last that ran. Idempotent.
+    """Export the states of a model's rules: the spec's rules if they have run, or else the last that ran. Idempotent.
 
     Raises:
-        UserError: no rules have run, their states cannot be read, or it is not known what they mean.
+        UserError: no rules have run, their states cannot be read, or the rules that define them are unknown.
     """
     query, rules = _last_query(warehouse, spec)
     checkpoint = Checkpoint(warehouse, query.checkpoint)
@@ -117,12 +117,12 @@ def export_rules(warehouse: Warehouse, spec: ModelSpec) -> RuleExport:
 
 
 def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | None) -> Adopted | None:
-    """Return how a query of rules begins with an export; None: without any, or it has begun.
+    """Return how a query of rules begins with an export; None if it has no export, or has already begun.
 
-    wanted: the export; None: the one that an earlier start was given, which had no micro-batch yet.
+    wanted: the export; None: the export of an earlier start that ended before its first micro-batch.
 
     Raises:
-        UserError: there is no such export, or the query has begun without it.
+        UserError: the export does not exist, or the query has begun without it.
     """
     kept = adopted_file(warehouse, query)
     content = kept.read()
@@ -134,7 +134,7 @@ def adopt(warehouse: Warehouse, spec: ModelSpec, query: Query, wanted: str | Non
                 f"--adopt {wanted}: the rules of {spec.name} have begun already, "
                 f"{'with ' + given if given else 'at the first estimate'}: states are adopted at their first start"
             )
-        _detail(warehouse, spec.name, wanted)  # it exists
+        _detail(warehouse, spec.name, wanted)  # checks that it exists
         kept.write(json.dumps({"export": wanted}).encode())
         given = wanted
     if given is None or checkpoint.last_commit() is not None:
@@ -172,7 +172,7 @@ def _files(warehouse: Warehouse, model: str) -> Any:
 
 
 def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule]]:
-    """Return the query of the spec's rules if it has run, else the one that ran last, with its rules."""
+    """Return the query of the spec's rules if it has run, or else the last query that ran, with its rules."""
     mine = [one for one in queries_of(spec, MONITOR) if one.part == "rules"]
     for query in mine:
         if Checkpoint(warehouse, query.checkpoint).last_commit() is not None:
@@ -202,7 +202,7 @@ def _last_query(warehouse: Warehouse, spec: ModelSpec) -> tuple[Query, list[Rule
 
 
 def plan_of(spec: ModelSpec, monitor: Monitor) -> RulePlan:
-    """Return the plan of rules whose readings are not read: what their states mean."""
+    """Return the plan of rules without their readings: it defines the meaning of their states."""
     width = len(monitor.rules) + len(own_readings(monitor))
     fmt = RowFormat(KIND, "event_time", tuple(f"r{number}" for number in range(width)), ())
     return RulePlan(rules_of(monitor), fmt, functions_of(spec, monitor))

@@ -1,12 +1,12 @@
-"""Rules that a user's function decides, for many keys at once, with a state of its own. No Spark, no clock.
+"""Apply rules that a user's function decides, for many keys at once, with a state per rule. No Spark, no clock.
 
-A function is called as `function(rows, state, **parameters)` with the `Rows` of some keys and the arrays of their
-state by field. It returns the arrays after these rows, and its events or None. What it gives for a key must not depend
-on the other keys of the call, nor on how the rows of the key are divided into calls: then a stream of any micro-batches
-and one pass over history give the same.
+A function is called as `function(rows, state, **parameters)` with the `Rows` of some keys and the arrays of their state
+by field. It returns the arrays after these rows, and its events or None. The result of a key must not depend on the
+other keys of the call, nor on how the key's rows are divided into calls. Then a stream with any micro-batches and one
+pass over history give the same result.
 
-A row at which a function fails is left out: calls that fail are divided by key, and then by row, until the rows that
-fail alone are found. Each becomes an event, and the state of its key stays as it was before it.
+A row at which a function fails is left out. A call that fails is divided by key, and then by row, until the failing
+rows are found. Each becomes an event, and its key keeps the state before the row.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ Ints = NDArray[np.int64]
 State = Mapping[str, NDArray]
 
 FAILED = -1
-"""The `readings` of an event at a row at which its rule's function failed."""
+"""`readings` of an event that reports a row at which the rule's function failed."""
 MOST_FAILURES = 100
-"""So many rows of one call may fail. More are taken for a mistake in the function, which ends the query."""
+"""Maximum number of failing rows in one call. More failures count as a mistake in the function, and end the query."""
 _TYPES = {"float64": "<f8", "int64": "<i8", "timestamp": "<i8", "bool": "|u1"}
 _FRESH = {"float64": np.nan, "int64": 0, "timestamp": NEVER, "bool": False}
 _GIVEN = {"row": np.int64, "raised": np.bool_, "value": np.float64, "since": np.int64, "readings": np.int64}
-"""The arrays of a function's events, of which only `row` is required, and their types."""
+"""Arrays of a function's events and their types; only `row` is required."""
 
 
 class Field(NamedTuple):
-    """A field of a function's state: its type, and for an array of numbers a key their count."""
+    """Field of a function's state: its type, and the count of numbers per key if it is an array."""
 
     name: str
     type: str
     width: int | None = None
 
     def shape(self, keys: int) -> tuple[int, ...]:
-        """Return the shape of the field's array for so many keys."""
+        """Return the shape of the field's array for `keys` keys."""
         return (keys,) if self.width is None else (self.width, keys)
 
     def fresh(self, keys: int) -> NDArray:
-        """Return the field of keys without rows: NaN, 0, false, or for a timestamp NEVER (the least integer)."""
+        """Return the field for keys without rows: NaN, 0, false, or NEVER (the least integer) for a timestamp."""
         kind = bool if self.type == "bool" else _TYPES[self.type]
         return np.full(self.shape(keys), _FRESH[self.type], kind)
 
 
 class FunctionRule(NamedTuple):
-    """A rule with a function.
+    """Rule that a function decides.
 
-    number: of the rule among all; function: named as in `called`; reads: name of each reading, and its place in
-    the rows; fields: of its state; parameters: given to the function by name; forget:
-    microseconds of silence after which a key's state begins anew, None: never.
+    number: number of the rule among all rules; function: named as in `called`; reads: name of each reading, and its
+    place in the rows; fields: fields of its state; parameters: keyword arguments of the function; forget: microseconds
+    of silence after which a key's state begins anew, None: never.
     """
 
     number: int
@@ -77,7 +77,7 @@ class FunctionRule(NamedTuple):
         return [Column(self.place(field), _TYPES[field.type], field.width) for field in self.fields]
 
     def place(self, field: Field) -> str:
-        """Return the name of a field among the columns of all rules."""
+        """Return the name of a field's column among the columns of all rules."""
         return f"{self.name}.{field.name}"
 
     def fresh(self, keys: int) -> dict[str, NDArray]:
@@ -94,7 +94,7 @@ class FunctionRule(NamedTuple):
 
         Args:
             arrays: packet arrays of all keys of the bucket, with the time of each key's last row.
-            key: (N,) position of each row's key in them; rows are ordered by key, then time.
+            key: (N,) position of each row's key in the arrays; rows are ordered by key, then time.
             time: (N,) microseconds.
             value: (., N) the bucket's readings.
 
@@ -115,7 +115,7 @@ class FunctionRule(NamedTuple):
     def _lives(self, last: Ints, key: Ints, time: Ints) -> Iterator[tuple[Any, Ints]]:
         """Yield rows to apply together, and the keys whose state begins anew before them.
 
-        last (K,): time of the last row that each key of the bucket has had. A life of a key ends with a silence.
+        last (K,): time of each key's last row in the bucket. A silence ends a life of a key.
         """
         if len(key) == 0:
             return
@@ -164,7 +164,7 @@ class Rows:
     """The N rows of K keys, ordered by key and time.
 
     key (N,): number of each row's key, from 0 to K - 1; time (N,): microseconds since 1970; start (K + 1,): the rows of
-    key k are start[k] to start[k + 1] - 1; columns: each reading (N,), NaN where there is none. `rows["nis"]` is a
+    key k are start[k] to start[k + 1] - 1; columns: each reading (N,), NaN where a row has no value. `rows["nis"]` is a
     reading, too.
     """
 
@@ -183,7 +183,7 @@ class Rows:
         return len(self.start) - 1
 
     def turns(self) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the numbers of the keys that have a first row and of these rows, then of second rows, and so on."""
+        """Yield key numbers and row numbers of all first rows, then of all second rows, and so on."""
         turn = np.arange(len(self.key)) - self.start[self.key]
         order = np.argsort(turn, kind="stable")
         for row in np.split(order, np.cumsum(np.bincount(turn))[:-1]):
@@ -195,7 +195,7 @@ class Rows:
         return self._some(some, first, self.start[first : stop + 1] - self.start[first])
 
     def of_one(self, first: int, stop: int) -> Rows:
-        """Return rows first..stop-1, where there is only one key."""
+        """Return rows first..stop-1 of a call with one key."""
         return self._some(slice(first, stop), 0, np.array([0, stop - first]))
 
     def _some(self, some: slice, first: int, start: Ints) -> Rows:
@@ -204,18 +204,18 @@ class Rows:
 
 
 class _Calls:
-    """The calls of a function for one bucket's rows."""
+    """Calls of a function for one bucket's rows."""
 
     def __init__(self, rule: FunctionRule) -> None:
         self.rule = rule
         self.function = (
             rule.function.function
-        )  # found before any call: that it is missing is no failure of a row
+        )  # looked up before any call: a missing function is not a failure of a row
         self.events: list[Events] = []
         self.failures = 0
 
     def over(self, rows: Rows, state: State, first: int) -> dict[str, NDArray]:
-        """Return the state after rows; first: number of the first key among all of the call."""
+        """Return the state after rows; first: number of the call's first key among all keys."""
         n = len(rows.key)
         given = {name: np.array(array) for name, array in state.items()}
         try:
@@ -241,7 +241,7 @@ class _Calls:
         rule = self.rule
         what = f"rule {rule.name}: {rule.called} failed ({type(error).__name__}: {first_line(error)})"
         if self.failures == 0:
-            print(f"{what}; the row is left out", file=sys.stderr)  # the executor's log
+            print(f"{what}; the row is left out", file=sys.stderr)  # log of the executor
         self.failures += 1
         if self.failures > MOST_FAILURES:
             raise UserError(f"{what}, at more than {MOST_FAILURES} rows of a micro-batch: mend the function")
@@ -259,10 +259,10 @@ class _Calls:
         )
 
     def _checked(self, found: Any, rows: Rows) -> tuple[dict[str, NDArray], Events | None]:
-        """Return the state and the events that a function has returned.
+        """Check and return the state and the events that a function has returned.
 
         Raises:
-            UserError: they are not what they must be.
+            UserError: the function broke its contract.
         """
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Mapping)):
             raise self._broken("must return a pair: the state by field, and the events or None")

@@ -1,7 +1,7 @@
-"""Rules over each key's readings as a stateful Spark operator: one group a bucket of keys, NumPy over all of them.
+"""Apply rules to each key's readings in a stateful Spark operator: one group per bucket of keys, computed by NumPy.
 
-Where a rule is over silence, every micro-batch sends its newest event time to every bucket, so that a silent key is
-noticed as soon as other keys have rows.
+If a rule is about silence, every micro-batch sends its newest event time to every bucket. So a silent key is noticed as
+soon as other keys have rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ RAISED, CLEARED, NOT_DECIDED = "raised", "cleared", "failed"
 def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
     """Return the number of buckets of keys, which the first start of the query `name` fixes.
 
-    The rules are kept beside it: they alone tell what the states in the query's checkpoint mean.
+    The file `_monitor/<model>/<name>.json` stores this number, and the rules that define the meaning of the states.
     """
     files = warehouse.files(f"_monitor/{spec.name}")
     kept = files.read(f"{name}.json")
@@ -74,9 +74,9 @@ def buckets_of(warehouse: Warehouse, spec: ModelSpec, name: str) -> int:
 
 
 class RulePlan(NamedTuple):
-    """The operator's rules and formats, sent to the executors once a query.
+    """Rules and formats of the operator, sent to the executors once per query.
 
-    functions: the rules among them that a function decides; their readings come after those of all rules.
+    functions: rules that a function decides; their readings follow the readings of all rules.
     """
 
     rules: Rules
@@ -96,11 +96,11 @@ class RulePlan(NamedTuple):
         ]
         own = [column for rule in self.functions for column in rule.columns]
         columns[-1:-1] = [column for column in own if column.dtype != "|u1"]
-        columns += [column for column in own if column.dtype == "|u1"]  # those of one byte go last
+        columns += [column for column in own if column.dtype == "|u1"]  # columns of one byte go last
         return Layout(tuple(columns), text=True)
 
     def fresh(self, keys: int) -> dict[str, Any]:
-        """Return the arrays of so many keys without readings."""
+        """Return the arrays for `keys` keys without readings."""
         arrays = _arrays(no_states(self.rules, keys))
         for rule in self.functions:
             arrays |= rule.fresh(keys)
@@ -141,10 +141,10 @@ class RuleProcessor(StatefulProcessor):
         self.states: ValueState = handle.getValueState("states", "packet binary")
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Begin with states; each value of `payload` is a packet of some keys of this bucket."""
+        """Add initial states; each value of `payload` is a packet of some keys of this bucket."""
         layout = self.plan.layout
         packets = [bytes(payload) for payload in initialState["payload"]]
-        earlier = self.states.get()  # from an earlier part of the bucket's rows
+        earlier = self.states.get()  # states from earlier packets of the bucket
         if earlier is not None:
             packets.append(bytes(earlier[0]))
         records = concat([layout.decode(packet) for packet in packets])
@@ -154,7 +154,7 @@ class RuleProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Apply the bucket's readings of a micro-batch; yield the alerts that they raise and clear."""
+        """Apply the bucket's readings of a micro-batch; yield the alerts raised and cleared."""
         payloads: list[bytes] = []
         clock = NEVER
         for frame in rows:
@@ -170,7 +170,7 @@ class RuleProcessor(StatefulProcessor):
 
 
 def event_columns(records: Records, events: Events) -> dict[str, Any]:
-    """Return a bucket's events as the columns `OUTPUT`; records: its states."""
+    """Return a bucket's events as the columns `OUTPUT`; records: the bucket's states."""
     assert records.text is not None
     raised = pd.array(events.raised, "boolean")
     raised[events.readings == FAILED] = pd.NA
@@ -188,7 +188,7 @@ def event_columns(records: Records, events: Events) -> dict[str, Any]:
 def update_bucket(
     plan: RulePlan, known: Records, payloads: list[bytes], clock: int
 ) -> tuple[Records, Events]:
-    """Apply packed readings to a bucket's states; return the states, ordered by route, and their keys' events.
+    """Apply packed readings to a bucket's states; return the states, ordered by route, and the events.
 
     clock: the micro-batch's newest event time in microseconds.
     """
@@ -205,7 +205,7 @@ def update_bucket(
             at = match(known, keyed.keys)
         states = _states(known)
         rows = keyed.rows
-        # Both number keys in the order of their routes, so rows stay in the order of keys.
+        # Both numberings follow the keys' routes, so rows stay in the order of keys.
         key = at[rows.key]
         if plan.functions:
             kept = np.flatnonzero(rows.time >= states.time[key])  # as `apply_rules` does
@@ -225,7 +225,7 @@ def update_bucket(
 
 
 def _remembered(plan: RulePlan, records: Records, events: Events, clock: int) -> tuple[Records, Events]:
-    """Leave out keys whose state every rule would begin anew, and that have no events now."""
+    """Remove keys without events whose state equals the state of a new key in every rule."""
     spans = [rule.forget for rule in plan.functions if rule.forget is not None]
     time = records.arrays["time"]
     if len(spans) < len(plan.rules.high) or not len(time) or clock == NEVER:
@@ -255,7 +255,7 @@ def start_rules(
     buckets: int,
     seeds: Callable[[RulePlan, int], DataFrame] | None = None,
 ) -> DataFrame:
-    """Return the stream of alerts for a stream of live estimates; seeds: returns the states that it begins with."""
+    """Return the stream of alerts for a stream of live estimates; seeds: function that returns the initial states."""
     plan, packed = rule_packets(spec, monitor, estimates, buckets)
     grouped = packed.groupBy("bucket")
     begin = None if seeds is None else seeds(plan, buckets).groupBy("bucket")
@@ -265,7 +265,7 @@ def start_rules(
 def rule_packets(
     spec: ModelSpec, monitor: Monitor, estimates: DataFrame, buckets: int
 ) -> tuple[RulePlan, DataFrame]:
-    """Return the plan of the rules, and the readings of estimates as packets by bucket (`PACKED`)."""
+    """Return the plan of the rules, and the estimates' readings as packets by bucket (`PACKED`)."""
     rules, functions, names = rules_of(monitor), functions_of(spec, monitor), own_readings(monitor)
     ship_named(estimates.sparkSession, [rule.called for rule in functions], spec.folder)
     used = [reading_of(spec, rule) for rule in monitor.rules]
@@ -281,12 +281,12 @@ def rule_packets(
 
 
 def own_readings(monitor: Monitor) -> list[str]:
-    """Return the names of the readings of all functions, each once."""
+    """Return the names of all functions' readings, without duplicates."""
     return list(dict.fromkeys(name for rule in monitor.rules for name in rule.reads))
 
 
 def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
-    """Return a spec's rules that a function decides."""
+    """Return a spec's rules that functions decide."""
     place = {name: len(monitor.rules) + i for i, name in enumerate(own_readings(monitor))}
     found = []
     for number, rule in enumerate(monitor.rules):
@@ -312,7 +312,7 @@ def functions_of(spec: ModelSpec, monitor: Monitor) -> tuple[FunctionRule, ...]:
 
 
 def reading_of(spec: ModelSpec, rule: Rule) -> str | None:
-    """Return the name of the reading that a rule compares to its bounds; None: it has none."""
+    """Return the name of the reading that a rule compares to its bounds; None if it compares no reading."""
     if rule.kind == "level":
         return f"mean.{rule.state or spec.states[0]}"
     if rule.kind == "measured":
@@ -363,7 +363,7 @@ def _packer(
 
 @dataclass
 class Alerts:
-    """The `foreachBatch` function of alerts."""
+    """The `foreachBatch` function that stores and publishes alerts."""
 
     warehouse: Warehouse
     spec: ModelSpec
@@ -375,7 +375,7 @@ class Alerts:
     failed: int = 0
 
     def __call__(self, events: DataFrame, batch_id: int) -> None:
-        """Append a micro-batch's alerts, once, and publish them to the topic, if any, at least once."""
+        """Append a micro-batch's alerts exactly once, and publish them to the topic, if any, at least once."""
         events = events.persist()
         try:
             counts = {row["raised"]: row["count"] for row in events.groupBy("raised").count().collect()}

@@ -1,8 +1,8 @@
-"""The states of rules as rows of a table, and back into the states of rules that may have changed since. No Spark.
+"""Convert rule states to table rows, and rows back to the states of rules that may have changed since. No Spark.
 
-A row has the state of one key: the time of its newest reading, and the fields of all rules by `RULE.FIELD`, numbers and
-integers apart, so that both are exact. Those of a built-in rule are called as in `rules.RuleStates`, a function's as in
-its rule.
+A row has the state of one key: the time of its newest reading, and the fields of all rules by `RULE.FIELD`. Numbers and
+integers are in separate columns, so that both are exact. The fields of a built-in rule are named as in
+`rules.RuleStates`, those of a function as in its rule.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jobs.specs.monitor import Rule
 STATES = (
     "key string, event_time timestamp, numbers map<string,array<double>>, integers map<string,array<bigint>>"
 )
-"""Columns of a state."""
+"""Columns of a rule state, as DDL."""
 _COUNTS = ("run", "since", "calm", "active")
 _LAST = "last"
 
 
 class Changes(NamedTuple):
-    """How the states of former rules become those of other rules.
+    """Mapping from the states of former rules to the states of other rules.
 
-    kept, again, fresh: the names of rules that continue, of those whose counts begin again, as the rule differs, with
-    their alerts and last readings; of those that begin anew. dropped: of rules that there are no more; fields: of the
+    kept: names of rules that continue. again: names of rules that differ; they keep alerts and last readings, but count
+    from zero. fresh: names of rules that begin anew. dropped: names of rules that no longer exist. fields: names of
     functions' fields that begin anew.
     """
 
@@ -44,7 +44,7 @@ class Changes(NamedTuple):
     fields: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """Return what a user should know of this."""
+        """Return the changes as lines for a user."""
         said = (
             ("continue with their states", self.kept),
             ("differ: their alerts continue, their counts of readings begin again", self.again),
@@ -60,7 +60,7 @@ class Changes(NamedTuple):
 
 
 def changes_of(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
-    """Return how the states of former rules become those of these rules: by name, and those of functions by field."""
+    """Compare former rules with these rules by name, and the state of functions by field."""
     known, kept, again, fresh, fields = {rule.name: rule for rule in former}, [], [], [], []
     for rule in rules:
         was = known.get(rule.name)
@@ -78,7 +78,7 @@ def changes_of(former: Sequence[Rule], rules: Sequence[Rule]) -> Changes:
 
 
 def _reads(rule: Rule) -> Any:
-    """Return what a built-in rule reads; a function's readings may change, its fields are its own."""
+    """Return the reading of a built-in rule, or None: a function's readings may change, its fields stay."""
     return None if rule.function is not None else (rule.state, rule.measurement)
 
 
@@ -126,10 +126,10 @@ def states_of(
     """Return rows (`STATES`) as the states of a plan's rules.
 
     Args:
-        plan, rules: of these rules.
-        changes: from the rules of the rows (`changes_of`).
-        batch: the rows.
-        identity: arrays that tell the keys, such as `route`.
+        plan, rules: plan and definitions of these rules.
+        changes: changes since the rules of the rows (`changes_of`).
+        batch: rows to convert.
+        identity: arrays that identify the keys, such as `route`.
 
     Raises:
         UserError: the rows lack a field.
@@ -156,7 +156,7 @@ def states_of(
 
 
 def _field(batch: pa.RecordBatch, name: str, field: Field) -> NDArray:
-    """Return a field of the rows' states, (N,) or (width, N)."""
+    """Return a state field of the rows, (N,) or (width, N)."""
     lookup: Any = pc.map_lookup  # type: ignore[attr-defined]
     maps = batch.column("numbers" if field.type == "float64" else "integers")
     values = lookup(maps, pa.scalar(name), "first")

@@ -1,7 +1,8 @@
-"""Rules over the sequence of a key's readings, for many keys at once. No Spark, no clock, no loop per key.
+"""Apply rules to the sequence of a key's readings, for many keys at once. No Spark, no clock, no loop per key.
 
-A rule is met by consecutive readings beyond a bound (each above the last, if it is `rising`), or by silence. It raises
-an alert once, and clears it with hysteresis: when consecutive readings are within bounds that may be narrower.
+A rule is met by consecutive readings beyond a bound (each above the previous reading, if `rising`), or by silence. It
+raises an alert once. It clears the alert with hysteresis: when consecutive readings are within bounds that may be
+narrower.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class Rules(NamedTuple):
     """R rules.
 
     high, low (R,): a reading at or beyond one of them is out; clear_high, clear_low (R,): a reading strictly within
-    both is back; readings, clear_readings (R,): how many consecutive ones raise and clear; rising (R,): each must be
-    above the last; after (R,): microseconds of silence, -1 for rules over readings.
+    both is back; readings, clear_readings (R,): number of consecutive readings that raise and clear; rising (R,): each
+    reading must be above the previous one; after (R,): microseconds of silence, -1 for rules about readings.
     """
 
     high: Floats
@@ -37,11 +38,11 @@ class Rules(NamedTuple):
 
 
 class RuleStates(NamedTuple):
-    """The states of R rules for K keys.
+    """States of R rules for K keys.
 
-    time (K,): of the last reading, NEVER before the first; run (R, K): consecutive readings that are out; since (R, K):
-    time of the run's first; calm (R, K): consecutive readings that are back, while the alert is active; last (R, K):
-    the last reading; active (R, K): whether the alert is raised.
+    time (K,): time of the last reading, NEVER before the first; run (R, K): number of consecutive readings that are
+    out; since (R, K): time of the run's first reading; calm (R, K): number of consecutive readings that are back, while
+    the alert is active; last (R, K): last reading; active (R, K): whether the alert is raised.
     """
 
     time: Ints
@@ -61,11 +62,11 @@ class RuleStates(NamedTuple):
 
 
 class Events(NamedTuple):
-    """E alerts raised or cleared, those of a key in order.
+    """E alerts raised or cleared, in order for each key.
 
-    key, rule (E,): numbers; raised (E,); time (E,): of the reading, or when the silence became too long; value (E,):
-    the reading, or the seconds of silence so far; since (E,): start of the run or silence; readings (E,): length of
-    the run.
+    key, rule (E,): numbers; raised (E,); time (E,): time of the reading, or when the silence became too long; value
+    (E,): the reading, or the seconds of silence so far; since (E,): start of the run or silence; readings (E,): length
+    of the run.
     """
 
     key: Ints
@@ -101,10 +102,10 @@ def apply_rules(
 
     Args:
         rules: R rules.
-        states: of K keys.
+        states: states of K keys.
         key: (N,) number of each row's key; rows are ordered by key, then time.
         time: (N,) microseconds. A row before its key's last reading is skipped.
-        value: (R, N) each rule's reading of each row; NaN: none.
+        value: (R, N) each rule's reading of each row; NaN: no reading.
     """
     kept = np.flatnonzero(time >= states.time[key])
     key, time, value = key[kept], time[kept], value[:, kept]
@@ -122,7 +123,7 @@ def apply_rules(
 
 
 def silences(rules: Rules, states: RuleStates, clock: int) -> tuple[RuleStates, Events]:
-    """Raise the alerts of keys that are silent for too long at the time `clock` (microseconds)."""
+    """Raise the alerts of keys that have been silent for too long at the time `clock` (microseconds)."""
     known = np.where(states.time == NEVER, clock, states.time)
     gap = np.broadcast_to(clock - known, states.active.shape)
     raised = _too_long(rules, gap) & ~states.active
@@ -137,7 +138,7 @@ def _round(rules: Rules, now: RuleStates, key: Ints, time: Ints, value: Floats) 
     at = np.broadcast_to(time, value.shape)
     before = np.broadcast_to(was.time, value.shape)
     quiet = (rules.after >= 0)[:, None]
-    # A silence that ends with this row may have been too long without an alert so far.
+    # Before this row, the silence may have become too long without an alert.
     gap = np.where(before == NEVER, 0, at - np.where(before == NEVER, at, before))
     noticed = _too_long(rules, gap) & ~was.active
     broken = quiet & (was.active | noticed)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 GENERATIONS = "generations"
 POLL_SECONDS = 0.2
 _OTHER_SCHEMA = "DELTA_SCHEMA_CHANGED"
-"""Begins the names of Delta's errors about a table whose columns have changed since a query was started."""
+"""Prefix of the names of Delta's errors about a table whose columns changed after a query started."""
 SWITCH_SECONDS = 1.0
-"""How often a running query checks whether another generation has become live.
+"""Interval at which a running query checks whether another generation has become live.
 
 Until it switches over, it ignores rows of the new generation.
 """
@@ -90,19 +90,19 @@ class LiveQueries:
     seconds: float | None
     stop: threading.Event
     segments: list[LineageSegment] = field(default_factory=list, init=False)
-    """The lineage that is live at the start of the queries."""
+    """Lineage of the live estimates when the queries started."""
     generations: list[str] = field(default_factory=list, init=False)
-    """Those whose estimates the queries count, the live one first."""
+    """Generations whose estimates the queries count, the live one first."""
 
     label = "the queries"
-    """Names the queries in messages."""
+    """Name of the queries in messages."""
 
     def start(self) -> list[StreamingQuery]:
         """Start the queries over the current live estimates."""
         raise NotImplementedError
 
     def progress_text(self) -> str:
-        """Return the counts of the run so far, in a few words."""
+        """Return the counts of the run so far as a short text."""
         raise NotImplementedError
 
     def run(self, progress: Progress) -> None:
@@ -123,9 +123,9 @@ class LiveQueries:
                 return
 
     def source(self, query: Query, number: int = 0, begin: Begin | None = None) -> DataFrame:
-        """Return what a query counts of the estimates as a stream: first the current table, then appended rows.
+        """Return the estimates that a query counts, as a stream: first the current table, then appended rows.
 
-        number: of this source among those of the query; begin: returns what a new query counts (`view_of`).
+        number: number of this source in the query; begin: function that returns the view of a new query (`view_of`).
 
         The stream does not start at the table's first version, whose files `maintain` may have compacted and removed.
         `maintain` also deletes estimates that are not live; these commits add nothing and are skipped.
@@ -141,10 +141,10 @@ class LiveQueries:
     ) -> StreamingQuery:
         """Start a query that calls a sink with each micro-batch.
 
-        A checkpoint with states of format 1 keeps it: all attempts of these queries write the same values.
+        A checkpoint with states of format 1 keeps this format: all attempts of these queries write the same values.
 
         Raises:
-            UserError: the warehouse was moved since the query ran.
+            UserError: the warehouse was moved after the query last ran.
         """
         writer = rows.writeStream.queryName(query.name).foreachBatch(batches_labelled(sink, query.name))
         writer = writer.option("checkpointLocation", self.warehouse.path(query.checkpoint))
@@ -154,13 +154,13 @@ class LiveQueries:
         former = checkpoint.has_states_of_format_1()
         before = conf.get(STATE_FORMAT) or "2"
         conf.set(STATE_FORMAT, "1" if former else "2")
-        try:  # the query gets a copy of the session's settings
+        try:  # the query copies the session's settings
             return with_trigger(writer, self.seconds).start()
         finally:
             conf.set(STATE_FORMAT, before)
 
     def _await(self, queries: list[StreamingQuery], live: str, known: int, progress: Progress) -> bool:
-        """Wait for the queries' end; return False if they must restart because another generation is live.
+        """Wait until the queries end; return False if they must restart because another generation is live.
 
         known: version of the table of generations in which `live` is the live generation.
         """
@@ -186,10 +186,10 @@ class LiveQueries:
         return True
 
     def _end(self, queries: list[StreamingQuery], columns: list[str]) -> bool:
-        """Let the running micro-batches finish, and raise the first failure; return True if they must restart.
+        """Let the running micro-batches finish, and raise the first failure; return True if the queries must restart.
 
-        columns: of the estimates when the queries were started. Delta ends a query when the table gets another column,
-        as another release or the spec's outputs give it; the query goes on where it was when it is started again.
+        columns: columns of the estimates when the queries started. Delta ends a query when the table gets another
+        column, from another release or the spec's outputs. A restarted query continues at its position.
         """
         stop = threading.Event()
         stop.set()

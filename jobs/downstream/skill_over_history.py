@@ -1,4 +1,4 @@
-"""Score forecasts made from the estimates of a history, in one batch pass, with the code of the live query."""
+"""Score forecasts from a history's estimates in one batch pass, with the code of the live query."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 def score_history(model: DeployedModel[Warehouse], section: ForecastSkill) -> Report:
     """Score the forecasts that follow from a model's history, and replace those of the same section.
 
-    Forecasts of later than the newest row are not due, and left out.
+    Forecasts for times after the newest row are not due, and are left out.
 
     Raises:
-        UserError: there is no history, it lacks the measurements, or no run of it is of this spec.
+        UserError: the model has no history, the history lacks the measurements, or no run in it used this spec.
     """
     warehouse, spec = model.warehouse, model.spec
     rows = history_of(warehouse, spec.name)
@@ -79,7 +79,7 @@ def _runs(model: DeployedModel[Warehouse], rows: DataFrame) -> dict[str, Manifes
     """Return the runs of this very spec whose estimates the table has, with the snapshots that they took.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such run.
     """
     warehouse, spec = model.warehouse, model.spec
     known = {one.run: one for one in runs_of(warehouse, estimates_history(spec.name))}

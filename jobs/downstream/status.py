@@ -1,4 +1,4 @@
-"""Status of a model's downstream queries, and of the drivers that Airflow no longer restarts."""
+"""Report a model's downstream queries, and the drivers that Airflow no longer restarts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobs.supervision.driver_status import resume_command
 
 
 def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
-    """Return the status of a model's monitor and forecast skill, of each that has ever run.
+    """Return the status of a model's monitor and forecast skill, if they have ever run.
 
-    It is that of the last driver's queries; their lag is that of the query that lags most.
+    It describes the last driver's queries; the lag is the largest lag of these queries.
     """
     found = []
     for verb in VERBS:
@@ -36,7 +36,7 @@ def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:
                 "queries": names,
                 **_progress(warehouse, model, queries),
                 "driver": {"host": owner.host, "pid": owner.pid} if running else None,
-                # A killed driver has recorded no end.
+                # A killed driver did not record its end.
                 "driver_lost": last.ended_at is None and not running,
                 "ended": None if running else last.how,
                 "last_error": None if running else last.error,
@@ -77,7 +77,7 @@ def given_up(warehouse: Tables, model: str) -> list[str]:
 
 
 def downstream_table(data: list[dict[str, Any]]) -> Any:
-    """Return the table of all models' downstream queries, None without any."""
+    """Return the table of all models' downstream queries, or None without queries."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("model", "downstream", "lag", "last micro-batch", "driver"):
         table.add_column(column, justify="right" if column == "lag" else "left")

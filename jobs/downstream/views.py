@@ -1,12 +1,12 @@
-"""Which estimates a query over the live estimates counts: each row once, whatever generations become live meanwhile.
+"""Select the estimates that a query counts: each row once, whichever generations become live meanwhile.
 
-A new generation may estimate rows again that the query has counted from the former one, and a micro-batch that was
-planned before the switch may run after it. So a query keeps its view in a file that is written before it starts:
+A new generation may estimate rows again that the query has counted from the former generation. A micro-batch that was
+planned before the switch may run after it. So a query stores its view in a file before it starts:
 
-- What the estimates table had at the end of the last planned micro-batch is counted as before the switch.
-- Of later micro-batches those of the new lineage count, without what lies before the place in the source that the query
-  has counted up to (`since`), by the ranges in the estimates (`jobs.lineage.source_ranges`).
-- In a micro-batch that lies on both sides of that place, a row counts unless one of its key and event time was counted.
+- Estimates in the table at the end of the last planned micro-batch are counted by the view before the switch.
+- Later micro-batches of the new lineage are counted after the source position up to which the query has counted
+  (`since`), by the ranges in the estimates (`jobs.lineage.source_ranges`).
+- In a micro-batch across this position, a row is counted unless its key and event time were counted before.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Part:
-    """Micro-batches of one generation: those after `after` up to `last` (None: all) that ended after `since`."""
+    """Micro-batches of one generation: after `after`, up to `last` (None: all), with an end after `since`."""
 
     generation: str
     after: int = -1
@@ -44,12 +44,12 @@ class Part:
 
     @property
     def rows(self) -> Column:
-        """Return the condition for rows of these micro-batches, whatever their ranges."""
+        """Return the condition for rows of these micro-batches, without regard to their ranges."""
         found = (F.col("generation") == self.generation) & (F.col("batch_id") > self.after)
         return found if self.last is None else found & (F.col("batch_id") <= self.last)
 
     def condition(self, ranged: bool) -> Column:
-        """Return the condition for rows of these micro-batches that may count; ranged: the table has ranges."""
+        """Return the condition for rows of these micro-batches that may count; ranged: whether the table has ranges."""
         if self.since is None or not ranged:
             return self.rows
         return self.rows & ~F.coalesce(ended_by(self.since), F.lit(False))
@@ -57,9 +57,9 @@ class Part:
 
 @dataclass(frozen=True)
 class View:
-    """What a query counts, and the lineage that was live when this was decided.
+    """Rows that a query counts, and the lineage that was live when the view was made.
 
-    earlier: what a former query has counted, with whose states this one began
+    earlier: rows that a former query has counted, if this query began with its states
     """
 
     lineage: tuple[LineageSegment, ...]
@@ -77,11 +77,11 @@ class View:
 
     @property
     def waits(self) -> bool:
-        """Tell if rows may still come that were counted before."""
+        """Return whether already counted rows may still arrive."""
         return any(one.since is not None for one in self.parts)
 
     def of(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Return those rows of a stream of estimates that count; `table` has the estimates of now."""
+        """Return the counted rows of a stream of estimates; `table` has the current estimates."""
         ranged = SOURCE_RANGE in rows.columns
         counted = rows.filter(any_of(one.condition(ranged) for one in self.parts))
         marks = [one for one in self.parts if one.since is not None]
@@ -96,13 +96,13 @@ class View:
 
 
 Begin = Callable[[tuple[LineageSegment, ...]], View]
-"""Returns what a query that begins counts of a lineage."""
+"""Function that returns the view of a new query for a lineage."""
 
 
 class Seen(NamedTuple):
-    """What a query has read of a generation: the last micro-batch, and the range of the last one that counts.
+    """Last micro-batch of a generation that a query has read, and the range of the last one that is counted.
 
-    counted is None if none counts, or an earlier release wrote it.
+    counted is None if no micro-batch is counted, or an earlier release wrote it.
     """
 
     last: int
@@ -116,16 +116,17 @@ def view_of(
     lineage: Sequence[LineageSegment],
     begin: Begin | None = None,
 ) -> View:
-    """Return what a source of a query counts from now on, and keep it.
+    """Return and store the current view of a query's source.
 
-    source: its number among the query's sources; begin: returns what a new query counts of a lineage, by default all.
+    source: number of the source in the query; begin: function that returns a new query's view of a lineage; by default
+    the view has all rows.
     """
     now = tuple(lineage)
     fresh = View(now, tuple(Part(one.generation, -1, one.last_batch) for one in now))
     kept, checkpoint = view_file(warehouse, query, source), Checkpoint(warehouse, query.checkpoint)
     content, planned = kept.read(), checkpoint.last_planned()
     if content is None or planned is None:
-        # A new query, or one of an earlier release.
+        # The query is new, or comes from an earlier release.
         view = begin(now) if begin is not None and planned is None else fresh
     else:
         view = _parsed(content)
@@ -144,12 +145,12 @@ def switched(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str,
 
 
 def following(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> View:
-    """Return the view of a query that begins where one with this view has read up to; `seen` by generation."""
+    """Return the view of a query that begins at the position of a query with this view; `seen` by generation."""
     return View(lineage, _next(view, lineage, seen), (*view.earlier, *_counted(view, seen)))
 
 
 def _counted(view: View, seen: Mapping[str, Seen]) -> tuple[Part, ...]:
-    """Return what a query has counted that has read up to there."""
+    """Return the micro-batches that a query has counted up to the position `seen`."""
     last = {name: one.last for name, one in seen.items()}
     return tuple(
         replace(one, last=min(last[one.generation], last[one.generation] if one.last is None else one.last))
@@ -159,7 +160,7 @@ def _counted(view: View, seen: Mapping[str, Seen]) -> tuple[Part, ...]:
 
 
 def _next(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Seen]) -> tuple[Part, ...]:
-    """Return what counts of a lineage after what a query has read."""
+    """Return the micro-batches of a lineage to count after the position of a query."""
     last = {name: one.last for name, one in seen.items()}
     places = [one.counted["to"] for one in seen.values() if one.counted is not None]
     since = furthest([*places, *(one.since for one in view.parts if one.since is not None)])
@@ -171,7 +172,7 @@ def _next(view: View, lineage: tuple[LineageSegment, ...], seen: Mapping[str, Se
 
 
 def settled(view: View, seen: Mapping[str, Seen]) -> View:
-    """Return the view without `since`, if the live generation is past it: no later micro-batch is before it."""
+    """Return the view without `since` if the live generation is past it: no later micro-batch is before it."""
     live = seen.get(view.lineage[0].generation)
     if live is None or live.counted is None:
         return view
@@ -182,7 +183,7 @@ def settled(view: View, seen: Mapping[str, Seen]) -> View:
 
 
 def kept_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dict[str, Seen]] | None:
-    """Return what a query counts, and what it has read up to the end of a micro-batch; None if it is not known."""
+    """Return a query's view, and its position at the end of a micro-batch; None if they are unknown."""
     content = view_file(warehouse, query, 0).read()
     if content is None:
         return None
@@ -192,14 +193,14 @@ def kept_view(warehouse: Warehouse, query: Query, batch: int) -> tuple[View, dic
 
 
 def parsed_view(kept: dict[str, Any]) -> View:
-    """Return a view from `asdict` of it."""
+    """Build a view from its `asdict`."""
     lineage = tuple(LineageSegment(*one) for one in kept["lineage"])
     parts, earlier = (tuple(Part(**one) for one in kept.get(name, [])) for name in ("parts", "earlier"))
     return View(lineage, parts, earlier)
 
 
 def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[str, Seen] | None:
-    """Return what a query has read at a version of the estimates table; None if that version cannot be read."""
+    """Return a query's position at a version of the estimates table; None if that version cannot be read."""
     try:
         rows = warehouse.read(estimates(query.model), version)
         ranged = SOURCE_RANGE in rows.columns
@@ -223,9 +224,9 @@ def _seen(warehouse: Warehouse, query: Query, view: View, version: int) -> dict[
 
 
 def _version(checkpoint: Checkpoint, batch: int, source: int) -> int:
-    """Return the version of the estimates table that a planned micro-batch has read of a source.
+    """Return the version of the estimates table that a planned micro-batch has read from a source.
 
-    A version that it has read in part counts as read: the rest of its files is read as before.
+    A partly read version counts as read: the view of the rest of its files does not change.
     """
     offset = checkpoint.offset(batch, source)
     within = int(offset["index"]) >= 0 or offset.get("isStartingVersion")
@@ -237,7 +238,7 @@ def _parsed(content: bytes) -> View:
 
 
 def any_of(conditions: Iterable[Column]) -> Column:
-    """Return the condition that any of these holds."""
+    """Return the condition that at least one of these holds."""
     found = F.lit(False)
     for one in conditions:
         found = found | one

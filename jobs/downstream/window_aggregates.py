@@ -1,7 +1,7 @@
-"""Aggregates of windows in Spark: a column of accumulators in the table of windows, which micro-batches add to.
+"""Aggregate windows in Spark with a column of accumulators in the windows table; micro-batches add to it.
 
-For each reading that aggregates are of, a window and group has one accumulator (`jobs.downstream.aggregates`). The rows
-of a micro-batch are first taken together by window, group and share of the keys, so that no task holds a whole window.
+Each aggregated reading has one accumulator per window and group (`jobs.downstream.aggregates`). The rows of a
+micro-batch are first combined by window, group and share of the keys, so that no task holds a whole window.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 ACCUMULATORS, AGGREGATES = "accumulators", "aggregates"
-"""Columns of the table of windows: the accumulators by reading, and the aggregates by name."""
+"""Columns of the windows table: the accumulators by reading, and the aggregates by name."""
 SHARES = 32
-"""The rows of a window and group are first taken together by so many shares of the keys."""
+"""Number of shares of the keys by which the rows of a window and group are first combined."""
 
 
 class Aggregated(NamedTuple):
-    """The aggregates of one reading; keep: they need the readings themselves."""
+    """Aggregates of one reading; keep: whether they need the readings themselves."""
 
     reading: str
     aggregates: tuple[Aggregate, ...]
 
     @property
     def keep(self) -> bool:
-        """Tell if sums are not enough."""
+        """Return whether an aggregate needs the readings themselves, not only sums."""
         return any(one.needs_values for one in self.aggregates)
 
 
@@ -52,7 +52,7 @@ def aggregated_of(spec: ModelSpec, monitor: Monitor) -> list[Aggregated]:
 
 
 def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
-    """Return the columns that group windows and that estimates have in arrays: measurements, controls and inputs."""
+    """Return the grouping columns that estimates store in arrays: measurements, controls and inputs."""
     kinds = {
         **dict.fromkeys(spec.measurement, "measured"),
         **dict.fromkeys([*spec.control, *spec.input_names], "control"),
@@ -61,7 +61,7 @@ def group_columns(spec: ModelSpec, monitor: Monitor) -> dict[str, Column]:
 
 
 def in_window(estimates: DataFrame, window: Window, watermark: int | None) -> DataFrame:
-    """Return the rows with each of their windows, `_window`, and whether it had ended, `_late`."""
+    """Return each row once per window, with the window (`_window`) and whether it had ended (`_late`)."""
     size, slide = duration_us(window.size), duration_us(window.slide_or_size)
     marked = estimates.withColumn(
         "_window", F.window("event_time", f"{size} microseconds", f"{slide} microseconds")
@@ -71,7 +71,7 @@ def in_window(estimates: DataFrame, window: Window, watermark: int | None) -> Da
 
 
 def place_of(monitor: Monitor, window: Window) -> list[Column]:
-    """Return the columns that tell windows and groups apart, of rows of `in_window`."""
+    """Return the columns that identify window and group in rows of `in_window`."""
     return [
         F.lit(monitor.definition("windows")).alias("definition"),
         F.lit(window.size).alias("size"),
@@ -83,7 +83,10 @@ def place_of(monitor: Monitor, window: Window) -> list[Column]:
 
 
 def accumulated(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, watermark: int | None) -> DataFrame:
-    """Return the accumulators of rows that are not late, by window and group; estimates: with the columns of groups."""
+    """Return the accumulators of rows that are not late, by window and group.
+
+    estimates: estimates with the columns of groups.
+    """
     several, parts = aggregated_of(spec, monitor), []
     share = F.pmod(F.xxhash64("key"), F.lit(SHARES))
     for window in monitor.windows:
@@ -111,7 +114,7 @@ def accumulated(spec: ModelSpec, monitor: Monitor, estimates: DataFrame, waterma
 
 
 def both(several: list[Aggregated], old: str, new: str) -> Column:
-    """Return the accumulators of two columns of accumulators, each of which may be null."""
+    """Add two columns of accumulators, each of which may be null."""
     parts = []
     for i, one in enumerate(several):
         pair = F.array_compact(F.array(F.get(F.col(old), i), F.get(F.col(new), i)))
@@ -120,7 +123,7 @@ def both(several: list[Aggregated], old: str, new: str) -> Column:
 
 
 def figures(several: list[Aggregated], accumulators: Column) -> Column:
-    """Return the aggregates by name; null where one is not defined."""
+    """Return the aggregates by name; null where an aggregate is undefined."""
     names = F.array(*(F.lit(one.name) for some in several for one in some.aggregates))
     found = F.concat(*(_finisher(one)(F.get(accumulators, i)) for i, one in enumerate(several)))
     return F.map_from_arrays(names, F.transform(found, lambda one: F.when(~F.isnan(one), one)))

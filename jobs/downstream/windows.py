@@ -1,9 +1,9 @@
-"""Windows over event time: each micro-batch of estimates is added to the windows of its rows, exactly once.
+"""Add each micro-batch of estimates to event-time windows, exactly once.
 
-A window has a row from its first estimate on, which is updated; or, if the spec wants it when it is final, the row is
-kept in a table of open windows until no later estimate can change it. The watermark is the newest event time of all
-earlier micro-batches less the spec's delay; an estimate for a window that ended before it is counted as late and not
-added.
+By default a window's row appears with its first estimate and is updated. If the spec wants final windows only, the row
+stays in a table of open windows until no later estimate can change it. The watermark is the newest event time of all
+earlier micro-batches less the spec's delay. An estimate for a window that ended before the watermark is counted as late
+and not added.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Windows:
         return whole
 
     def complete(self, estimates: DataFrame) -> DataFrame:
-        """Return the rows of all windows of a history; of those that appear when they are final, the final ones."""
+        """Return the rows of all windows of a history; for windows that appear when final, only the final rows."""
         rows = self._grouped(estimates)
         sums = self.sums(rows, None)
         if self._several:
@@ -146,14 +146,14 @@ class Windows:
         return aggregated_of(self.spec, self.monitor)
 
     def _grouped(self, estimates: DataFrame) -> DataFrame:
-        """Return estimates with the columns by which windows are grouped."""
+        """Return estimates with the grouping columns of windows."""
         names = [one.of for one in self.monitor.aggregates]
         check_columns(self.spec, names, estimates.columns)
         groups = group_columns(self.spec, self.monitor)
         return estimates.withColumns(groups) if groups else estimates
 
     def _of(self, when: str) -> Column | None:
-        """Return the condition for the rows of windows that appear then; None: there are none."""
+        """Return the condition for rows of windows with this appearance time; None if there are none."""
         some = [one for one in self.monitor.windows if one.when == when]
         if not some:
             return None
@@ -168,7 +168,7 @@ class Windows:
             self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
             if self.monitor.windows_kafka is not None:
                 self._send(self._joined(self._mine(table), rows.select(*self._place), "left_semi"), batch_id)
-        if final is not None:  # what came too late for a window that has appeared is not added to it
+        if final is not None:  # rows too late for a window that has appeared are not added to it
             rows, table = sums.filter(final & (F.col("rows") > 0)), windows_open(self.spec.name)
             self._add(rows if more is None else self._with_aggregates(rows, more, table), table, batch_id)
 
@@ -180,7 +180,7 @@ class Windows:
         return self.warehouse.read(table).filter(F.col("definition") == self.monitor.definition("windows"))
 
     def _joined(self, rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
-        """Return rows joined to others of the same window and group."""
+        """Join rows of the same window and group."""
         renamed = others.withColumnsRenamed({name: f"_{name}" for name in self._place})
         same = F.lit(True)
         for name in self._place:
@@ -188,7 +188,7 @@ class Windows:
         return rows.join(renamed, same, how).drop(*(f"_{name}" for name in self._place))
 
     def _with_aggregates(self, sums: DataFrame, more: DataFrame, table: str | None) -> DataFrame:
-        """Return sums with the accumulators that a table's windows then have, and their aggregates."""
+        """Add to the sums the merged accumulators of a table's windows, and their aggregates."""
         several, warehouse = self._several, self.warehouse
         rows = self._joined(sums, more.withColumnRenamed(ACCUMULATORS, "_new"), "left")
         there = (
@@ -203,7 +203,7 @@ class Windows:
         return rows.withColumn(AGGREGATES, figures(several, F.col(ACCUMULATORS)))
 
     def _close(self, cut: int, batch_id: int) -> None:
-        """Let the windows appear that ended by an instant (microseconds): no later estimate is added to them."""
+        """Publish windows that ended by an instant (microseconds): no later estimate is added to them."""
         table, warehouse = windows_open(self.spec.name), self.warehouse
         if self._of("final") is None or not warehouse.exists(table):
             return
@@ -212,7 +212,7 @@ class Windows:
         if not rows.isEmpty():
             target = windows(self.spec.name)
             self._create(target, rows)
-            # A transaction of its own: the same micro-batch may have changed growing windows of this table.
+            # A separate transaction: the same micro-batch may have changed growing windows of this table.
             transaction = (f"{self.application}-final", batch_id)
             warehouse.append(rows.coalesce(1), target, transaction, more_columns=True)
             self._send(rows, batch_id)
@@ -246,7 +246,7 @@ class Windows:
         sums = sums.persist() if more else sums  # computed once: a merge reads its rows twice
         session = sums.sparkSession
         place = self._place
-        # With the definition as a constant, windows of other definitions are not read.
+        # With the definition as a constant, the merge does not read windows of other definitions.
         same = " AND ".join(f"t.`{name}` <=> s.`{name}`" for name in place[1:])
         same = f"t.definition = '{self.monitor.definition('windows')}' AND {same}"
         added: dict[str, Any] = {
@@ -266,7 +266,7 @@ class Windows:
             sums.unpersist()
 
     def _before(self, batch_id: int) -> int | None:
-        """Return the newest event time (us) of earlier micro-batches, None in the first."""
+        """Return the newest event time (us) of earlier micro-batches, None in the first micro-batch."""
         kept = self._files.read(self._file)
         if kept is None:
             return None
@@ -304,5 +304,5 @@ def _means(sums: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_means(rows: DataFrame) -> DataFrame:
-    """Return sums with the columns that are derived from them."""
+    """Add the columns derived from sums and counts."""
     return rows.withColumns(_means({name: F.col(name) for name in (*COUNTS, *_SUMS)}))

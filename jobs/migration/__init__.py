@@ -1,1 +1,1 @@
-"""Turn the states of one model version into those of another."""
+"""Convert the states of one model version to the states of another."""

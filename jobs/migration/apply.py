@@ -1,6 +1,6 @@
 """Migrate the rows of a snapshot on Spark, and measure in this process how the states change.
 
-A key whose state is not a number has nothing to migrate. It is left out, and starts anew with its next row.
+A key whose state has values that are not numbers cannot be migrated. It is left out, and starts anew with its next row.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SHOWN_KEYS = 5
-"""How many keys with an invalid state a message names."""
+"""Maximum number of keys with an invalid state that a message names."""
 NO_NUMBER = "state: the key's state is not a number"
-"""Why a key is left out, as the quarantine has it."""
+"""Reason in the quarantine table for a key that is left out."""
 
 
 def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
@@ -34,12 +34,12 @@ def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
 
 
 def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
-    """Return how a migration changes the states of a snapshot, given its rows in batches.
+    """Return a summary of the changes that a migration makes to the states in batches of a snapshot's rows.
 
-    left_out and left_out_keys (some): the keys whose state is not a number; keys, wrong and wrong_keys (some): all
-    others, and those whose state would be invalid; before and after: of each state the average mean and variance over
-    `keys`, and of one that keeps its name also the largest change of its mean and the number of keys in which it
-    changes; key_parameters: before and after, the averages of the parameters that each key has for itself.
+    left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys; wrong,
+    wrong_keys: number and examples of keys with an invalid new state. before, after: average mean and variance of each
+    state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys in
+    which it changes. key_parameters: averages of the per-key parameters before and after.
     """
     names = list(extras_widths(migration.source))
     parts = [_measured(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
@@ -96,7 +96,7 @@ def _prepared(rows: StateRows, migration: Migration) -> StateRows:
 
 
 def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
-    """Return the rows of a snapshot that are left out: their key and, as JSON, the state."""
+    """Return key and state (as JSON) of the snapshot's rows that are left out."""
     state = F.to_json(
         F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
     )
@@ -115,10 +115,10 @@ def _finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterat
 
 
 def _sorted_out(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
-    """Return the places of the rows whose state is all numbers, and those of the others."""
+    """Return the indices of rows whose state has only numbers, and the indices of the others."""
     source = migration.source
     arrays = state_arrays(batch, len(source.states), extras_widths(source))
-    # Not of the moments: those of some filters may be infinite.
+    # Checks the state, not its moments: in some filters these may be infinite.
     finite = np.isfinite(source.restore(*arrays)).all(axis=0)
     return np.flatnonzero(finite), np.flatnonzero(~finite)
 
@@ -185,13 +185,13 @@ def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
 
 
 def _own_sums(model: Filter, extras: Mapping[str, Any]) -> list[float]:
-    """Return the sums over keys of the parameters that each key has for itself, entry by entry; [] without any."""
+    """Return the sums over keys of the per-key parameters, entry by entry; [] if there are none."""
     rows = own_parameters(model).rows
     return extras[FIELD].sum(axis=1).tolist() if rows else []
 
 
 def _own_averages(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
-    """Return the averages over keys of the parameters that each key has for itself, as a spec writes them."""
+    """Return the averages over keys of the per-key parameters, in the form of a spec."""
     own = own_parameters(model)
     sums = [part[field] for part in parts if part["keys"]]
     if not own.rows or not sums:
@@ -208,7 +208,7 @@ def _sums(mean: Any, covariance: Any) -> list[float]:
 
 
 def change_table(change: dict[str, Any]) -> list[str]:
-    """Return the result of `change_of` as the lines of a table, one line a state."""
+    """Return the result of `change_of` as the lines of a table, one line per state."""
     lines = [
         f"{'state':<20} {'mean before':>14} {'after':>14} {'variance before':>16} {'after':>14}  keys changed"
     ]
@@ -230,7 +230,7 @@ def change_table(change: dict[str, Any]) -> list[str]:
 
 
 def left_out_lines(change: dict[str, Any]) -> list[str]:
-    """Return which keys a migration leaves out, as lines; none where it leaves out none."""
+    """Return lines about the keys that a migration leaves out; no lines if it leaves out none."""
     count = change.get("left_out")
     if not count:
         return []
@@ -242,7 +242,7 @@ def left_out_lines(change: dict[str, Any]) -> list[str]:
 
 
 def rekeying_lines(change: dict[str, Any]) -> list[str]:
-    """Return how a migration changes the keys, as lines; none where the keys stay."""
+    """Return lines about the changes of keys by a migration; no lines if the keys stay."""
     rekeyed = change.get("rekeyed")
     if not rekeyed:
         return []

@@ -1,4 +1,4 @@
-"""Turn a table of states that a user made into a snapshot, every key checked before the commit."""
+"""Convert a user's table of states to a snapshot; every key is checked before the commit."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ _FILES = (".csv", ".parquet")
 
 
 class Imported(NamedTuple):
-    """A snapshot made of a table (None: a dry run), and the keys that were left out.
+    """Snapshot made from a table (None in a dry run), and the keys that were left out.
 
-    keys: of the snapshot; left_out: number of refused rows by problem; some: of their keys; made: written by this call
+    keys: number of keys in the snapshot; left_out: number of refused rows by problem; some: examples of refused keys;
+    made: whether this call wrote the snapshot
     """
 
     manifest: Manifest | None
@@ -55,10 +56,10 @@ class Imported(NamedTuple):
 
 
 def read_table(warehouse: Warehouse, name: str) -> DataFrame:
-    """Read .csv or .parquet files (one, a folder or a glob), or a Delta table, by path or by name below the warehouse.
+    """Read .csv or .parquet files (one, a folder or a glob), or a Delta table, by path or by name in the warehouse.
 
     Raises:
-        UserError: there is no such file or table.
+        UserError: the file or table does not exist.
     """
     home, table = home_of(warehouse, name)
     path = Path(name) if "://" in name else path_of(name)
@@ -82,7 +83,7 @@ def _file(warehouse: Warehouse, path: Path) -> DataFrame:
 
 
 def _parquet(warehouse: Warehouse, path: Path) -> DataFrame:
-    """Read a file whose times may be in nanoseconds, which Spark reads as whole numbers alone."""
+    """Read a Parquet file that may have nanosecond times, which Spark reads only as integers."""
     with open_input(path) as stream:
         schema = pq.read_schema(stream)
     fine = [field.name for field in schema if field.type in (pa.timestamp("ns"), pa.timestamp("ns", "UTC"))]
@@ -104,11 +105,11 @@ def import_states(
 ) -> Imported:
     """Return the snapshot of a table's states at a position in the model's measurements.
 
-    The same table and position give the same snapshot. Killed before the manifest is committed, nothing is visible, and
-    the next call completes it.
+    The same table and position give the same snapshot. If the process is killed before the commit of the manifest,
+    nothing is visible, and the next call completes it.
 
     Raises:
-        UserError: a column is missing or unknown, no row is there, or too many keys have an invalid state.
+        UserError: a column is missing or unknown, the table has no rows, or too many keys have an invalid state.
     """
     spec, spark = runtime.spec, warehouse.spark
     frame = read_table(warehouse, name)
@@ -154,7 +155,7 @@ def import_states(
 
 
 def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
-    """Refuse lists of numbers that are written as text."""
+    """Refuse columns that store lists of numbers as text."""
     for column in table.lists:
         if column in frame.columns and table.form.widths[column] > 1:
             kind = frame.schema[column].dataType
@@ -166,7 +167,7 @@ def _refuse_texts(frame: DataFrame, table: Table, name: str) -> None:
 
 
 def _prepared(frame: DataFrame, runtime: ModelRuntime, table: Table) -> DataFrame:
-    """Return the rows as `checker` takes them."""
+    """Return the rows with the columns that `checker` expects."""
     kind = runtime.kind
     typed = [
         F.col(f"`{name}`").try_cast(type_).alias(name)
@@ -199,12 +200,12 @@ def _time(frame: DataFrame) -> Column:
     column = F.col(f"`{EVENT_TIME}`")
     kind = frame.schema[EVENT_TIME].dataType
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
-        return F.lit(None).cast("timestamp")  # a number may count from any origin, in any unit
+        return F.lit(None).cast("timestamp")  # a number has no known origin and unit
     return column.try_cast("timestamp")
 
 
 def _optional(frame: DataFrame, name: str, kind: str, default: float) -> Column:
-    """Return a column with its default where the table does not have it; what is there and is no number stays null."""
+    """Return a column, or its default if the table lacks it; a value that is not a number becomes null."""
     if name not in frame.columns:
         return F.lit(default).cast(kind)
     value = F.col(f"`{name}`").try_cast(kind)
@@ -212,7 +213,7 @@ def _optional(frame: DataFrame, name: str, kind: str, default: float) -> Column:
 
 
 def _left_out(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
-    """Return the number of refused rows by problem, and some of their keys."""
+    """Return the number of refused rows by problem, and examples of their keys."""
     bad = rows.filter(F.col("problem").isNotNull())
     counts = {row["problem"]: int(row["count"]) for row in bad.groupBy("problem").count().collect()}
     shown = bad.select("key").distinct().orderBy("key").limit(SHOWN_KEYS).collect() if counts else []
@@ -220,7 +221,7 @@ def _left_out(rows: DataFrame) -> tuple[dict[str, int], list[str]]:
 
 
 def _refuse(keys: int, left_out: dict[str, int], some: list[str], name: str) -> None:
-    """Refuse a table without keys, or of which too many would be left out: then not a key is at fault."""
+    """Refuse a table without keys, or with too many keys to leave out: then the table is wrong, not a key."""
     bad = sum(left_out.values())
     if keys + bad == 0:
         raise UserError(f"--input {name}: it has no rows: nothing was written")
@@ -234,7 +235,7 @@ def _refuse(keys: int, left_out: dict[str, int], some: list[str], name: str) -> 
 
 
 def _identity(runtime: ModelRuntime, position: dict[str, Any], keys: int, checksum: str) -> str:
-    """Return the snapshot's id: a digest of everything that decides its content."""
+    """Return the snapshot's id: a digest of all inputs of its content."""
     spec = runtime.spec
     made_of = {"fingerprint": spec.fingerprint(), "position": position, "keys": keys, "checksum": checksum}
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()

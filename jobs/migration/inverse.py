@@ -1,9 +1,9 @@
-"""The path of states back from a version of a model to an earlier one.
+"""Find the path of migrations from a version of a model back to an earlier version.
 
-Each step back follows the later version's `migrate.reverse`, else the inverse of the step forward. A step forward by
-state names has an inverse unless one state became several: a state that was kept, renamed or rescaled is mapped back,
-one that was added is marginalised out, and one that was dropped starts from the earlier version's `initial`. A linear
-map has an inverse if it is square, not singular and adds no noise. Any other step needs `migrate.reverse`.
+Each step back follows the later version's `migrate.reverse`, or else the inverse of the step forward. A step forward by
+state names has an inverse unless one state became several. A state that was kept, renamed or rescaled is mapped back. A
+state that was added is marginalised out, and a state that was dropped starts from the earlier version's `initial`. A
+linear map has an inverse if it is square, not singular and adds no noise. Any other step needs `migrate.reverse`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from jobs.specs.model_spec import ModelSpec
 from jobs.storage.warehouse import Tables
 
 SINGULAR = 1e6
-"""The condition number, of a matrix whose rows and columns are scaled to 1, from which on it counts as singular. It
-enters a covariance squared, so that at most four digits would remain."""
+"""Condition number from which a matrix, its rows and columns scaled to 1, counts as singular.
+
+It enters a covariance squared, so that at most four digits would remain.
+"""
 
 
 def path_back_to(model: DeployedModel[Tables], later: Manifest, earlier: Manifest) -> list[Step]:
-    """Return the migrations that lead from a snapshot's version back to that of an earlier one, in order.
+    """Return the migrations from a snapshot's version back to the version of an earlier snapshot, in order.
 
-    The specs of both versions are those of the snapshots. A spec file of the same meaning takes precedence, because
-    `migrate.reverse` may have been added to it since.
+    The snapshots contain the specs of both versions. A spec file with the same meaning takes precedence, because it may
+    have a later `migrate.reverse`.
 
     Raises:
-        UserError: a version's spec is not known, or a step has no inverse; it says why and what to write.
+        UserError: a version's spec is unknown, or a step has no inverse; the message gives the reason and the remedy.
     """
     known = known_versions(model)
     for one in (later, earlier):
@@ -41,17 +43,17 @@ def path_back_to(model: DeployedModel[Tables], later: Manifest, earlier: Manifes
 
 
 def path_back(known: dict[int, ModelSpec], last: int, first: int) -> list[Step]:
-    """Return the migrations that lead from version `last` back to the earlier version `first`, in order.
+    """Return the migrations from version `last` back to the earlier version `first`, in order.
 
     Raises:
-        UserError: a version's spec is not known, or a step has no inverse; it says why and what to write.
+        UserError: a version's spec is unknown, or a step has no inverse; the message gives the reason and the remedy.
     """
     forward = path_between(known, first, last)
     return [Step.reverse(step.new, step.old, reverse_rules(step)) for step in reversed(forward)]
 
 
 def reverse_rules(step: Step) -> StateMapSpec:
-    """Return how the states of a step's newer version become those of its older one.
+    """Return the rules that map states of a step's newer version to its older version.
 
     Raises:
         UserError: the step has no inverse, and its spec no `migrate.reverse`.
@@ -118,7 +120,7 @@ def _inverse_transform(step: Step, forward: Transform) -> Transform:
 
 
 def _condition(T: np.ndarray) -> float:
-    """Return the condition number of a square matrix, whatever the units of its rows and columns."""
+    """Return the condition number of a square matrix, independent of the units of its rows and columns."""
     largest = np.abs(T).max(axis=1, keepdims=True)
     if not largest.all():
         return np.inf

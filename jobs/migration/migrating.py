@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 MOST_LEFT_OUT = 0.5
-"""The share of keys with an invalid state up to which a migration, or an import of states, leaves them out."""
+"""Maximum share of keys with an invalid state that a migration or an import of states leaves out."""
 
 
 def migrate(
@@ -51,9 +51,10 @@ def migrate(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Return the migrated snapshot (None in a dry run), how the states change, and if the snapshot was written now.
+    """Return the migrated snapshot (None in a dry run), the changes of states, and whether this call wrote the
+    snapshot.
 
-    model: the deployed one, beside whose spec are those of other versions.
+    model: the deployed model; its folder also has the specs of other versions.
 
     Raises:
         UserError: no path leads to the version, or some keys would have an invalid state.
@@ -70,15 +71,15 @@ def migrate_along(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[Manifest | None, dict[str, Any], bool]:
-    """Migrate a snapshot along steps, and return what `migrate` does.
+    """Migrate a snapshot along steps, and return the same values as `migrate`.
 
-    Every key is checked in this process, before Spark starts: it reads and migrates half a million keys a second.
-    A dry run ends there, unless keys get other names.
+    Every key is checked in this process, before Spark starts: it reads and migrates half a million keys a second. A dry
+    run ends there, unless the migration renames keys.
 
-    parameters: those that the last version has learned before; None: those that are carried over.
+    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
 
     Raises:
-        UserError: a step cannot be made, or some keys would have an invalid state.
+        UserError: a step is impossible, or some keys would have an invalid state.
     """
     plan, spec = plan_of(source, steps, parameters), steps[-1].new
     migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
@@ -127,10 +128,10 @@ def migrate_along(
 def _check_keys(
     warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: Plan
 ) -> tuple[int, dict[str, Any]]:
-    """Check every key of a snapshot in this process; return the version of its rows, and how the states change.
+    """Check every key of a snapshot in this process; return the version of its rows, and the changes of states.
 
     Raises:
-        UserError: the rows are not whole, the target could not read those that wait, or states would be invalid.
+        UserError: the rows are incomplete, the target could not read the waiting rows, or states would be invalid.
     """
     _refuse_waiting(source, spec)
     version = whole_version(warehouse, source, measure_batches)
@@ -141,7 +142,7 @@ def _check_keys(
 
 
 def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
-    """Refuse a snapshot of which too many keys would be left out: then not a key is at fault, but the model."""
+    """Refuse a snapshot with too many keys to leave out: then the model is wrong, not a key."""
     count, keys = change["left_out"], change["left_out"] + change["keys"]
     if count > MOST_LEFT_OUT * keys:
         raise UserError(
@@ -155,16 +156,16 @@ def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
 def keep_left_out(
     warehouse: Warehouse, keys: DataFrame, model: str, source: str, reason: Column, snapshot: str, verb: str
 ) -> None:
-    """Put keys that a snapshot leaves out into quarantine with their states, once for the snapshot.
+    """Write the keys that a snapshot leaves out, with their states, to quarantine, once per snapshot.
 
     Args:
-        warehouse: of the quarantine.
-        keys: `key` and `state`, which is a text.
-        model: its name.
-        source: where the states came from.
-        reason: why a key is left out.
-        snapshot: the id of the snapshot.
-        verb: which made the snapshot.
+        warehouse: warehouse of the quarantine.
+        keys: frame with `key` and `state` (text).
+        model: name of the model.
+        source: source of the states.
+        reason: reason for leaving a key out.
+        snapshot: id of the snapshot.
+        verb: verb that made the snapshot.
     """
     rows = rejected_rows(
         keys,
@@ -196,7 +197,7 @@ def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
 
 
 def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
-    """Send Spark's workers the functions of all versions on the path, and those that migrate states and keys."""
+    """Send Spark's workers the user functions of all versions on the path, and the migration's functions."""
     for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
         ship(warehouse.spark, spec.definition())
     for step in steps:
@@ -211,7 +212,7 @@ def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
 
 
 def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
-    """Return states with their new keys, and how many keys there are then.
+    """Return states with their new keys, and the number of new keys.
 
     Raises:
         UserError: keys collide without a merge rule, or a function returns invalid keys or states.
@@ -233,7 +234,7 @@ def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFram
 
 
 def _waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
-    """Return the rows that wait for the watermark in a snapshot, for another version of its model."""
+    """Return the rows of a snapshot that wait for the watermark, for another version of its model."""
     held = verified(warehouse, source)
     if held is None:
         return None
@@ -243,7 +244,7 @@ def _waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Hel
 
 
 def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
-    """Refuse a snapshot with rows that wait for the watermark and that another version of its model could not read.
+    """Refuse a snapshot whose rows that wait for the watermark are unreadable for another version of its model.
 
     Raises:
         UserError: the other version could not read them.
@@ -263,9 +264,10 @@ def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
 
 
 class Plan(NamedTuple):
-    """A migration of a snapshot along steps.
+    """Migration of a snapshot along steps.
 
-    parameters: the learned ones of the last version; changes: how they change (`jobs.migration.parameters.changes_of`)
+    parameters: learned parameters of the last version; changes: changes of parameters
+    (`jobs.migration.parameters.changes_of`)
     """
 
     migration: Migration
@@ -277,10 +279,10 @@ class Plan(NamedTuple):
 def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | None = None) -> Plan:
     """Return the migration of a snapshot along steps.
 
-    parameters: those that the last version has learned before; None: those that are carried over.
+    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
 
     Raises:
-        UserError: a step cannot be made.
+        UserError: a step is impossible.
     """
     carried = carried_over(steps, source.parameters)
     after = carried.parameters if parameters is None else parameters
@@ -292,11 +294,11 @@ def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | No
 
 
 def migration_that_made(manifest: Manifest, source: Manifest, steps: list[Step]) -> Migration | None:
-    """Return the migration along steps that made a snapshot of another one; None if it was not made along them."""
+    """Return the migration along steps that made a snapshot from another one; None if the steps did not make it."""
     plan = plan_of(source, steps, manifest.parameters)
     if plan.snapshot_id == manifest.snapshot_id:
         return plan.migration
-    if snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id:  # by an earlier release
+    if snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id:  # made by an earlier release
         return build_migration(steps, source.parameters, manifest.parameters)
     return None
 
@@ -307,13 +309,13 @@ def snapshot_id(
     parameters: dict[str, Any],
     of_keys: tuple[tuple[str, str], ...] | None = None,
 ) -> str:
-    """Return the id of the snapshot that these inputs give.
+    """Return the id of the snapshot that results from these inputs.
 
-    of_keys: the parameters of each key that are carried over (`Migration.key_parameters`); None: no key has any of its
-    own, or the id of a release that did not choose among them.
+    of_keys: per-key parameters that are carried over (`Migration.key_parameters`); None: there are none, or the id
+    comes from a release that did not choose among them.
     """
     spec = steps[-1].new
-    # `reverse` has no effect on a step forward.
+    # `reverse` does not affect a step forward.
     rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
     inputs: list[Any] = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
     if of_keys is not None:
@@ -323,10 +325,10 @@ def snapshot_id(
 
 
 def source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
-    """Return the named snapshot, or the newest one of an earlier version that a stream could start from now.
+    """Return the named snapshot, or the newest snapshot of an earlier version from which a stream could start now.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such snapshot.
     """
     if snapshot is not None:
         found = find(warehouse, snapshot)

@@ -1,7 +1,7 @@
-"""What becomes of learned parameters when a model's version follows another: which stay, and where each value is from.
+"""Decide which learned parameters a model's next version keeps, and record the origin of each value.
 
-A learned parameter is carried over where its name stays and means the same: the same process, time unit, measured
-columns and units of the states. The parameters of a process that became a part of a sum are called after the part.
+A learned parameter is carried over if its name and its meaning stay: the same process, time unit, measured columns and
+units of the states. The parameters of a process that became a part of a sum are named after the part.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from kalman.models.groups import GROUPS, begin_states
 from kalman.models.learned_entries import is_chosen, learn_requests
 
 SHARED = ("transition", "initial.mode_probabilities")
-"""Learned parameters that belong to all modes together."""
+"""Learned parameters that all modes share."""
 DIGITS = 6
 """Digits of a parameter in a report."""
 
 
 class Carried(NamedTuple):
-    """The learned parameters that a path of versions carries over.
+    """Learned parameters that a path of versions carries over.
 
-    parameters: of the last version, by its names, those of groups among them; names: of each, what the first version
-    calls it; given_up: of each other learned parameter, by the first version's name, the reason.
+    parameters: parameters of the last version by name, with those of groups; names: first version's name of each;
+    given_up: reason for each other learned parameter, by the first version's name.
     """
 
     parameters: dict[str, Any]
@@ -40,7 +40,7 @@ class Carried(NamedTuple):
 
 
 def carried_over(steps: Sequence[Step], learned: Mapping[str, Any]) -> Carried:
-    """Return which of the first version's learned parameters the last version starts with."""
+    """Return the learned parameters of the first version with which the last version starts."""
     values = {name: value for name, value in learned.items() if name != GROUPS}
     groups, given_up = learned.get(GROUPS), {}
     names = {name: name for name in values}
@@ -71,7 +71,7 @@ def _policy(step: Step) -> str | None:
 
 
 def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
-    """Return why a step gives up a learned parameter even if the new model has one of its name; None: it does not."""
+    """Return why a step drops a learned parameter although the new model has its name; None if it keeps it."""
     policy, version = _policy(step), step.new.version
     if policy is not None:
         return (
@@ -106,7 +106,7 @@ def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
 
 
 def _is_by_place(name: str) -> bool:
-    """Tell if a parameter has an entry for each state, or is an entry of a matrix over the states."""
+    """Return whether a parameter has an entry for each state, or is an entry of a matrix over the states."""
     return is_chosen(name) or name.rpartition(".")[2] == "Q"
 
 
@@ -121,7 +121,7 @@ def _mode_names(spec: ModelSpec) -> list[str]:
 
 
 def _unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) -> str | None:
-    """Return why a model cannot have a parameter with this value, None where it can."""
+    """Return why a model cannot have a parameter with this value; None if it can."""
     try:
         kalman.build(spec.definition(), {**others, name: value})
     except kalman.ModelError as error:
@@ -132,7 +132,7 @@ def _unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) ->
 def _groups_after(
     spec: ModelSpec, groups: Any, renamed: Mapping[str, str], kept: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return the parameters by group with which a version starts, None where it has none."""
+    """Return the initial parameters of a version by group; None if it has none."""
     if groups is None or spec.learn is None or spec.learn.scope != "group" or spec.learn.by != groups["by"]:
         return None
     own = [
@@ -148,7 +148,7 @@ def _groups_after(
 
 
 def _name_after(step: Step, name: str) -> str:
-    """Return what the new version calls a parameter of the old one, whose process may be a part of a sum in either."""
+    """Return the new version's name of an old parameter, whose process may be a part of a sum in either version."""
     old, new = _process(step.old), _process(step.new)
     if is_chosen(name) or old is None or new is None or (old["kind"] == "sum") == (new["kind"] == "sum"):
         return name
@@ -171,7 +171,7 @@ def _parts(process: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _kind_of(spec: ModelSpec, name: str) -> str | None:
-    """Return the kind of the process that a parameter belongs to, of a mode or of a part if it names one."""
+    """Return the kind of a parameter's process; if the name contains a mode or a part, the kind of its process."""
     process = _process(spec)
     for label, mode in zip(_mode_names(spec), spec.definition().get("modes") or (), strict=True):
         if name.startswith(f"{label}."):
@@ -200,11 +200,11 @@ def _written(spec: ModelSpec, name: str) -> Any:
 
 
 NOTHING = Carried({}, {}, {})
-"""What is carried over where a version learns anew."""
+"""Carried parameters of a version that learns anew: none."""
 
 
 def carried_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str, Any]) -> Carried:
-    """Return which learned parameters a version carries over that takes no state: none if the states have no map."""
+    """Return the learned parameters carried over to a version that takes no state; none if the states have no map."""
     try:
         return carried_over([Step.forward(old, new)], learned)
     except UserError as error:
@@ -214,7 +214,7 @@ def carried_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str,
 def changes_of_retraining(
     old: ModelSpec, new: ModelSpec, before: Mapping[str, Any], after: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return what `changes_of` does for a version that learns from history; after None: it has not learned yet."""
+    """Return the result of `changes_of` for a version that learns from history; after None: it has not learned yet."""
     found = changes_of(old, new, before, after or {}, NOTHING, "from history")
     if after is None:
         for one in found:
@@ -223,7 +223,7 @@ def changes_of_retraining(
     return found
 
 
-# How a report shows it
+# Parameters in reports
 
 
 def changes_of(
@@ -234,15 +234,15 @@ def changes_of(
     carried: Carried,
     learned_how: str = "before",
 ) -> list[dict[str, Any]]:
-    """Return every parameter of two versions: its name, value before and after, and where the new value comes from.
+    """Return every parameter of two versions: name, value before and after, and origin of the new value.
 
     Args:
-        old: the spec of the first version.
-        new: that of the last one.
+        old: spec of the first version.
+        new: spec of the last version.
         before: learned parameters of the first version.
-        after: those of the last one.
-        carried: which of the first version's were carried over.
-        learned_how: how version 2 has learned those that were not carried over.
+        after: learned parameters of the last version.
+        carried: parameters of the first version that were carried over.
+        learned_how: text on how the last version learned the other parameters.
     """
     was, now = _all_values(old, before), _all_values(new, after)
     found: list[dict[str, Any]] = []
@@ -280,7 +280,7 @@ def changes_of(
 
 
 def _all_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a model's parameters; of a mixture, those that were learned."""
+    """Return the values of a model's parameters; for a mixture, of the learned parameters."""
     shared = {name: value for name, value in learned.items() if name != GROUPS}
     found = {**parameter_values(spec.definition(), shared), **shared}
     if GROUPS in learned:
@@ -289,7 +289,7 @@ def _all_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameter_lines(model: str, changes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return every parameter before and after as the lines of a table, and how to learn what is not learned."""
+    """Return a table of every parameter before and after as lines, and how to learn the missing parameters."""
     if not changes:
         return []
     cells = [
@@ -312,7 +312,7 @@ def parameter_lines(model: str, changes: Sequence[Mapping[str, Any]]) -> list[st
 
 
 def value_text(value: Any) -> str:
-    """Return a parameter's value with few digits, `-` where there is none."""
+    """Return a parameter's value with few digits, or `-` without a value."""
     if value is None:
         return "-"
     if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""Give the states of a snapshot other keys: by a function of the key columns, and a rule that merges colliding keys.
+"""Give the states of a snapshot new keys: by a function of the key columns, and a rule that merges colliding keys.
 
-Without a rule, old keys that collide in one new key are refused. The functions are called once for a partition's keys.
+Without a rule, old keys with the same new key are refused. The functions are called once for each partition's keys.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 
 NEWEST = "newest"
 PART_KEYS = 65_536
-"""About how many old keys a merge function gets per call."""
+"""Approximate number of old keys in one call of a merge function."""
 SHOWN_COLLISIONS = 3
 WHOLE_NUMBERS = ("tinyint", "smallint", "int", "bigint")
 
 
 class Rekey(NamedTuple):
-    """How keys change. Picklable: it is sent to the executors.
+    """Change of keys. Picklable: it is sent to the executors.
 
-    old: the kind of the old keys; names, whole: the new columns, and which of them are whole numbers in the
-    measurements table; merge: None, "newest", or a function; target: the new version's filter.
+    old: kind of the old keys; names, whole: new columns, and those with whole numbers in the measurements table; merge:
+    None, "newest", or a function; target: filter of the new version.
     """
 
     old: KeyKind
@@ -55,10 +55,10 @@ class Rekey(NamedTuple):
 
 
 def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rekey | None:
-    """Return how the steps change the keys, None if they do not.
+    """Return how the steps change the keys, or None if they do not.
 
     Raises:
-        UserError: more than one step changes them, or a function is missing.
+        UserError: several steps change the keys, or a function is missing.
     """
     changing = [(step, step.keys) for step in steps if step.keys is not None]
     if not changing:
@@ -85,7 +85,7 @@ def rekey_of(warehouse: Warehouse, steps: Sequence[Step], target: Filter) -> Rek
 
 
 def rekeyed(rows: DataFrame, rekey: Rekey) -> DataFrame:
-    """Return a snapshot's state rows with their new keys, and the old ones as `old_key`; new keys may collide."""
+    """Return a snapshot's state rows with new keys, and old keys as `old_key`; new keys may collide."""
     old = [column.alias(f"k{i}") for i, column in enumerate(columns_of(rekey.old, F.col("key")))]
     rest = [field for field in rows.schema.fields if field.name != "key"]
     new = [StructField(f"n{i}", StringType()) for i in range(len(rekey.names))]
@@ -96,7 +96,7 @@ def rekeyed(rows: DataFrame, rekey: Rekey) -> DataFrame:
 
 
 def collisions(rows: DataFrame) -> tuple[int, int, list[str]]:
-    """Return the number of old keys that collide, of the new keys in which they do, and some of them as text."""
+    """Return the number of old keys that collide, the number of their new keys, and examples as text."""
     shared = rows.groupBy("key").agg(
         F.count("*").alias("n"), F.sort_array(F.collect_list("old_key")).alias("old")
     )
@@ -166,17 +166,17 @@ def merge_states(
     mean: NDArray[np.float64],
     covariance: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the mean (n, G) and covariance (n*n, G) that the merge function makes of the K states of G keys.
+    """Merge the K states of G keys by the merge function, to mean (n, G) and covariance (n*n, G).
 
     Args:
-        rekey: with a merge function.
+        rekey: change of keys with a merge function.
         group: (K,) number of each state's new key, 0 to G-1, in order.
         event_time: (K,) microseconds.
-        mean: (n, K).
-        covariance: (n*n, K).
+        mean: (n, K) means.
+        covariance: (n*n, K) covariances.
 
     Raises:
-        UserError: it returns other shapes, or invalid states.
+        UserError: the function returns other shapes, or invalid states.
     """
     assert isinstance(rekey.merge, Named)
     n, groups = mean.shape[0], int(group[-1]) + 1

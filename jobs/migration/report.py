@@ -1,4 +1,4 @@
-"""What a migration changes, for a person: states, keys and parameters."""
+"""Text on the changes by a migration: states, keys and parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jobs.migration.parameters import parameter_lines, value_text
 
 
 def change_lines(model: str, change: Mapping[str, Any]) -> list[str]:
-    """Return how a migration changes states, keys and parameters (`jobs.migration.migrating.migrate`) as lines."""
+    """Return lines on the states, keys and parameters that a migration changes (`jobs.migration.migrating.migrate`)."""
     lines: list[str] = []
     if "after" in change:
         lines += [f"  {line}" for line in change_table(dict(change))]
@@ -19,7 +19,7 @@ def change_lines(model: str, change: Mapping[str, Any]) -> list[str]:
 
 
 def parameters_changed(model: str, change: Mapping[str, Any]) -> list[str]:
-    """Return how a migration changes the parameters as lines; each key's own by their averages."""
+    """Return lines about the parameters that a migration changes; per-key parameters appear as averages."""
     lines = parameter_lines(model, change.get("parameters") or [])
     own = change.get("key_parameters") or {"before": {}, "after": {}}
     for name in {**own["before"], **own["after"]}:

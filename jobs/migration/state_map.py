@@ -1,4 +1,4 @@
-"""The map from the states of one version of a model to those of another, by spec, and applied to K keys at a time."""
+"""Map states from one version of a model to another, as the spec defines, for K keys at a time."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kalman.types import Filter
 Floats = NDArray[np.float64]
 
 SYMMETRY = 1e-9
-"""How far, relative to the variances, a covariance may be from symmetric and from positive semidefinite."""
+"""Tolerance, relative to the variances, for a covariance to be symmetric and positive semidefinite."""
 
 
 class StateMap(NamedTuple):
-    """One step's map of states to `states`: affine, or a function of moments; `diffuse`: undetermined new states."""
+    """Map of one step to `states`: affine, or a function of moments; `diffuse`: undetermined new states."""
 
     states: tuple[str, ...]
     affine: Affine | None
@@ -47,7 +47,7 @@ class Moments(NamedTuple):
 
 
 class MigratedStates(NamedTuple):
-    """The migrated states of K keys as the parts of a snapshot, and (K,) bool: the keys whose state is invalid."""
+    """Migrated states of K keys as the parts of a snapshot, and (K,) bool: keys with an invalid state."""
 
     mean: Floats
     covariance: Floats
@@ -57,11 +57,10 @@ class MigratedStates(NamedTuple):
 
 @dataclass(frozen=True)
 class Migration:
-    """The maps from the states of one version's filter to those of another's. Picklable: it is sent to the executors.
+    """Maps from the states of one version's filter to the states of another's. Picklable: it is sent to the executors.
 
-    key_parameters: of the parameters that each key has for itself, those that are carried over: the name in the target
-    and that in the source, in the target's order; None: what earlier releases did, all of them if
-    `keeps_key_parameters` or if nothing else changes.
+    key_parameters: per-key parameters that are carried over: name in the target and name in the source, in the target's
+    order; None: as in earlier releases, all if `keeps_key_parameters` or if nothing else changes.
     """
 
     state_maps: tuple[StateMap, ...]
@@ -72,7 +71,7 @@ class Migration:
 
     @property
     def is_identity(self) -> bool:
-        """Tell if every state stays the same to the last bit, with all its fields, but for learned parameters."""
+        """Return whether every state stays equal to the bit, with all its fields except learned parameters."""
         identity = all(
             one.affine is not None and one.affine.identity and not one.diffuse for one in self.state_maps
         )
@@ -88,15 +87,15 @@ class Migration:
         """Return the states of K keys in the target's fields.
 
         Args:
-            mean: (n, K).
-            covariance: (n*n, K), row by row.
+            mean: (n, K) means.
+            covariance: (n*n, K) covariances, row by row.
             extras: the other fields, each (d, K).
         """
         if self.is_identity:
             extras = self._with_window(self._with_carried(extras), mean.shape[1])
             if more_than_moments(self.target) is None:
                 wrong = wrong_states(mean, covariance)
-            else:  # its mean and covariance may be infinite or NaN, its state may not
+            else:  # mean and covariance may be infinite or NaN, the state may not
                 state = self.target.restore(mean, covariance, extras)
                 wrong = np.asarray(~np.isfinite(state).all(axis=0))
             return MigratedStates(mean, covariance, dict(extras), wrong)
@@ -116,14 +115,14 @@ class Migration:
         return MigratedStates(new_mean, new_covariance, new_extras, wrong)
 
     def _with_key_parameters(self, state: Floats, field: Floats) -> Floats:
-        """Return target states with the parameters of each key that are carried over from the source's field (p, K)."""
+        """Return target states with the per-key parameters that are carried over from the source's field (p, K)."""
         if self.key_parameters is None:
             return self.target.with_parameters(state, field) if self.keeps_key_parameters else state
         rows = own_parameters(self.source).rows
         return with_own(self.target, state, {new: field[rows[old]] for new, old in self.key_parameters})
 
     def _with_window(self, extras: Mapping[str, Floats], keys: int) -> Mapping[str, Floats]:
-        """Return the fields with the rows of the target's sliding log-likelihood: kept, begun anew, or removed."""
+        """Return the fields with the rows of the target's sliding log-likelihood: kept, restarted, or removed."""
         window = {name: shape[0] for name, shape in self.target.fields.items() if name in WINDOW_FIELDS}
         if all(self.source.fields.get(name) == (width,) for name, width in window.items()) and window:
             return extras
@@ -131,7 +130,7 @@ class Migration:
         return {**others, **{name: np.zeros((width, keys)) for name, width in window.items()}}
 
     def _with_carried(self, extras: Mapping[str, Floats]) -> Mapping[str, Floats]:
-        """Return the fields of unchanged states, where a learned parameter that is not carried over begins anew."""
+        """Return the fields of unchanged states; learned parameters that are not carried over begin anew."""
         own = own_parameters(self.target)
         if self.key_parameters is None or len(self.key_parameters) == len(own.learned):
             return extras
@@ -152,11 +151,11 @@ def build_migration(
 ) -> Migration:
     """Return the migration along steps, between filters with these learned parameters.
 
-    carried: the names of the parameters that are carried over, and what the first version calls them
-    (`jobs.migration.parameters`); None: as earlier releases decided for those that each key has for itself.
+    carried: names of the parameters that are carried over, and their names in the first version
+    (`jobs.migration.parameters`); None: decide on per-key parameters as earlier releases did.
 
     Raises:
-        UserError: a step cannot be made; it says why and what to write.
+        UserError: a step is impossible; the message gives the reason and the remedy.
     """
     if not steps:
         raise UserError("there is nothing to migrate: the snapshot is of that version")
@@ -180,7 +179,7 @@ def build_migration(
 
 
 def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the parameters of each key that are carried over: the name in the target and that in the source."""
+    """Return the per-key parameters that are carried over: name in the target and name in the source."""
     before, after = own_parameters(source), own_parameters(target)
     return tuple(
         (name, carried[name])
@@ -191,24 +190,24 @@ def key_pairs(source: Filter, target: Filter, carried: Mapping[str, str]) -> tup
 
 
 def _bare(model: Filter) -> Filter:
-    """Return the filter without what is around its state: rounding, and the rows of a sliding log-likelihood."""
+    """Return the filter without the wrappers of its state: rounding, and the rows of a sliding log-likelihood."""
     return without_sliding(unrounded(model))
 
 
 def _all_kept(source: Filter, target: Filter, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Tell if earlier releases carried over all parameters of each key: where the pooled ones stay."""
+    """Return whether earlier releases carried over all per-key parameters: they did if the pooled parameters stay."""
     field = source.fields.get("parameters")
     same = bool(old) and dict(old) == dict(new)
     return same and field is not None and field == target.fields.get("parameters")
 
 
 def own_rows(model: Filter) -> dict[str, slice]:
-    """Return the places of the parameters that each key has for itself."""
+    """Return the positions of the per-key parameters."""
     return own_parameters(model).rows
 
 
 def more_than_moments(model: Filter) -> kalman.ModelError | None:
-    """Return why a filter's state cannot be made from a mean and a covariance; None: it can."""
+    """Return why a filter's state cannot be made from a mean and a covariance; None if it can."""
     n = len(model.states)
     try:
         model.from_moments(np.zeros((n, 1)), np.eye(n).reshape(n * n, 1))
@@ -218,7 +217,7 @@ def more_than_moments(model: Filter) -> kalman.ModelError | None:
 
 
 def state_map_of(step: Step) -> StateMap:
-    """Return the map of states that a step makes.
+    """Return the map of states for a step.
 
     Raises:
         UserError: a state has no origin, an old state is neither mapped nor dropped, or the keys have changed.
@@ -293,17 +292,17 @@ def _check_dropped(step: Step, mapped: Sequence[str]) -> None:
 
 
 def keeps_units(state_map: StateMap) -> bool:
-    """Tell if every mapped state keeps its unit, so that parameters keep their meaning."""
+    """Return whether every mapped state keeps its unit, so that parameters keep their meaning."""
     return state_map.affine is not None and all(
         value in (0.0, 1.0) for row in state_map.affine.T for value in row
     )
 
 
 def function_named(name: str, field: str, folder: str | None = None) -> Named:
-    """Return the function `module:function` of a field; `folder` is searched for the module too.
+    """Return the function `module:function` of a field; the module may also be in `folder`.
 
     Raises:
-        UserError: there is no such function.
+        UserError: the function does not exist.
     """
     try:
         find(name, folder, field)
@@ -340,7 +339,7 @@ def _mapped(state_map: StateMap, moments: Moments, extras: Mapping[str, Floats])
 
 
 def _together(moments: Moments) -> Moments:
-    """Return the moments with what is determined only just in the covariance (`kalman.filters.diffuse`)."""
+    """Return the moments after moving barely determined directions into the covariance (`kalman.filters.diffuse`)."""
     A = moments.A
     if A is None:
         return moments
@@ -350,7 +349,7 @@ def _together(moments: Moments) -> Moments:
 
 
 def _has_room(target: Filter, A: Floats | None) -> bool:
-    """Tell whether a model's states can hold these columns."""
+    """Return whether a model's states have room for these columns."""
     if A is None:
         return True
     width = target.fields.get("diffuse", (0,))[0] // len(target.states)
@@ -383,7 +382,7 @@ def wrong_states(mean: Floats, covariance: Floats) -> NDArray[np.bool_]:
     skew = np.abs(P - P.transpose(1, 0, 2)).max(axis=(0, 1))
     bad = ~finite | (skew > SYMMETRY * scale)
     good = np.flatnonzero(~bad)
-    # Scaled to unit variances, so that states of very different units are treated alike.
+    # Scaled to unit variances, so that the units of the states do not matter.
     part = np.moveaxis(P[:, :, good], 2, 0)
     spread = np.sqrt(np.maximum(np.einsum("kii->ki", part), 0.0))
     unit = np.where(spread > 0, spread, 1.0)
@@ -424,7 +423,7 @@ def _transform(step: Step, transform: Transform) -> Affine:
 
 
 def _put_initial(step: Step, i: int, b: Floats, N: Floats, together: Sequence[int]) -> list[int]:
-    """Write new state i's mean, and its covariances with `together`, from the spec's `initial`, in place.
+    """Write new state i's mean, and its covariances with the states `together`, from the spec's `initial`, in place.
 
     Returns [i] if the state is diffuse, else [].
     """

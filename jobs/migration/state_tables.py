@@ -1,10 +1,10 @@
-"""A table of states that a user made: its columns, and each key's state checked and put into the model's own form.
+"""Read a user's table of states: check its columns and each key's state, and convert states to the model's form.
 
-Columns: the key columns; `event_time`, of the newest row that the state reflects; `mean` (n numbers) and `covariance`
-(n * n, row by row), or flat ones, `mean_<state>` and `covariance_<state>_<state>`. Optional: `state_index` (number of
-rows reflected, 1 by default), `log_likelihood` (of these rows, 0), and the fields that the model's state has beside
-mean and covariance, such as `parameters`, each a list or flat as `<field>_<i>`; without them they begin as in a new
-key. A mixture has its fields alone.
+Columns: the key columns; `event_time`, the time of the newest row that the state reflects; `mean` (n numbers) and
+`covariance` (n * n, row by row), or flat columns, `mean_<state>` and `covariance_<state>_<state>`. Optional:
+`state_index` (number of rows reflected, 1 by default), `log_likelihood` (of these rows, 0 by default), and further
+fields of the model's state, such as `parameters`, each a list or flat as `<field>_<i>`. Without them, these fields
+begin as in a new key. A mixture has only its fields.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ COUNT, SCORE = "state_index", "log_likelihood"
 MADE = ("factor", "diffuse", MEAN, COVARIANCE)
 """Fields of a state that follow from mean and covariance."""
 CHECKED = f"key string, {STATE_ROWS}, problem string, given string"
-"""What the check gives of each row: its key and state; or what is wrong with it, and the row as JSON."""
+"""Result of the check for each row: key and state, or the problem and the row as JSON."""
 TOLERANCE = 1e-6
-"""By how much a mixture's weights may miss a sum of 1."""
+"""Tolerance for the sum of a mixture's weights, which should be 1."""
 
 
 class Form(NamedTuple):
-    """The lists of numbers that a table has: their widths by name. Sent to the executors.
+    """Widths of the lists of numbers in a table, by name. Sent to the executors.
 
-    whole: the state is made of its fields alone (mixtures), not of mean and covariance.
+    whole: the state consists of its fields only (mixtures), not of mean and covariance.
     """
 
     widths: Mapping[str, int]
@@ -51,17 +51,17 @@ class Form(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How a table is read: each list of numbers as a column expression, by name, and the form of these lists."""
+    """How to read a table: each list of numbers as a column expression, by name, and the form of these lists."""
 
     lists: Mapping[str, Column]
     form: Form
 
 
 def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: str) -> Table:
-    """Return how a table with these columns holds a model's states.
+    """Return how to read a model's states from a table with these columns.
 
     Raises:
-        UserError: a column is missing or not known; the message lists what there may be.
+        UserError: a column is missing or unknown; the message lists the possible columns.
     """
     n = len(model.states)
     whole = more_than_moments(model) is not None
@@ -93,7 +93,7 @@ def table_of(model: Filter, key: Sequence[str], columns: Sequence[str], where: s
 
 
 def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Column | None:
-    """Return a list of numbers as a column, None where the table does not have it."""
+    """Return a list of numbers as a column, or None if the table lacks it."""
     if name in columns and (len(flat) > 1 or flat != [name]):
         return F.col(f"`{name}`").try_cast("array<double>").alias(f"l_{name}")
     if not all(one in columns for one in flat):
@@ -108,7 +108,8 @@ def _expression(name: str, flat: Sequence[str], columns: Sequence[str]) -> Colum
 def checker(model: Filter, table: Form) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function from rows to `CHECKED`.
 
-    A row has: key, event_time (microseconds), state_index, log_likelihood, times (rows of its key), given, the lists.
+    A row has: key, event_time (microseconds), state_index, log_likelihood, times (number of rows of its key), given,
+    the lists.
     """
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -134,7 +135,7 @@ def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatc
         for place in np.flatnonzero(bad):
             problems[place] = problems[place] or what
     wrong = np.array([one is not None for one in problems])
-    state[:, wrong] = 0.0  # nobody reads the states of refused rows
+    state[:, wrong] = 0.0  # nothing reads the states of refused rows
     mean, covariance, extras = model.snapshot(state)
     counts = batch.column(COUNT).fill_null(1)
     columns = {
@@ -155,7 +156,7 @@ def _checked(model: Filter, table: Form, batch: pa.RecordBatch) -> pa.RecordBatc
 
 
 def _numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return lists as (width, N), NaN where a list has another length, and which rows are not all finite numbers."""
+    """Return lists as (width, N), NaN for a list of another length, and the rows that are not all finite numbers."""
     values = np.full((width, len(column)), np.nan)
     lengths = np.array([-1 if a is None else a for a in column.value_lengths().to_pylist()])
     right = np.flatnonzero(lengths == width)
@@ -166,7 +167,7 @@ def _numbers(column: pa.ListArray, width: int) -> tuple[Floats, NDArray[np.bool_
 
 
 def _of_rows(batch: pa.RecordBatch) -> list[tuple[NDArray[np.bool_], str]]:
-    """Return what is wrong with keys, times and counts."""
+    """Return the problems of keys, times and counts."""
 
     def null(name: str) -> NDArray[np.bool_]:
         return batch.column(name).is_null().to_numpy(zero_copy_only=False)
@@ -199,7 +200,7 @@ def _states(model: Filter, table: Form, given: Mapping[str, Floats], size: int) 
 def _of_states(
     model: Filter, table: Form, state: Floats, given: Mapping[str, Floats]
 ) -> list[tuple[NDArray[np.bool_], str]]:
-    """Return which keys' states cannot be, and why."""
+    """Return the keys with impossible states, by problem."""
     finite = np.asarray(np.isfinite(state).all(axis=0))
     found: list[tuple[NDArray[np.bool_], str]] = [(~finite, "the state is not finite")]
     if table.whole:

@@ -1,4 +1,4 @@
-"""The specs of a model's versions, and the path of migrations from one version to another.
+"""Find the specs of a model's versions, and the path of migrations from one version to another.
 
 A version's spec is the model's file itself, a file `versions/<model>.v<version>.yaml` beside it, or the spec in the
 manifest of any snapshot of that version.
@@ -20,8 +20,8 @@ from jobs.storage.warehouse import Tables
 class Step(NamedTuple):
     """One migration of states, from version `old` to version `new`, forward or in reverse.
 
-    rules: how the states change; None: all of them keep their names. rules_spec, section: the spec that contains the
-    rules, which in both directions is the later version's, and their section in it. `forward` and `reverse` make steps.
+    rules: mapping of states; None: all keep their names. rules_spec: spec with the rules, in both directions the later
+    version's; section: its section with the rules. `forward` and `reverse` make steps.
     """
 
     old: ModelSpec
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
     @classmethod
     def forward(cls, old: ModelSpec, new: ModelSpec) -> Step:
-        """Return the step to a later version, whose section `migrate` has the rules."""
+        """Return the step to a later version; its section `migrate` has the rules."""
         return cls(old, new, new.migrate, new, "migrate")
 
     @classmethod
@@ -42,21 +42,21 @@ class Step(NamedTuple):
 
     @property
     def where(self) -> str:
-        """Return the version with the rules, for errors."""
+        """Return the name of the version with the rules, for errors."""
         return f"version {self.rules_spec.version} of {self.new.name}"
 
     @property
     def keys(self) -> Rekeying | None:
-        """Return how the keys change; None: they stay, as in every step in reverse."""
+        """Return how the keys change; None if they stay, as in every step in reverse."""
         return self.rules.keys if isinstance(self.rules, Migrate) else None
 
 
 def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
-    """Return a model's specs by version: the current one, the files beside it, and those of manifests.
+    """Return a model's specs by version: from the current file, the files beside it, and manifests.
 
     Raises:
-        SpecError: a file is no valid spec.
-        UserError: a file's name and content are of different models or versions.
+        SpecError: a file is not a valid spec.
+        UserError: a file's name and content disagree on model or version.
     """
     found = {
         one.model_version: one.model_spec(model.spec.folder)
@@ -76,12 +76,12 @@ def known_versions(model: DeployedModel[Tables]) -> dict[int, ModelSpec]:
 
 
 def path_from(model: DeployedModel[Tables], source: Manifest, target: int) -> list[Step]:
-    """Return the migrations that lead from a snapshot to a later version; `model` is the deployed one.
+    """Return the migrations from a snapshot to a later version; `model` is the deployed model.
 
     Raises:
-        UserError: the snapshot is of that version, a version's spec is not known, or no path leads to it.
+        UserError: the snapshot already has that version, a version's spec is unknown, or no path leads to it.
     """
-    # The states mean what the snapshot's own manifest says, not what the file of that version says today.
+    # The snapshot's manifest defines the meaning of the states; the version's file may have changed since.
     known = {**known_versions(model), source.model_version: source.model_spec(model.spec.folder)}
     steps = path_between(known, source.model_version, target)
     if not steps:
@@ -90,12 +90,12 @@ def path_from(model: DeployedModel[Tables], source: Manifest, target: int) -> li
 
 
 def path_between(known: dict[int, ModelSpec], first: int, last: int) -> list[Step]:
-    """Return the migrations that lead from version `first` to the later version `last`, in order.
+    """Return the migrations from version `first` to the later version `last`, in order.
 
-    Each spec says which version it migrates from (`migrate.from`, by default the previous one).
+    Each spec names the version that it migrates from (`migrate.from`, by default the previous version).
 
     Raises:
-        UserError: a version's spec is not known, or no path leads to it.
+        UserError: a version's spec is unknown, or no path leads to it.
     """
     name = known[max(known)].name
     for version in (first, last):

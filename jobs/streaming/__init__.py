@@ -1,1 +1,1 @@
-"""The streaming query of a generation: source, operator, sinks, its driver, and the export of its state."""
+"""The streaming query of a generation: source, operator, sinks, driver, and the export of its state."""

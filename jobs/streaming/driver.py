@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 
 RESTARTS = 3
-"""How often a driver starts its query again behind micro-batches that earlier drivers committed as they woke up."""
+"""Maximum restarts of the query after it finds micro-batches that an earlier driver has committed."""
 
 
 class CommittedElsewhere(UserError):
-    """An earlier driver, which woke up, has committed or planned the micro-batch that this one was running."""
+    """Error: an earlier driver, awake again, has committed or planned the running micro-batch."""
 
 
 @dataclass
@@ -66,11 +66,11 @@ class Driver:
     metrics_port: int | None = None
     metrics_file: str | None = None
     display: Callable[[str], Progress] | None = None
-    """Makes the display of progress for a model's name; by default a bar, or lines."""
+    """Creates the progress display for a model's name; the default is a bar, or lines."""
     metrics_host: str = LOOPBACK
 
     def __post_init__(self) -> None:
-        self.spec = self.model.spec  # `drive` replaces it if the generation is of an earlier version
+        self.spec = self.model.spec  # `drive` replaces it if the generation has an earlier version
 
     def drive(
         self,
@@ -79,10 +79,10 @@ class Driver:
         allow_missing: bool = False,
         allow_missing_rows: bool = False,
     ) -> Report:
-        """Run the live generation, the one with this name, or a new one that adopts a snapshot.
+        """Run the live generation, the generation `name`, or a new generation that adopts a snapshot.
 
-        allow_missing: adopt the snapshot even if rows would have no live estimate. allow_missing_rows: continue states
-        of an earlier release even if they lack rows.
+        allow_missing: adopt the snapshot even if some rows would have no live estimate. allow_missing_rows: continue
+        states of an earlier release even if they lack rows.
 
         Raises:
             UserError: another driver runs the generation or took it over, there is no snapshot to start from, the state
@@ -94,7 +94,7 @@ class Driver:
             except CommittedElsewhere:
                 if self.stop.is_set():
                     raise
-                adopt = None  # the generation that adopted the snapshot goes on
+                adopt = None  # the generation that adopted the snapshot continues
         return self._drive(adopt, name, allow_missing, allow_missing_rows)
 
     def _drive(
@@ -121,7 +121,7 @@ class Driver:
             with leases.heartbeat(self.model.warehouse, lease, self.stop), self._progress() as progress:
                 totals = self._run(lease, manifest, progress)
                 if totals.batches and not lease.lost.is_set():
-                    self._comment_estimates()  # of a first run: there was no table before
+                    self._comment_estimates()  # a first run creates the table
             if lease.lost.is_set():
                 raise UserError(
                     f"this driver lost the lease of generation {generation.generation}: the generation was retired, or "
@@ -141,15 +141,15 @@ class Driver:
                     raise  # otherwise report the first error, which may have caused this one (a full disk)
 
     def _tell_readers(self) -> None:
-        """Keep the table of what is live, and the comments, as other tools read them."""
+        """Update the views of live rows and the table comments that other tools read."""
         live_table.refresh(self.model.warehouse, self.model.name)
         self._comment_estimates()
 
     def _comment_estimates(self) -> None:
-        """Keep the comments in the schema of the estimates, while this driver writes none.
+        """Update the column comments of the estimates table before this driver writes to it.
 
-        Only where writers wait for each other: elsewhere the commit could fall into one of another generation's driver,
-        whose append would then be refused.
+        Only where writers wait for each other: elsewhere this commit could conflict with an append of another
+        generation's driver, and Delta would refuse the append.
         """
         table = estimates(self.model.name)
         if self.model.warehouse.local and self.model.warehouse.exists(table):
@@ -165,7 +165,7 @@ class Driver:
 
     @contextmanager
     def _metrics(self, generation: Generation) -> Iterator[list[Outlet]]:
-        """Serve or write metrics while the query runs, if the command asks for them."""
+        """Serve or write metrics while the query runs, if the command's options ask for them."""
         if self.metrics_port is None and self.metrics_file is None:
             yield []
             return
@@ -264,7 +264,7 @@ class Driver:
 
     def _work_line(self, totals: Totals, where: str) -> str:
         if totals.batches == 0:
-            # A driver that was stopped may not have read all available rows.
+            # A stopped driver may not have read all available rows.
             start = "stopped before the first micro-batch, at" if self.stop.is_set() else "no new rows after"
             return f"{start} {where}"
         rows, seconds = totals.counts["rows"], totals.seconds
@@ -274,7 +274,7 @@ class Driver:
         )
 
     def _sentences(self) -> list[tuple[str, str, str, str]]:
-        """Return the sentence for each further count: the count's name, verb, noun, and the rest."""
+        """Return a sentence for each optional count: the count's name, verb, noun, and the rest."""
         spec = self.spec
         late_by = {"strict": "older than the watermark", "replay": "older than the rows kept for replay"}.get(
             spec.order.kind, "older than the key's state"

@@ -36,13 +36,13 @@ def export(
 ) -> tuple[Manifest, bool]:
     """Return the snapshot of a generation's state at the end of a micro-batch, and whether this call made it.
 
-    The state of a generation that has committed nothing is the snapshot that it began from. By default the micro-batch
-    is the last one that completes a version of the measurements. With `allow_missing_rows` a state of format 1 is not
-    compared with its estimates.
+    A generation that has committed nothing has the state of its starting snapshot. By default the micro-batch is the
+    last one that completes a version of the measurements. With `allow_missing_rows` the export does not compare a state
+    of format 1 with its estimates.
 
     Raises:
-        UserError: the generation is removed or damaged, its measurements have changed, there is no such micro-batch, or
-            the state lacks rows that were estimated.
+        UserError: the generation is removed or damaged, its measurements have changed, the micro-batch does not exist,
+            or the state lacks rows that were estimated.
     """
     warehouse = model.warehouse
     if generation.status == REMOVED:  # its checkpoint may be partly deleted
@@ -115,9 +115,9 @@ def _end(checkpoint: Checkpoint, generation: Generation, batch: int | None) -> t
 
 
 def last_whole_batch(checkpoint: Checkpoint) -> tuple[int, int] | None:
-    """Return the last committed micro-batch that completes a version, and that version; None if none is kept.
+    """Return the last committed micro-batch that completes a version, and that version; None if there is none.
 
-    Several micro-batches may share a version of many files.
+    Several micro-batches may share a version that has many files.
     """
     for batch in reversed(checkpoint.commits()):
         if not checkpoint.has(batch):

@@ -1,12 +1,12 @@
-"""Hand a stream whose states are of format 1 over to a generation of format 2, before anything else is written.
+"""Continue a stream whose states have format 1 as a generation of format 2, before anything else is written.
 
-In format 1, which releases before 0.3.0 used, attempts of a micro-batch write files of the same names, and a frozen
+Releases before 0.3.0 used format 1. There, attempts of a micro-batch write files with the same names, and a frozen
 driver may overwrite them at any time. So this release only reads such states, at the last committed micro-batch, and
 compares them with the estimates (`jobs.lineage.missing_rows`).
 
-Killed at any moment, the next start does the same: the export is found by its id, and one commit retires the former
-generation and makes the new one live. A driver of the former one that wakes up finds that it was overtaken, and what it
-writes after the exported micro-batch is not live.
+A hand-over that was killed at any moment is repeated by the next start: it finds the export by its id. One commit
+retires the former generation and makes the new one live. A driver of the former generation that wakes up detects this;
+its writes after the exported micro-batch are not live.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def hand_over(
     note: Callable[[str], None],
     allow_missing_rows: bool,
 ) -> StartPoint:
-    """Return the start of a new generation that continues the states of format 1 of the live one.
+    """Return the start of a new generation that continues the live generation's states of format 1.
 
     Args:
-        model: the deployed one.
-        start: with the live generation.
-        owner: this driver, which takes the lease of the former generation meanwhile.
-        stop: set if another driver takes it over.
-        note: shows progress.
+        model: the deployed model.
+        start: the start point that names the live generation.
+        owner: this driver; it holds the lease of the former generation during the export.
+        stop: set if another driver takes the lease over.
+        note: called with progress messages.
         allow_missing_rows: also hand over states that lack rows.
 
     Raises:
@@ -80,7 +80,7 @@ def hand_over(
 def _states_of(
     model: DeployedModel[Warehouse], start: StartPoint, note: Callable[[str], None], allow_missing_rows: bool
 ) -> tuple[Manifest, int]:
-    """Return the export of a generation, and its micro-batch; if none completes a version, the generation's start."""
+    """Return a generation's export and its micro-batch, or its start if no micro-batch completes a version."""
     if last_whole_batch(Checkpoint(model.warehouse, start.generation.checkpoint)) is None:
         return start.manifest, -1
     manifest, _ = export(model, start.generation, None, note, allow_missing_rows)

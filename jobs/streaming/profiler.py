@@ -1,11 +1,11 @@
-"""Profile a stream while it runs: gather the times that `jobs.observability.batch_profile` combines, per micro-batch.
+"""Profile a running stream: measure each micro-batch's times, which `jobs.observability.batch_profile` combines.
 
-The sink times its steps; Python workers add their seconds to a Spark accumulator, whose value is complete when the
-action ends; the thread that records progress reads Spark's own times. Without `--profile` nothing remains of it but the
-marks in our functions, which then do nothing.
+The sink times its steps. Python workers add their seconds to a Spark accumulator, whose value is complete when the
+action ends. The thread that records progress reads Spark's times. Without `--profile` only the step marks in our
+functions remain, and they do nothing.
 
-The profiler is ambient: `profiling` sets it for the driver's thread, and the parts of the query, which may run in other
-threads, keep the `profiler()` that they were constructed with.
+`profiling` sets the profiler for the driver's thread. The parts of the query, which may run in other threads, keep the
+`profiler()` that was current when they were constructed.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from jobs.spark.warehouse import Warehouse
 
 KEPT = 200
-"""Micro-batches that are reported one by one; the mean is of all."""
+"""Number of micro-batches that are reported one by one; the mean covers all micro-batches."""
 
 
 class Sum(AccumulatorParam[Seconds]):
-    """Seconds by step, summed."""
+    """Accumulator of seconds by step."""
 
     def zero(self, value: Seconds) -> Seconds:
-        """Return no seconds."""
+        """Return an empty sum."""
         return {}
 
     def addInPlace(self, value1: Seconds, value2: Seconds) -> Seconds:  # noqa: N802
@@ -50,14 +50,14 @@ class Sum(AccumulatorParam[Seconds]):
 
 
 class TimedProcessor(DelegatingProcessor):
-    """A wrapper that times the model's processor step by step; waiting for rows does not count."""
+    """Wrapper that times the model's processor step by step, without the time spent waiting for rows."""
 
     def __init__(self, inner: Any, into: Into) -> None:
         super().__init__(inner)
         self._into = into
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the processor import the snapshot; time outside of any step counts as writing the state."""
+        """Let the processor import the snapshot; time outside of any step counts as writing state."""
 
         def take_over(_: Iterator[None]) -> Iterator[None]:
             self.inner.handleInitialState(key, initialState, timerValues)
@@ -86,7 +86,7 @@ class TimedProcessor(DelegatingProcessor):
 
 
 class NoProfiler:
-    """The profiler of a stream that is not profiled: it wraps and records nothing."""
+    """Profiler that does nothing, for a stream without a profile."""
 
     def operator(self, processor: StatefulProcessor) -> StatefulProcessor:
         """Return the stateful processor, timed."""
@@ -104,11 +104,11 @@ class NoProfiler:
         """Restrict the profile to the jobs of this query."""
 
     def take(self, progress: Sequence[dict[str, Any]], rows: Sequence[int]) -> None:
-        """Add micro-batches that have ended, oldest first: Spark's progress of each, and its number of rows."""
+        """Add finished micro-batches, oldest first: Spark's progress of each, and its number of rows."""
 
     @property
     def found(self) -> Profiled | None:
-        """Return the profile so far, or None if no micro-batch has ended."""
+        """Return the profile so far, or None if no micro-batch has finished."""
         return None
 
 
@@ -171,7 +171,7 @@ def profiler() -> NoProfiler:
 
 @contextmanager
 def profiling(warehouse: Warehouse, wanted: bool) -> Iterator[None]:
-    """Profile the stream that this thread drives meanwhile, if wanted."""
+    """Profile the stream that this thread drives inside the context, if `wanted`."""
     token = _profiler.set(Profiler(warehouse.spark) if wanted else _NOTHING)
     try:
         yield

@@ -63,11 +63,11 @@ def start_query(
     on_progress: Callable[[Totals], None],
     check_source: Callable[[], None],
 ) -> tuple[StreamingQuery, Totals]:
-    """Start the query of a generation from its checkpoint, or from its snapshot if it has committed nothing yet.
+    """Start a generation's query from its checkpoint, or from its snapshot if it has committed nothing.
 
-    The generation's states mean what `spec` says; the sinks are those of the deployed model. With `seconds` None the
-    query processes the available rows, then ends. `on_progress` is called after each micro-batch, `check_source` before
-    it is written.
+    `spec` defines the generation's states; the deployed model defines the sinks. If `seconds` is None, the query
+    processes the available rows, then ends. The query calls `on_progress` after each micro-batch, and `check_source`
+    before it writes one.
     """
     to_run, spark = model.with_spec(spec), model.warehouse.spark
     runtime = ModelRuntime.of(model.warehouse, spec, manifest.parameters)
@@ -82,7 +82,7 @@ def start_query(
 
 @dataclass(frozen=True)
 class QueryContext:
-    """The values that source, operator and sinks of one query share; each is read once."""
+    """Values shared by source, operator and sinks of one query; each is read once."""
 
     model: DeployedModel[Warehouse]
     runtime: ModelRuntime
@@ -114,7 +114,7 @@ class QueryContext:
     def states(self) -> DataFrame | None:
         """Return the verified states of the snapshot, or None if the checkpoint has newer ones.
 
-        The state begins in micro-batch 0, which may be tried many times: so the snapshot is pinned, never "the newest".
+        Micro-batch 0 initialises the state and may run many times, so the snapshot is pinned, never "the newest".
         """
         return store.verify(self.model.warehouse, self.manifest) if self.committed is None else None
 
@@ -128,7 +128,7 @@ class QueryContext:
 
     @cached_property
     def corrects(self) -> bool:
-        """Tell if estimates may be corrected."""
+        """Return whether estimates may be corrected."""
         return self.spec.order.kind == "replay"
 
     @cached_property
@@ -138,7 +138,7 @@ class QueryContext:
 
     @property
     def typed(self) -> bool:
-        """Tell if packets carry a kind."""
+        """Return whether packets have a kind."""
         return self.imports_keys or self.event_time is not None
 
 
@@ -149,7 +149,7 @@ def open_source(context: QueryContext) -> DataFrame:
     packer = _packer(context)
     if generation.topic is None:
         source = _measurements(context.model, generation)
-        # A table written by another tool may lack the column.
+        # A table that another tool wrote may lack the column.
         if context.imports_keys and "_origin" in source.columns:
             source = source.filter(f"NOT {measurements_table.IS_HISTORY}")
         refuse_absent(source.columns, spec.name, spec.columns)
@@ -177,7 +177,7 @@ def _packer(context: QueryContext) -> Packer:
 
 
 def stateful_operator(context: QueryContext) -> StatefulProcessor:
-    """Return the processor that filters packets of rows, in its wrappers."""
+    """Return the wrapped processor that filters packets of rows."""
     spec, runtime, generation = context.spec, context.runtime, context.generation
     plan = Plan(
         kernel=runtime.kernel,
@@ -209,7 +209,7 @@ def sinks(
     on_progress: Callable[[Totals], None],
     check_source: Callable[[], None],
 ) -> MicroBatchWriter:
-    """Return the writer of micro-batches to the sinks of the deployed spec, after preparing each sink."""
+    """Prepare each sink of the deployed spec, and return the writer of micro-batches to them."""
     warehouse, spec, runtime, lease = context.model.warehouse, context.spec, context.runtime, context.lease
     planned = context.checkpoint.last_planned()
     fence = Fence(warehouse, lease, None if planned == context.committed else planned)
@@ -231,7 +231,7 @@ def sinks(
 
 
 def _reached(context: QueryContext) -> ReachedCommits | None:
-    """Return the notes of the commits that the generation reads, or None if it reads a topic."""
+    """Return the recorder of the commits that the generation reads, or None if it reads a topic."""
     generation = context.generation
     if generation.topic is not None:
         return None
@@ -245,12 +245,12 @@ def start(
     writer: MicroBatchWriter,
     seconds: float | None,
 ) -> StreamingQuery:
-    """Start the query from packets through the processor to the writer."""
+    """Start the query that applies the processor to packets and passes its output to the writer."""
     warehouse, generation, states = context.model.warehouse, context.generation, context.states
     clock = "None"
     if context.event_time is not None and context.event_time.needs_timers:
         clock = "ProcessingTime"
-        # With this clock some timer is always pending: a run that is to end runs only micro-batches with rows.
+        # With this clock a timer is always pending. A run that must end therefore skips micro-batches without rows.
         warehouse.spark.conf.set(
             "spark.sql.streaming.noDataMicroBatches.enabled", str(seconds is not None).lower()
         )
@@ -270,7 +270,7 @@ def start(
 
 
 def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
-    """Return the table of latest states with a row of each key, or None if the spec wants none."""
+    """Return the table of latest states with a row for each key, or None if the spec has no such sink."""
     generation = context.generation
 
     def states() -> DataFrame:
@@ -280,7 +280,7 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
         return states_at(context.model, generation, context.manifest, context.committed).frame
 
     if not sinks.latest:
-        fence.forget(latest(generation.model))  # nothing would update its rows
+        fence.forget(latest(generation.model))  # no driver would update its rows
         return None
     sink = Latest(fence, context.runtime.estimates, scattered=context.event_time is not None)
     sink.begin(states)
@@ -290,7 +290,7 @@ def _latest(context: QueryContext, fence: Fence, sinks: Sinks) -> Latest | None:
 def _publisher(
     warehouse: Warehouse, lease: Lease, deployed: ModelSpec, committed: int | None
 ) -> Publisher | None:
-    """Return the publisher of estimates, resumed at its position, or None if the spec names no such sink."""
+    """Return the publisher of estimates, resumed at its position, or None if the spec has no such sink."""
     publisher = Publisher(warehouse, lease, sinks_of(warehouse, deployed.sinks, deployed.folder))
     publisher.begin(committed)
     return publisher if publisher.sinks else None
@@ -313,9 +313,9 @@ def _measurements(model: DeployedModel[Warehouse], generation: Generation) -> Da
 
 
 def _has_keys(spec: ModelSpec) -> Column:
-    """Return a condition that fails the query at a row without a key: one landed with the old key columns.
+    """Return a condition that fails the query at a row without a key, landed with former key columns.
 
-    Landed rows always have their keys; only the spec of another version, with other key columns, leaves them empty.
+    Landed rows always have their keys; only a spec version with other key columns leaves them empty.
     """
     missing = F.lit(False)
     for name in spec.key:

@@ -1,7 +1,7 @@
-"""Record a stream's progress from a thread of its own: no failure here stops or delays the query.
+"""Record a stream's progress in a separate thread: no failure here stops or delays the query.
 
-Once a second the thread checks whether the sink has written more micro-batches than are recorded, and only then asks
-Spark for the progress that Spark keeps anyway. No listener stands between the query and its next micro-batch.
+Once a second the thread checks whether the sink has written micro-batches that are not recorded. Only then it asks
+Spark for their progress. No listener stands between the query and its next micro-batch.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 PERIOD = 1.0
 FINISH_SECONDS = 10.0
-"""How long a run that ends waits for its last records."""
+"""Maximum wait of an ending run for its last records."""
 
 Outlet = Callable[[list[dict[str, Any]]], None]
 
 
 class Recorder:
-    """A context, around the query's life, that gives each micro-batch's record to outlets."""
+    """Context around a query's life that writes each micro-batch's record to outlets."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Recorder:
     ) -> None:
         """Record `query`, whose writer counts in `totals`.
 
-        The recording thread calls `first` before it begins, and `last` when the outlets have all records.
+        The recording thread calls `first` before it begins, and `last` when all outlets have all records.
         """
         self._query, self._totals, self._generation = query, totals, generation
         self._lag, self._outlets = lag, outlets
@@ -89,7 +89,7 @@ class Recorder:
             self.problem = first_line(problem)
 
     def take(self) -> None:
-        """Record the micro-batches that have ended since the last call."""
+        """Record the micro-batches that have finished since the last call."""
         if self._taken >= self._totals.batches:
             return
         fresh = self._fresh()
@@ -110,7 +110,7 @@ class Recorder:
         self._try(lambda: self._profiler.take(fresh, [one["rows"] for one in records]))
 
     def _fresh(self) -> list[dict[str, Any]]:
-        """Return Spark's progress of the micro-batches after the last recorded one, oldest first."""
+        """Return Spark's progress of the unrecorded micro-batches, oldest first."""
         query: Any = self._query
         recent = query._jsq.recentProgress()
         fresh: list[dict[str, Any]] = []
@@ -130,7 +130,7 @@ def recording(
     generation: Generation,
     outlets: list[Outlet],
 ) -> Recorder:
-    """Return the recorder of a generation's query: to further outlets, and then to the warehouse."""
+    """Return the recorder of a generation's query; it writes to `outlets`, then to the warehouse."""
     waiting: list[Writer] = []
 
     def write(records: list[dict[str, Any]], last: bool = False) -> None:

@@ -1,9 +1,9 @@
-"""Run the streams of several models in one Spark application: one JVM, whose memory and slots they share.
+"""Run the streams of several models in one Spark application, on one JVM with shared memory and slots.
 
-Each stream has a lease, a checkpoint and SQL settings of its own, as if it ran alone, and a pool of its own in Spark's
-fair scheduler, so that a large micro-batch of one does not delay the others. A stream that fails, is stopped or loses
-its lease ends alone. When the process dies, all of them end; each resumes from its own checkpoint, in one application
-or in several.
+As if it ran alone, each stream has a separate lease, checkpoint and SQL settings. Each also has a pool in Spark's fair
+scheduler, so that a large micro-batch of one stream does not delay the others. A stream that fails, is stopped or loses
+its lease ends alone. When the process dies, all streams end. Each resumes from its checkpoint, in one application or in
+several.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ def run(
     """Start or resume the live streams of several models and return when all of them have ended.
 
     Args:
-        settings: of the command.
-        models: names or paths of their specs.
+        settings: settings of the command.
+        models: names of the models, or paths of their specs.
         trigger: `available-now`, or seconds between micro-batches (until SIGTERM).
-        metrics_port: serve the first model's Prometheus metrics there, the second's on the next port, and so on.
-        metrics_file: or write them to this file; `{model}` in it stands for the model's name.
-        profile: report, for each stream, where the time of the micro-batches went.
-        metrics_host: the address at which metrics are served.
+        metrics_port: port of the first model's Prometheus metrics; the second model gets the next port, and so on.
+        metrics_file: file to write metrics to instead; `{model}` is replaced by the model's name.
+        profile: whether to report the time of each stream's micro-batches by step.
+        metrics_host: address at which metrics are served.
 
     Raises:
-        UserError: a model is named twice, or already has a driver; then no stream has been started.
+        UserError: a model is named twice, or already has a driver; in both cases no stream starts.
     """
     specs = [load_checked_spec(model, settings.models) for model in models]
     names = [spec.name for spec in specs]
@@ -79,7 +79,7 @@ def run(
             need_measurements(shared, name)
         streams = []
         for number, (spec, lock) in enumerate(zip(specs, held, strict=True)):
-            # Each stream sets SQL settings for its query, so it needs a session of its own.
+            # Each stream changes SQL settings for its query, so it needs a separate Spark session.
             session = with_local_paths(shared.spark.newSession(), settings.warehouse)
             model = DeployedModel(spec, Warehouse(session, settings.warehouse))
             port = None if metrics_port is None else metrics_port + number
@@ -93,11 +93,11 @@ def run(
 
 @dataclass
 class _Stream:
-    """One of the streams: its thread runs it until it ends, fails, or is asked to stop."""
+    """One stream, and the thread that runs it until it ends, fails, or is asked to stop."""
 
     driver: Driver
     lock: ExitStack
-    """Locks the stream on this machine until the stream ends."""
+    """Locks the stream on this machine until it ends."""
     profile: bool
     report: Report | None = None
     error: str | None = None
@@ -108,7 +108,7 @@ class _Stream:
     def work(self) -> None:
         spark = self.driver.model.warehouse.spark
         try:
-            # The pool belongs to the thread; Spark passes it on to the thread of the query that this one starts.
+            # The pool is a property of this thread; Spark passes it on to the query's thread, which this thread starts.
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.model)
             with profiling(self.driver.model.warehouse, self.profile):
                 self.report = self.driver.drive()
@@ -120,14 +120,14 @@ class _Stream:
 
 
 class _Display(Progress):
-    """The progress of all streams in one line."""
+    """Progress of all streams in one line."""
 
     def __init__(self, quiet: bool) -> None:
         super().__init__("streams", None, quiet)
         self._notes: dict[str, str] = {}
 
     def of(self, model: str) -> Progress:
-        """Return the progress of one stream, which is shown as a part of this one."""
+        """Return the progress of one stream, shown as a part of this line."""
         return _Part(model, self)
 
     def show(self, model: str, text: str) -> None:
@@ -145,7 +145,7 @@ class _Part(Progress):
         self._whole = whole
 
     def note(self, detail: str) -> None:
-        """Show what the stream is doing now."""
+        """Show the stream's current activity."""
         self._whole.show(self.title, f"{self.done} {detail}" if self.done else detail)
 
 

@@ -55,7 +55,7 @@ def states_at(
     found = values(StateVariable.STATES)
     expiry = runtime.spec.expiry
     if expiry is not None and expiry.returns == "archive":
-        found = found.unionByName(values(StateVariable.ENDED))  # partition by partition, so never in one task
+        found = found.unionByName(values(StateVariable.ENDED))  # partition by partition, never in one task
     return StateRows(found, unpack, integer)
 
 
@@ -95,7 +95,7 @@ def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch
     """
     Checkpoint(warehouse, checkpoint).refuse_moved()
     spark = warehouse.spark
-    _ = spark.streams.active  # starts the stream manager, without which the state reader fails
+    _ = spark.streams.active  # starts the stream manager, which the state reader needs
     root = path_for_spark(spark, warehouse.root)
     if ENCODED.search(root):
         raise UserError(
@@ -114,10 +114,10 @@ def state_of(warehouse: Warehouse, query: str, checkpoint: str, name: str, batch
 def _unpacker(
     kernel: Filter, state: StateFormat
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function from the values of whole buckets to the rows of their keys' states.
+    """Return a function from the values of whole buckets to the rows of their keys' states.
 
-    A bucket's values are all in one partition of the state, and so in one task; changes may come before or after the
-    blocks that lack them.
+    All values of a bucket are in one partition of the state, and so in one task. Changes may come before or after the
+    blocks that they change.
     """
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """Run a new generation in shadow of the live one, compare the two on the same rows, and promote the better one.
 
-Each step finds the shadow and the snapshots that an earlier, killed attempt has left.
+Each step reuses the shadow and the snapshots of an earlier, killed attempt.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from jobs.upgrades.context import (
 )
 
 CATCH_UPS = 1
-"""How often a shadow is driven again before the comparison if the live generation has moved ahead meanwhile."""
+"""Number of further runs of a shadow before the comparison if the live generation has moved ahead meanwhile."""
 
 LEVEL_SECONDS, LEVEL_POLL_SECONDS = 300.0, 0.2
-"""How long a shadow may run beside a live generation that still receives rows, until it has reached its position."""
+"""Timeout and poll interval for a shadow that must reach the position of a live generation that still receives rows."""
 
 
 def blue_green(context: UpgradeContext) -> Outcome:
@@ -48,7 +48,7 @@ def blue_green(context: UpgradeContext) -> Outcome:
 
 
 def _shadow(context: UpgradeContext) -> tuple[Generation, list[str]]:
-    """Return the shadow of this upgrade, an earlier attempt's or a new one, and what its snapshot has given up."""
+    """Return the shadow of this upgrade (from an earlier attempt, or new), and lines on the losses of its snapshot."""
     found = shadow_of(context, context.model.spec.fingerprint())
     if found is not None:
         return found, []
@@ -62,12 +62,12 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
     """Let a shadow catch up, compare it with the live generation, and promote it if the comparison is good.
 
     Raises:
-        UserError: it is to be promoted, the comparison is not good, and nothing forces it.
+        UserError: the comparison is not good, and a promotion is wanted but not forced.
     """
     live, name, note = context.live, context.model.name, context.progress.note
     note(f"{shadow.generation} catches up in shadow")
     rows = _drive(context, shadow)
-    for _ in range(CATCH_UPS):  # the live generation may have a driver
+    for _ in range(CATCH_UPS):  # a driver may run the live generation
         if _is_level(context, shadow):
             break
         rows += _drive(context, shadow)
@@ -110,7 +110,7 @@ def prove(context: UpgradeContext, shadow: Generation) -> Outcome:
 
 
 def _lag_line(live: Generation, model: str) -> str:
-    """Return why rows are missing in a comparison with a live generation that has read fewer rows than its shadow."""
+    """Return the reason for missing rows in a comparison: the live generation has read fewer rows than its shadow."""
     return (
         f"lag: {live.generation} has not read all rows that its shadow has, and what it has not estimated is not "
         f"compared: let it catch up (kalman-pipeline stream --model {model}), then compare again"
@@ -118,15 +118,15 @@ def _lag_line(live: Generation, model: str) -> str:
 
 
 def _is_level(context: UpgradeContext, shadow: Generation) -> bool:
-    """Tell if a shadow has reached the live generation's position."""
+    """Return whether a shadow has reached the live generation's position."""
     return generations.has_reached(context.model.warehouse, shadow, context.live)
 
 
 def _promote(context: UpgradeContext, shadow: Generation) -> None:
-    """Promote a shadow; one that lags runs beside the live generation until it is level.
+    """Promote a shadow; a shadow that lags first runs beside the live generation until it has caught up.
 
     Raises:
-        UserError: it has not come level in `LEVEL_SECONDS`.
+        UserError: it has not caught up in `LEVEL_SECONDS`.
     """
     warehouse, name = context.model.warehouse, context.model.name
     try:
@@ -149,9 +149,9 @@ def _promote(context: UpgradeContext, shadow: Generation) -> None:
 
 @contextmanager
 def _running(context: UpgradeContext, shadow: Generation) -> Iterator[threading.Event]:
-    """Drive a shadow in a thread, as fast as rows come; yield an event that is set if the driver ends early.
+    """Drive a shadow in a thread, as fast as rows arrive; yield an event that is set if the driver ends early.
 
-    If the driver has failed, its error replaces the one that the body of the `with` raises.
+    If the driver fails, its error replaces an error of the `with` body.
     """
     stop, ended = threading.Event(), threading.Event()
     errors: list[BaseException] = []
@@ -183,7 +183,7 @@ def _drive(
     seconds: float | None = None,
     stop: threading.Event | None = None,
 ) -> int:
-    """Drive a shadow to the newest measurements, or until `stop`; return the number of rows that it estimated."""
+    """Drive a shadow to the newest measurements, or until `stop`; return the number of estimated rows."""
     with stream_lock(context.settings.warehouse, context.model.name, shadow.generation):
         driver = Driver(context.settings, context.model, seconds, stop or threading.Event())
         return int(driver.drive(name=shadow.generation).data["rows"])

@@ -1,4 +1,4 @@
-"""What every mode of an upgrade shares: its context, its refusals, the migrated snapshot and the dry run."""
+"""Shared parts of all upgrade modes: context, refusals, migrated snapshot and dry run."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class UpgradeContext(NamedTuple):
     needed: bool = False
 
     def exclusive(self, mode: str) -> AbstractContextManager[None]:
-        """Hold the live generation's stream, which no driver may run meanwhile."""
-        _ = self.model.warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
+        """Lock the live generation's stream, so that no driver runs it meanwhile."""
+        _ = self.model.warehouse.spark  # Start Spark before stopping the stream: a shorter pause
         reason = f"an upgrade to version {self.model.spec.version} ({mode})"
         return exclusive_stream(self.model.warehouse, self.live, reason, self.drain, self.progress.note)
 
@@ -67,9 +67,9 @@ class UpgradeContext(NamedTuple):
 def shadow_of(
     context: UpgradeContext, fingerprint: str, fits: Callable[[Generation], bool] = lambda shadow: True
 ) -> Generation | None:
-    """Return the live generation's shadow of a definition that an earlier attempt has left, or None.
+    """Return the live generation's shadow of a definition from an earlier attempt, or None.
 
-    A shadow with states of format 1, which this release cannot continue, is retired, so that another is made.
+    A shadow with states of format 1, which this release cannot continue, is retired, so that a new shadow is made.
     """
     warehouse, live = context.model.warehouse, context.live
     known = generations.all_of(warehouse, live.model)
@@ -84,10 +84,10 @@ def shadow_of(
 
 
 def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
-    """Return the outcome if the live generation is of the deployed version already, else None.
+    """Return the outcome if the live generation already has the deployed version, else None.
 
     Raises:
-        UserError: the deployed version is not later than the live one.
+        UserError: the deployed version is not later than the live version.
     """
     if live.fingerprint == spec.fingerprint():
         line = f"generation {live.generation} is of version {live.model_version} already: nothing to do"
@@ -101,7 +101,7 @@ def already_upgraded(spec: ModelSpec, live: Generation) -> Outcome | None:
 
 
 def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
-    """Return the outcome of an upgrade whose new generation has replaced the live one; details: of the new one."""
+    """Return the outcome of an upgrade whose new generation replaced the live one; details: of the new generation."""
     live = context.live
     return [
         f"generation {new.generation} {details}; {live.generation} is retired",
@@ -116,7 +116,7 @@ def replaced(context: UpgradeContext, new: Generation, details: str) -> Outcome:
 
 
 def migration_steps(context: UpgradeContext) -> list[Step]:
-    """Return the migrations from the live generation's version to the deployed one.
+    """Return the migrations from the live generation's version to the deployed version.
 
     Raises:
         UserError: no path leads to the deployed version, or it reads another source.
@@ -145,12 +145,12 @@ def refuse_other_source(context: UpgradeContext) -> None:
 def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow: bool = False) -> None:
     """Refuse a version with other keys if it would read the live generation's rows.
 
-    In shadow it always would; otherwise it would read the rows that have landed and the live generation has not read.
+    In shadow it always would. Otherwise it would read landed rows that the live generation has not read.
 
     Args:
-        context: of the upgrade.
-        steps: the migrations to the version (`migration_steps`).
-        in_shadow: whether the version is to run in shadow of the live generation.
+        context: context of the upgrade.
+        steps: migrations to the version (`migration_steps`).
+        in_shadow: whether the version will run in shadow of the live generation.
 
     Raises:
         UserError: the version has other keys, and would read such rows.
@@ -173,8 +173,10 @@ def refuse_other_keys(context: UpgradeContext, steps: Sequence[Step], in_shadow:
 
 
 def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
-    """Export the live state and migrate it; return the snapshot (in a dry run one of an earlier attempt, else None),
-    and how the states change."""
+    """Export and migrate the live state; return the snapshot and the changes of states.
+
+    In a dry run the snapshot is the one of an earlier attempt, or None.
+    """
     note = context.progress.note
     source, _ = export(context.model, context.live, on_progress=note)
     manifest, change, _ = migrate(context.model, source, context.model.spec.version, context.dry_run, note)
@@ -182,7 +184,7 @@ def migrated(context: UpgradeContext) -> tuple[Manifest | None, dict[str, Any]]:
 
 
 def migration_preview(context: UpgradeContext) -> Outcome:
-    """Return how the states would change, having written nothing but the export."""
+    """Return the changes of states, without writing anything but the export."""
     manifest, change = migrated(context)
     live = context.live
     lines = [f"{live.generation} (version {live.model_version}) to version {context.model.spec.version}"]

@@ -1,4 +1,4 @@
-"""The modes of an upgrade, by name."""
+"""Choose the mode of an upgrade by name."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ MODES: dict[str, Callable[[UpgradeContext], Outcome]] = {
 
 
 def upgrade(context: UpgradeContext, mode: str) -> Outcome:
-    """Upgrade in a mode; say so if there is nothing to upgrade.
+    """Upgrade in a mode, or report that there is nothing to upgrade.
 
     Raises:
-        UserError: the deployed version is not later than the live one, or as the mode.
+        UserError: the deployed version is not later than the live version, or the mode raises it.
     """
     done = None if mode == REPARTITION else already_upgraded(context.model.spec, context.live)
     return MODES[mode](context) if done is None else done

@@ -1,4 +1,4 @@
-"""Give a stream's state another layout: state partitions, blocks of keys, the state store's settings.
+"""Change the layout of a stream's state: state partitions, blocks of keys, settings of the state store.
 
 A generation's layout is fixed. So its state is exported, and a new generation of the same version, in the new layout,
 continues from exactly the export. If no driver runs the stream, the new generation replaces the old one in one commit.
@@ -23,9 +23,9 @@ from jobs.upgrades.context import REPARTITION, Outcome, UpgradeContext, replaced
 
 
 class Layout(NamedTuple):
-    """The wanted layout of a generation's state: the spec that the state means, and the number of partitions.
+    """Wanted layout of a generation's state: the spec of the state, and the number of partitions.
 
-    reasons: the differences from the generation's present layout; empty where there is none.
+    reasons: differences from the generation's present layout; empty if there are none.
     """
 
     spec: ModelSpec
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
 
 def repartition(context: UpgradeContext) -> Outcome:
-    """Continue the live generation's state in a generation of the same version and the wanted layout."""
+    """Continue the live generation's state in a generation with the same version and the wanted layout."""
     live = context.live
     layout = _wanted_layout(context)
     if not layout.reasons:
@@ -60,10 +60,10 @@ def repartition(context: UpgradeContext) -> Outcome:
 
 
 def _wanted_layout(context: UpgradeContext) -> Layout:
-    """Return the layout that the option or the spec wants; without either, the number of partitions stays.
+    """Return the layout that the option or the spec requests; by default the number of partitions stays.
 
     Raises:
-        UserError: option and spec want different numbers, or the spec gives the state another meaning.
+        UserError: option and spec request different numbers, or the spec changes the meaning of the state.
     """
     spec, live, option = context.model.spec, context.live, context.partitions
     of_spec = spec.stream.partitions
@@ -81,13 +81,13 @@ def _wanted_layout(context: UpgradeContext) -> Layout:
 
 
 def _has_driver(generation: Generation) -> bool:
-    """Tell if a driver holds a generation."""
+    """Return whether a driver holds a generation's lease."""
     holder = DriverIdentity.parse(generation.owner)
     return holder is not None and holder.alive_after_waiting(generation.heartbeat)
 
 
 def _shadow(context: UpgradeContext, layout: Layout) -> Generation:
-    """Return the shadow of this repartitioning: an earlier attempt's in the same layout, or a new one."""
+    """Return the shadow of this repartitioning: from an earlier attempt with the same layout, or new."""
 
     def fits(shadow: Generation) -> bool:
         wanted = shadow.partitions == layout.partitions
@@ -111,7 +111,7 @@ def _needs_relayout(model: DeployedModel[Warehouse], generation: Generation) -> 
 def _differences(
     model: DeployedModel[Warehouse], generation: Generation
 ) -> tuple[compatibility.BuiltWith, list[Finding]]:
-    """Return what a generation was built with, and its differences from the spec.
+    """Return the properties that a generation was built with, and its differences from the spec.
 
     Raises:
         UserError: a difference is refused.

@@ -1,6 +1,6 @@
-"""Replace a live generation that no driver runs: from its migrated state, from history, or without any state.
+"""Replace a live generation without a running driver: from its migrated state, from history, or without any state.
 
-The snapshot is found or written first; the new generation and the retirement of the old one are one commit.
+The snapshot is found or written first. One commit then makes the new generation live and retires the old one.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _live_model(context: UpgradeContext) -> tuple[ModelSpec, dict[str, Any]]:
 def _replace(
     context: UpgradeContext, manifest: Manifest, batch: int, changes: list[dict[str, Any]]
 ) -> Outcome:
-    """Make a generation from a snapshot the live one, which continues after a micro-batch of the former one."""
+    """Make a generation from a snapshot live; it continues after a micro-batch of the former generation."""
     parent = context.live.generation, batch
     new = start_point.begin(context.model, manifest, parent, context.live)
     lines, data = _outcome(context, manifest, new)
@@ -124,7 +124,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
     if live.topic is None:
         cut = Cut(rank(position), None)
     else:
-        # The stream may be ahead of the landed rows: land the rest, and train up to the stream's offsets.
+        # The stream may be ahead of the landed rows. So land the rest, and train up to the stream's offsets.
         land_present(warehouse, spec)
         cut = Cut(warehouse.latest_version(table), None, position)
     manifest = snapshot_at(
@@ -136,7 +136,7 @@ def _pretrained_snapshot(context: UpgradeContext, position: dict[str, Any]) -> M
 def _empty_snapshot(
     context: UpgradeContext, position: dict[str, Any], parameters: dict[str, Any]
 ) -> Manifest:
-    """Write a snapshot without any key, with these learned parameters, at a position of the live generation."""
+    """Write a snapshot without keys, with these learned parameters, at a position of the live generation."""
     warehouse, spec, live = context.model.warehouse, context.model.spec, context.live
     began_from = origin(warehouse, live)
     compatibility.refuse_other_measurements(warehouse, live, began_from)
@@ -168,7 +168,7 @@ def _empty_snapshot(
 
 
 def _empty_id(spec: ModelSpec, position: dict[str, Any], parameters: dict[str, Any]) -> str:
-    """Return the id of the snapshot without any key at a position."""
+    """Return the id of the snapshot without keys at a position."""
     learned = [parameters] if parameters else []
     inputs = json.dumps([spec.fingerprint(), position, *learned], sort_keys=True)
     digest = hashlib.sha256(inputs.encode()).hexdigest()

@@ -1,10 +1,11 @@
 """Make an earlier version live again with the newer version's state, migrated back: no row is lost or read twice.
 
 The live generation is stopped after a micro-batch. Its state is exported and migrated back, and a new generation of the
-earlier version continues from exactly the next row. That one becomes live in one commit, as in every promotion.
+earlier version continues from exactly the next row. The new generation becomes live in one commit, as in every
+promotion.
 
-An attempt killed before that commit has changed nothing but snapshots, which the next attempt finds; after it, the live
-generation is of the earlier version, and the next attempt finds nothing to do.
+An attempt killed before that commit has written only snapshots, which the next attempt reuses. After the commit, the
+live generation has the earlier version, and the next attempt has nothing to do.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class ReversedMigration(NamedTuple):
-    """The outcome of a reverse migration: the live generation, and the one that it replaced, None if none.
+    """Outcome of a reverse migration: the live generation, and the generation that it replaced, if any.
 
-    snapshot: the snapshot that the live generation started from, or, of a dry run, the one of an earlier attempt.
-    change: how the states changed (`jobs.migration.apply.change_of`), empty if an earlier attempt had migrated them.
+    snapshot: the snapshot that the live generation started from; in a dry run, the snapshot of an earlier attempt.
+    change: the changes of states (`jobs.migration.apply.change_of`), empty if an earlier attempt had migrated them.
     """
 
     live: Generation
@@ -44,7 +45,7 @@ class ReversedMigration(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """The steps from the live generation to the version of `target`, and the learned parameters of that version."""
+    """Steps from the live generation to the version of `target`, and the learned parameters of that version."""
 
     live: Generation
     target: Generation
@@ -58,17 +59,18 @@ def reverse_migration(
     dry_run: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> ReversedMigration:
-    """Make the version of an earlier generation live, with the live generation's state. Idempotent.
+    """Make the version of an earlier generation live again, with the live generation's state. Idempotent.
 
     Args:
-        model: the deployed one.
-        name: the retired or removed generation whose version becomes live; by default the nearest ancestor of the live
-            generation that is of another version.
-        dry_run: return how the states would change, and write nothing but an export.
-        on_progress: called with the step that begins.
+        model: the deployed model.
+        name: retired or removed generation whose version becomes live; by default the live generation's nearest
+            ancestor with another version.
+        dry_run: only return the changes of states, and write nothing but an export.
+        on_progress: called at the start of each step, with its name.
 
     Raises:
-        UserError: no such generation, no path back, a driver that does not stop, or keys with an invalid state.
+        UserError: the generation does not exist, no path leads back, a driver does not stop, or keys have an invalid
+            state.
     """
     warehouse = model.warehouse
     known = generations.all_of(warehouse, model.name)
@@ -82,7 +84,7 @@ def reverse_migration(
         manifest, change = _snapshot(model, path, True, on_progress)
         return ReversedMigration(live, None, manifest and manifest.snapshot_id, change, True)
     reason = f"a roll-back to version {target.model_version}"
-    _ = warehouse.spark  # Spark starts before the stream is stopped: the pause is shorter
+    _ = warehouse.spark  # Start Spark before stopping the stream: a shorter pause
     with exclusive_stream(warehouse, live, reason, True, on_progress):
         manifest, change = _snapshot(model, path, False, on_progress)
         assert manifest is not None
@@ -95,8 +97,10 @@ def reverse_migration(
 def _snapshot(
     model: DeployedModel[Warehouse], path: _Path, dry_run: bool, on_progress: Callable[[str], None]
 ) -> tuple[Manifest | None, dict[str, Any]]:
-    """Export the live state and migrate it back; return the snapshot (in a dry run None, or an earlier attempt's), and
-    how the states change."""
+    """Export the live state and migrate it back; return the snapshot and the changes of states.
+
+    In a dry run the snapshot is None, or the one of an earlier attempt.
+    """
     with _alternative_named(path.live, path.target):
         source, _ = export(model, path.live, on_progress=on_progress)
         manifest, change, _ = migrate_along(
@@ -107,7 +111,7 @@ def _snapshot(
 
 @contextmanager
 def _alternative_named(live: Generation, target: Generation) -> Iterator[None]:
-    """Add to an error which generation is live, and the roll-back without the state."""
+    """Extend an error with the name of the live generation, and the alternative: roll back without the state."""
     try:
         yield
     except UserError as error:
@@ -119,10 +123,10 @@ def _alternative_named(live: Generation, target: Generation) -> Iterator[None]:
 
 
 def target_of(known: list[Generation], live: Generation, name: str | None) -> Generation | None:
-    """Return the generation whose version is to become live; None if that version is live already.
+    """Return the generation whose version will become live; None if that version is live already.
 
     Raises:
-        UserError: there is none, or the named one is not of an earlier version.
+        UserError: there is no such generation, or the named generation does not have an earlier version.
     """
     by_name = {one.generation: one for one in known}
     if name is None:
@@ -133,7 +137,7 @@ def target_of(known: list[Generation], live: Generation, name: str | None) -> Ge
                 f"the live generation {live.generation} of {live.model} came from no other version than its own, "
                 f"{live.model_version}: there is none to go back to"
             )
-        # A live generation that came from a later version is the result of an earlier attempt.
+        # A live generation that came from a later version results from an earlier attempt.
         return ancestor if ancestor.model_version < live.model_version else None
     found = by_name.get(name)
     if found is None:

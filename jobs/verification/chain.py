@@ -1,4 +1,4 @@
-"""The chain of generations behind the live estimates, pinned: what a verification recomputes, and what it cannot."""
+"""Pin the chain of generations behind the live estimates: the parts that a verification recomputes, and the others."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from jobs.storage.positions import KAFKA, describe, is_whole, offsets_of, to_pos
 from jobs.streaming.exporting import last_whole_batch
 
 STATE = "state"
-"""`Segment.end` of the live generation: the states at its end are those of its checkpoint."""
+"""`Segment.end` of the live generation: its checkpoint has the states at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A generation from its snapshot up to the micro-batch with which it ends, or at which the live one is pinned.
+    """Generation from its snapshot to its last micro-batch, or to the pinned micro-batch of the live generation.
 
-    first, last: positions, after which its rows begin and at which they end; end: the snapshot that was exported there,
-    `STATE`, or None if nothing holds the states at the end.
+    first, last: positions; its rows begin after `first` and end at `last`; end: snapshot exported at the end, `STATE`,
+    or None if no states are stored for the end.
     """
 
     generation: str
@@ -39,7 +39,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What is verified: segments, the live one first; the snapshots they began from; reasons why parts cannot be.
+    """Scope of a verification: segments, the live one first; their starting snapshots; reasons for unverifiable parts.
 
     overlaps: sentences about rows that two generations have estimated.
     """
@@ -51,7 +51,7 @@ class Chain:
 
 
 def chain_of(model: DeployedModel[Warehouse]) -> Chain:
-    """Return the chain of a model's live estimates as it is now; empty if no generation is live."""
+    """Return the present chain of a model's live estimates; empty if no generation is live."""
     warehouse, catalog = model.warehouse, Catalog(model.warehouse)
     by_name = {one.generation: one for one in catalog.generations(model.name)}
     segments: list[Segment] = []
@@ -103,7 +103,7 @@ def _ended(
     successor: Generation,
     exported: Manifest | None,
 ) -> Segment | str:
-    """Return the segment of an earlier generation, which ends with a micro-batch; exported: behind its successor."""
+    """Return the segment of an earlier generation up to a micro-batch; exported: the snapshot at the hand-over."""
     name = generation.generation
     begins = generation.snapshot_id, generation.start_position
     if exported is not None and (exported.generation, exported.batch_id) == (name, batch):
@@ -125,7 +125,7 @@ def _ended(
 
 
 def _check_joint(segment: Segment, successor: Generation, reasons: list[str], overlaps: list[str]) -> None:
-    """Note whether a generation began where the one before ended: with a gap, or with rows that both estimate."""
+    """Record missing or doubly estimated rows between a generation's end and its successor's start."""
     ended, began = places_of(segment.last), places_of(successor.start_position)
     if ended == began:
         return
@@ -140,10 +140,10 @@ def _check_joint(segment: Segment, successor: Generation, reasons: list[str], ov
 
 
 def places_of(position: dict[str, Any]) -> dict[int, int]:
-    """Return a position as a place for each partition of a topic; a version of the measurements is partition 0."""
+    """Return a position as one place per partition of a topic; a version of the measurements is partition 0."""
     return offsets_of(position) if position["source"] == KAFKA else {0: int(position["version"])}
 
 
 def is_topic(segment: Segment) -> bool:
-    """Tell if a segment's rows came from a topic."""
+    """Return whether a segment's rows came from a topic."""
     return segment.last["source"] == KAFKA

@@ -1,7 +1,7 @@
-"""What a segment ends with: its states, the rows that wait for the watermark, and the watermark.
+"""Read the end of a segment: its states, the rows that wait for the watermark, and the watermark.
 
-Spark keeps the state of the last 100 micro-batches, which a fast stream leaves behind before a run has ended. So the
-state of the live generation, of the sampled keys, is copied when a run begins, and removed when it has ended.
+Spark keeps the state of the last 100 micro-batches, and a fast stream passes these before a run has ended. So a run
+copies the live generation's state of the sampled keys at its start, and removes the copy at its end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLE = "verified_ends"
 
 
 class End(NamedTuple):
-    """States and waiting rows at the end of a segment, as the checker reads them; how many of all keys wait."""
+    """States and waiting rows at the end of a segment, for the checker; number of waiting rows of all keys."""
 
     rows: DataFrame
     waiting: int
@@ -72,7 +72,7 @@ def copy_state(
 
 
 def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
-    """Remove what was copied for a run that has ended, or for runs that are too old to be continued (None)."""
+    """Remove the copies of a finished run, or of all runs that are too old to be continued (None)."""
     old = ("copied_at", "<", datetime.now(UTC) - CONTINUED_FOR)
     of_run = old if run_id is None else ("run_id", "=", run_id)
     delete_rows(model.warehouse, TABLE, [[("model", "=", model.name), of_run]])
@@ -81,10 +81,11 @@ def forget(model: DeployedModel[Warehouse], run_id: str | None) -> None:
 def end_of(
     warehouse: Warehouse, runtime: ModelRuntime, segment: Segment, run_id: str, copied: dict[str, Any] | None
 ) -> End | None:
-    """Return what a segment ends with, None if nothing holds it; copied: what `copy_state` returned in this run.
+    """Return the end of a segment, or None if its states are not stored; copied: the result of `copy_state` in this
+    run.
 
     Raises:
-        CannotVerify: it was removed, or the rows that waited are needed and not known.
+        CannotVerify: the states were removed, or the waiting rows are needed and unknown.
     """
     if segment.end == STATE:
         assert copied is not None

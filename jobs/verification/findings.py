@@ -1,4 +1,4 @@
-"""What a verification has found: counts, and the first differences. Plain data."""
+"""Results of a verification: counts, and the first differences. Plain data."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 EQUAL, DIFFERENT, NOTHING, NOT_VERIFIED = "equal", "different", "nothing to verify", "not verified"
-"""The outcomes of a run: all was verified and is equal; something differs; there was nothing; a part was left out."""
+"""Outcomes of a run: everything is equal; something differs; there was nothing to verify; a part was left out."""
 
 SHOWN = 5
-"""Differences that are kept of each part."""
+"""Maximum number of differences kept for each part."""
 
 DIFFERENCES = {
     "different": "estimates that differ",
@@ -21,7 +21,7 @@ DIFFERENCES = {
     "states_different": "states that differ, are missing or belong to no key",
     "uncounted": "rows by which the counts of a generation do not add up",
 }
-"""The counts that must be 0, in words."""
+"""Counts that must be 0, in words."""
 COUNTS = (
     "landed",
     "keys",
@@ -40,10 +40,11 @@ COUNTS = (
 )
 """Names of all counts.
 
-landed: rows of all keys; rows: those of the sampled keys; equal: estimates that are equal to the bit; close: within
-the tolerance only; unrecorded: late rows that are no longer in quarantine; undecided: keys of which rows of one time
-may have been replayed in another order; states: those that are equal to the bit; numerics, states_numerics: estimates
-and states that differ, and may do so since they were filtered with other numerics (`kalman.NUMERICS`).
+landed: rows of all keys; rows: rows of the sampled keys; equal: estimates that are equal to the bit; close: estimates
+that are equal only within the tolerance; unrecorded: late rows that are no longer in quarantine; undecided: keys whose
+rows of one time may have been replayed in another order; states: states that are equal to the bit; numerics,
+states_numerics: estimates and states that differ, with the excuse that they were filtered with other numerics
+(`kalman.NUMERICS`).
 """
 
 
@@ -56,7 +57,7 @@ class Findings:
 
     @classmethod
     def of(cls, *firsts: dict[str, Any], **counts: int) -> Self:
-        """Return counts, of which the others are 0, with descriptions of differences (`difference`)."""
+        """Return findings with these counts, 0 for the others, and descriptions of differences (`difference`)."""
         return cls({**dict.fromkeys(COUNTS, 0), **counts}, list(firsts))
 
     @property
@@ -71,12 +72,12 @@ class Findings:
 
 
 def difference(what: str, key: str | None = None, batch: int | None = None) -> dict[str, Any]:
-    """Return the description of a difference that no row of estimates shows: of a key, a micro-batch, or of neither."""
+    """Return the description of a difference without a row of estimates: of a key, a micro-batch, or neither."""
     return {"key": key, "event_time": None, "batch": batch, "what": what}
 
 
 def added(parts: Iterable[Findings]) -> Findings:
-    """Return the sum of findings, with the first few differences of all."""
+    """Return the sum of findings, with the first few differences of all of them."""
     total = Findings()
     firsts: list[dict[str, Any]] = []
     for part in parts:
@@ -87,7 +88,7 @@ def added(parts: Iterable[Findings]) -> Findings:
 
 
 def sentence(difference: Mapping[str, Any]) -> str:
-    """Return a difference in words."""
+    """Return a difference as a sentence."""
     where = f"key {difference['key']}" if difference.get("key") is not None else "all keys"
     if difference.get("event_time") is not None:
         where += f", row of {difference['event_time']}"

@@ -1,4 +1,4 @@
-"""Gather what a verification compares: landed rows, refusals, estimates and states, as one table by key."""
+"""Gather the rows that a verification compares, as one table by key: landed rows, refusals, estimates and states."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from jobs.snapshots.waiting_rows import Held
 
 _STATE_REASON = "state:"
-"""Prefix of the reason of rows that the filter has taken, and whose key has no valid state."""
+"""Prefix of the reason for rows that the filter has applied, but whose key then has no valid state."""
 _NAN = float("nan")
 ALL = 1_000_000
 
 
 class CannotVerify(Exception):
-    """A part cannot be verified, for a reason that the report names."""
+    """Raised when a part cannot be verified; the report names the reason."""
 
 
 def states_in(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
     """Return the state rows of a snapshot.
 
     Raises:
-        CannotVerify: it is damaged, which the check of the snapshot itself reports as a difference.
+        CannotVerify: the snapshot is damaged; the check of the snapshot reports this as a difference.
     """
     try:
         return verify(warehouse, manifest)
@@ -55,10 +55,10 @@ def states_in(warehouse: Warehouse, manifest: Manifest) -> DataFrame:
 
 
 def held_in(warehouse: Warehouse, manifest: Manifest) -> Held | None:
-    """Return the waiting rows of a snapshot, None if its model has no watermark.
+    """Return the waiting rows of a snapshot, or None if its model has no watermark.
 
     Raises:
-        CannotVerify: they are damaged.
+        CannotVerify: the waiting rows are damaged.
     """
     try:
         return waiting_rows.verified(warehouse, manifest)
@@ -67,14 +67,14 @@ def held_in(warehouse: Warehouse, manifest: Manifest) -> Held | None:
 
 
 class Sample(NamedTuple):
-    """Which keys are verified: a share of a million, chosen by a hash of key and seed; or these keys."""
+    """Keys to verify: a share per million, chosen by a hash of key and seed; or these keys."""
 
     share: int
     seed: str
     keys: tuple[str, ...] = ()
 
     def has(self, key: Column) -> Column:
-        """Return the condition that a key, as text, is verified."""
+        """Return the condition that a key, as text, is in the sample."""
         if self.keys:
             return key.isin(*self.keys)
         if self.share >= ALL:
@@ -83,7 +83,7 @@ class Sample(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """A segment's tables, pinned: the generation and its runtime, the versions of estimates and quarantine."""
+    """Pinned tables of a segment: the generation and its runtime, the versions of estimates and quarantine."""
 
     warehouse: Warehouse
     generation: Generation
@@ -95,10 +95,10 @@ class Sources(NamedTuple):
 
 
 def landed(sources: Sources) -> DataFrame:
-    """Return the landed rows of a segment, of all keys, with `_place`: the version or offset of each.
+    """Return the landed rows of a segment, for all keys, with `_place`: the version or offset of each.
 
     Raises:
-        CannotVerify: the rows of the segment cannot be told from others.
+        CannotVerify: the segment's rows cannot be separated from other rows.
     """
     rows = _of_topic(sources) if is_topic(sources.segment) else _of_versions(sources)
     if sources.imports_keys and "_origin" in rows.columns:
@@ -156,7 +156,7 @@ def _of_topic(sources: Sources) -> DataFrame:
 
 
 def rows_of(sources: Sources, rows: DataFrame) -> DataFrame:
-    """Return measurement rows as the checker reads them."""
+    """Convert measurement rows to the checker's columns."""
     fmt = sources.runtime.rows.joined
     numbers = [F.col(f"`{name}`").cast("double") for name in (*fmt.measurement, *fmt.control)]
     return rows.select(
@@ -167,7 +167,7 @@ def rows_of(sources: Sources, rows: DataFrame) -> DataFrame:
 
 
 def refused(sources: Sources) -> DataFrame | None:
-    """Return the rows that a generation has refused up to the segment's end, None if there are none."""
+    """Return the rows that a generation has refused up to the segment's end, or None if there are none."""
     warehouse, generation, fmt = sources.warehouse, sources.generation, sources.runtime.rows
     if sources.quarantine is None:
         return None
@@ -192,7 +192,7 @@ def refused(sources: Sources) -> DataFrame | None:
 
 
 def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame | None:
-    """Return the estimates of a generation up to the segment's end, None if there are none."""
+    """Return the estimates of a generation up to the segment's end, or None if there are none."""
     if sources.estimates is None:
         return None
     table = sources.warehouse.read(estimates(sources.generation.model), sources.estimates)
@@ -226,7 +226,7 @@ def estimated(sources: Sources, extra: tuple[tuple[str, int], ...]) -> DataFrame
 
 
 def states_of(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFrame:
-    """Return state rows, with the columns of a snapshot, as the checker reads them."""
+    """Convert state rows, with the columns of a snapshot, to the checker's columns."""
     beside = [F.col("extras")[name] for name in extras_widths(runtime.kernel)]
     numbers = F.concat(F.col("mean"), F.col("covariance"), *beside)
     return rows.select(
@@ -238,7 +238,7 @@ def states_of(kind: Kind, rows: DataFrame, runtime: ModelRuntime) -> DataFrame:
 
 
 def waiting_of(kind: Kind, rows: DataFrame) -> DataFrame:
-    """Return waiting rows, with the columns of a snapshot's, as the checker reads them; placed before landed ones."""
+    """Convert waiting rows, with a snapshot's columns, to the checker's columns; their place is before landed rows."""
     numbers = F.transform(F.concat("measurement", "control"), lambda one: F.coalesce(one, F.lit(_NAN)))
     return rows.select(
         *_row(kind, F.col("key"), F.unix_micros("event_time"), numbers, F.lit(0)),
@@ -248,7 +248,7 @@ def waiting_of(kind: Kind, rows: DataFrame) -> DataFrame:
 
 
 def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
-    """Return the rows of a table by generation and micro-batch that are of the segment."""
+    """Return the segment's rows of a table with columns for generation and micro-batch."""
     segment = sources.segment
     return rows.filter(
         (F.col("generation") == segment.generation) & (F.col("batch_id") <= segment.last_batch)
@@ -256,7 +256,7 @@ def in_segment(rows: DataFrame, sources: Sources) -> DataFrame:
 
 
 def versions_of(model: DeployedModel[Warehouse]) -> dict[str, int | None]:
-    """Return the versions of the tables that a verification reads, None for those that do not exist."""
+    """Return the versions of the tables that a verification reads; None for a table that does not exist."""
 
     def version(table: str) -> int | None:
         return model.warehouse.latest_version(table) if model.warehouse.exists(table) else None

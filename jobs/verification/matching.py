@@ -1,4 +1,4 @@
-"""Match landed rows with what became of them: refused, waiting, or accepted with an estimate. NumPy alone."""
+"""Match landed rows with their outcome: refused, waiting, or accepted with an estimate. NumPy alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Bools = NDArray[np.bool_]
 class Part(NamedTuple):
     """N rows of one kind: landed rows, refused rows, waiting rows, or estimates.
 
-    code: number of each row's key; time: microseconds; batch: micro-batch; place: where the row was landed (a version
-    or an offset); numbers: (d, N).
+    code: number of each row's key; time: microseconds; batch: micro-batch; place: version or offset at which the row
+    was landed; numbers: (d, N) values.
     """
 
     code: Ints
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     numbers: Floats
 
     def take(self, which: Ints | Bools) -> Part:
-        """Return some of the rows."""
+        """Return the rows that `which` selects."""
         return Part(
             self.code[which],
             self.time[which],
@@ -40,13 +40,13 @@ class Part(NamedTuple):
 
 
 class Fates(NamedTuple):
-    """What became of N landed rows, E estimates and R refused rows.
+    """Outcomes of N landed rows, E estimates and R refused rows.
 
     refusal, estimate: (N,) position of each row's refusal and estimate, -1: none
-    waits: (N,) which rows wait for the watermark
-    batch: (N,) the micro-batch that applied each row, as its estimate says
-    doubled, strange: (E,) which estimates come after the first of their row, and which have no row
-    baseless: (R,) which refusals are of no landed row
+    waits: (N,) whether each row waits for the watermark
+    batch: (N,) micro-batch that applied each row, according to its estimate
+    doubled, strange: (E,) estimates that follow the first estimate of their row, and estimates without a row
+    baseless: (R,) refusals without a landed row
     """
 
     refusal: Ints
@@ -59,14 +59,14 @@ class Fates(NamedTuple):
 
 
 def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part) -> Fates:
-    """Match rows with their fates.
+    """Match rows with their outcomes.
 
     Args:
-        rows: landed ones.
-        refused: with the leading numbers of a row; of equal rows the ones that were landed last were refused.
-        bad: (R,) which refusals are of rows that the filter has taken, and whose key has no valid state.
+        rows: landed rows.
+        refused: refused rows with the leading numbers of a row; of equal rows, the last landed ones were refused.
+        bad: (R,) whether the filter applied the refused row, and its key then had no valid state.
         waiting: rows that wait at the end.
-        estimates: of a key and time, the first micro-batch has the row that was landed first.
+        estimates: estimates; for a key and time, the first micro-batch has the row that was landed first.
     """
     width = len(refused.numbers)
     refusal = paired(
@@ -107,9 +107,9 @@ def fates(rows: Part, refused: Part, bad: Bools, waiting: Part, estimates: Part)
 
 
 def with_corrections(known: Fates, rows: Part, estimates: Part, first: Ints) -> Fates:
-    """Return fates by the first estimate of each row as fates by the last one: that of the latest micro-batch.
+    """Convert outcomes by the first estimate of each row to outcomes by its last estimate, from the latest micro-batch.
 
-    estimates: all of them; first: (E,) places of those that are no corrections, by which `known` was made.
+    estimates: all estimates; first: (E,) positions of the uncorrected estimates, from which `known` was made.
     """
     accepted = np.flatnonzero(known.estimate >= 0)
     estimate = known.estimate.copy()
@@ -129,7 +129,8 @@ def with_corrections(known: Fates, rows: Part, estimates: Part, first: Ints) -> 
 def paired(left: Sequence[Ints], right: Sequence[Ints], left_by: Ints, right_by: Ints) -> Ints:
     """Return the position of each left element's partner among the right ones, or -1.
 
-    Partners agree in all columns; of several, the first by `left_by` belongs to the first by `right_by`, and so on.
+    Partners agree in all columns. Among several, the first by `left_by` is paired with the first by `right_by`, and so
+    on.
     """
     size = len(left_by)
     group = numbered([np.concatenate(pair) for pair in zip(left, right, strict=True)])
@@ -149,7 +150,7 @@ def numbered(columns: Sequence[Ints]) -> Ints:
 
 
 def bits(values: Floats) -> Ints:
-    """Return the bits of numbers, the same for every NaN."""
+    """Return the bits of numbers, equal for every NaN."""
     return np.where(np.isnan(values), np.nan, values).view(np.int64)
 
 
@@ -164,20 +165,20 @@ def _rank(group: Ints, by: Ints) -> Ints:
 
 
 def _among(these: Sequence[Ints], those: Sequence[Ints]) -> Bools:
-    """Return which of these elements are among those."""
+    """Return whether each of these elements is among those."""
     size = len(these[0])
     group = numbered([np.concatenate(pair) for pair in zip(these, those, strict=True)])
     return np.isin(group[:size], group[size:])
 
 
 def _at(values: NDArray, index: Ints) -> NDArray:
-    """Return the values at an index that may be -1, there 0."""
+    """Return the values at an index; 0 where the index is -1."""
     none = np.zeros(len(index), values.dtype)
     return np.where(index >= 0, values[index], none) if len(values) else none
 
 
 def _filled(batch: Ints, known: Bools, place: Ints) -> Ints:
-    """Return micro-batches, those that are unknown being that of the nearest row that was landed no later."""
+    """Fill unknown micro-batches with the micro-batch of the nearest row that was not landed later."""
     if known.all() or not known.any():
         return np.where(known, batch, 0)
     order = np.lexsort((batch[known], place[known]))

@@ -1,4 +1,4 @@
-"""The states in which keys with learned parameters of their own began, to filter their history once more."""
+"""Initial states of keys with learned parameters, to filter their history once more."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from jobs.verification.gathering import Sample
 
 MOST_KEYS = 1_000_000
-"""Keys whose parameters are sent to the workers, some 50 bytes each."""
+"""Maximum number of keys whose parameters are sent to the workers, some 50 bytes each."""
 FIELD = "parameters"
-"""The field of a state that has them."""
+"""Field of a state with the key's parameters."""
 
 
 class TooManyKeys(ValueError):
-    """There are more keys than can be sent to the workers."""
+    """Raised when there are more keys than can be sent to the workers."""
 
 
 @dataclass(frozen=True)
 class OwnParameters:
-    """Returns the states in which the keys of a bucket begin, each with its parameters. Picklable.
+    """Function that returns the initial states of a bucket's keys, each with its parameters. Picklable.
 
     identity: arrays (K,) of the keys' identities, sorted by route; values (d, K): their parameters. A key that is not
-    among them begins as the model has it.
+    among them begins as the model defines.
     """
 
     kernel: Filter
@@ -57,10 +57,10 @@ class OwnParameters:
 
 
 def own_parameters(rows: DataFrame, runtime: ModelRuntime, sample: Sample) -> OwnParameters:
-    """Return what the sampled keys of a snapshot's rows have learned.
+    """Return the learned parameters of the sampled keys in a snapshot's rows.
 
     Raises:
-        TooManyKeys: than can be sent to the workers.
+        TooManyKeys: there are more keys than can be sent to the workers.
     """
     chosen = rows.filter(sample.has(F.col("key"))).select(
         *identity_expressions(runtime.kind, F.col("key")), F.col("extras")[FIELD].alias(FIELD)

@@ -1,8 +1,8 @@
 """Recompute some keys of a generation from its snapshot and their landed rows, and compare. NumPy and Arrow alone.
 
-The filter is the one of the stream. Rows are applied in the order in which the stream has applied them: by micro-batch,
-then by event time, then by their values; where late rows are replayed, by event time alone. No bit of a result depends
-on how rows are cut into calls, so one call for all micro-batches gives the bits of the stream.
+The filter is the stream's filter. Rows are applied in the stream's order: by micro-batch, then by event time, then by
+their values; if late rows are replayed, by event time alone. No bit of a result depends on how rows are divided into
+calls, so one call for all micro-batches gives the bits of the stream.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FINDINGS = f"{', '.join(f'{name} bigint' for name in COUNTS)}, firsts string"
-"""Columns of what `checker` puts out, one row a partition."""
+"""Columns of the output of `checker`, one row per partition."""
 
 
 class Kind(IntEnum):
-    """What a row of the checker's input is."""
+    """Kind of a row in the checker's input."""
 
     ROW = 0
     REFUSED = 1
@@ -68,16 +68,16 @@ class Recipe(NamedTuple):
 
     kernel, unit, begin, idle: as in the stream (`jobs.state.plan.Plan`)
     kind, estimates: formats of keys and estimates
-    measured, controls, landed: how many measurements and controls a row has, and how many of both were landed
+    measured, controls, landed: number of measurements and of controls in a row, and number of both that were landed
     stored: NumPy type in which states are stored
-    in_order: rows are applied by event time, whatever micro-batch brought them
-    replays: a row may have corrected estimates, of which the last one counts
-    forgets: maintenance may have removed rows from quarantine
-    apply_late: a late row is applied as if it had come at its state's time
-    has_end: the states at the end are to be compared; expired_before: states older than this may have expired
-    since: estimates of earlier event times are recomputed, and not compared
-    tolerance: relative difference that is not counted as one
-    numerics: those that the generation was begun with
+    in_order: whether rows are applied by event time, independent of their micro-batch
+    replays: whether a row may have corrected estimates; the last one counts
+    forgets: whether maintenance may have removed rows from quarantine
+    apply_late: whether a late row is applied at its state's time
+    has_end: whether to compare the states at the end; expired_before: states older than this may have expired
+    since: estimates of earlier event times are recomputed, but not compared
+    tolerance: relative difference that does not count
+    numerics: version of the numerics with which the generation began
     """
 
     kernel: Filter
@@ -111,7 +111,7 @@ class Recipe(NamedTuple):
 
     @property
     def optional(self) -> list[Ints]:
-        """Return the places of numbers that the spec may omit, together: covariances, and each of the extras."""
+        """Return the groups of positions of numbers that the spec may omit: covariances, and each of the extras."""
         n = self.estimates.states
         off = np.array([n + i * n + j for i in range(n) for j in range(n) if i != j], np.int64)
         sections, at = [off], n + n * n + 2
@@ -122,7 +122,7 @@ class Recipe(NamedTuple):
 
 
 class States(NamedTuple):
-    """The states of K keys as a snapshot has them: counts, event times, log-likelihoods and (d, K) numbers."""
+    """States of K keys in the form of a snapshot: counts, event times, log-likelihoods and (d, K) numbers."""
 
     there: Bools
     count: Ints
@@ -132,7 +132,7 @@ class States(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Which of N pairs differ, and which agree only within the tolerance; the first number that differs, -1: none."""
+    """Which of N pairs differ, which agree only within the tolerance, and the first number that differs (-1: none)."""
 
     differ: Bools
     close: Bools
@@ -140,10 +140,10 @@ class Comparison(NamedTuple):
 
 
 def check(recipe: Recipe, table: pa.Table) -> Findings:
-    """Compare what a partition's keys have with what they should have.
+    """Compare a partition's rows and states with the recomputed ones.
 
     Args:
-        recipe: of the generation.
+        recipe: recipe of the generation.
         table: kind, key, time, batch, place, numbers, flag, count, log_likelihood; all rows of each key.
     """
     inputs, width = _coded(table), recipe.measured + recipe.controls
@@ -159,14 +159,14 @@ def check(recipe: Recipe, table: pa.Table) -> Findings:
 
 
 def _coded(table: pa.Table) -> _Inputs:
-    """Return a partition's table with its keys numbered."""
+    """Return a partition's table with numbered keys."""
     column = table.column("key")
     coded = pa.concat_arrays(column.chunks).dictionary_encode()
     return _Inputs(table, coded.indices.to_numpy(zero_copy_only=False).astype(np.int64), coded.dictionary)
 
 
 class _Inputs(NamedTuple):
-    """A partition's table, the number of each row's key, and the keys."""
+    """Table of a partition, the number of each row's key, and the keys."""
 
     table: pa.Table
     code: Ints
@@ -188,7 +188,7 @@ class _Inputs(NamedTuple):
         return np.array(some.to_pylist(), dtype=object)
 
     def states(self, kind: Kind, width: int) -> States:
-        """Return the states of all keys; there: which keys have one. Of several of a key the last one counts."""
+        """Return the states of all keys; there: whether a key has a state. If it has several, the last one counts."""
         which, size = self.where(kind), len(self.keys)
         some = self.table.take(pa.array(which))
         at = np.full(size, -1)
@@ -206,7 +206,7 @@ class _Inputs(NamedTuple):
 
 
 class _Attempt(NamedTuple):
-    """The keys recomputed: (D, N) numbers and flags of the rows, and the states at the end."""
+    """Recomputed keys: (D, N) numbers and flags of the rows, and the states at the end."""
 
     numbers: Floats
     flags: NDArray[np.uint8]
@@ -214,7 +214,7 @@ class _Attempt(NamedTuple):
 
 
 class _Check(NamedTuple):
-    """One partition's comparison."""
+    """Comparison of one partition."""
 
     recipe: Recipe
     keys: pa.Array
@@ -269,9 +269,9 @@ class _Check(NamedTuple):
         return Findings.of(*firsts, **integers)
 
     def _by_numerics(self, taken: Bools) -> Bools:
-        """Return which keys may differ since the generation was begun with other numerics.
+        """Return the keys whose differences are excusable because the generation began with other numerics.
 
-        taken: which began as they were offered.
+        taken: keys that began with their offered state.
         """
         recipe, fresh = self.recipe, self._fresh()
         begin = self._states(Kind.SEED, fresh)
@@ -282,7 +282,7 @@ class _Check(NamedTuple):
         return explained
 
     def _undecided(self, applied: Ints, compared: Comparison, ends: Comparison | None) -> Bools:
-        """Return which keys differ and may do so: late rows of one time, of which some had left the replay window."""
+        """Return the keys with excusable differences: of late rows with one time, some had left the replay window."""
         size, code = len(self.keys), self.rows.code[applied]
         wrong = np.bincount(code[compared.differ], minlength=size) > 0
         if ends is not None:
@@ -293,9 +293,9 @@ class _Check(NamedTuple):
         return wrong & tied if self.recipe.replays else np.zeros(size, bool)
 
     def _best(self, applied: Ints) -> tuple[_Attempt, Comparison, Comparison | None, Bools]:
-        """Recompute and compare; a key that was offered as a new one may begin as offered, if that fits better.
+        """Recompute and compare; a key with an offered state begins with it if that fits better.
 
-        It begins so unless it had rows before the stream took the offer. The last result tells which keys do.
+        It cannot do so if it had rows before the stream took the offer. The last result marks the keys that do.
         """
         begin = self._states(Kind.SEED, self._fresh())
         attempt = self._attempt(applied, begin)
@@ -318,15 +318,15 @@ class _Check(NamedTuple):
         return attempt, reached, ends, better
 
     def _offered(self, begin: KeyStates) -> KeyStates:
-        """Return the states in which keys begin if offers were taken: those of keys that the snapshot has are not."""
+        """Return the initial states of keys if offers were taken; keys in the snapshot take no offer."""
         return self._states(Kind.OFFER, begin, ~self.inputs.states(Kind.SEED, self._width()).there)
 
     def _both(self, applied: Ints, attempt: _Attempt) -> tuple[Comparison, Comparison | None]:
-        """Compare estimates, and states at the end where there are some to compare."""
+        """Compare estimates, and states at the end if there are any to compare."""
         return self._compared(applied, attempt), self._ends(attempt) if self.recipe.has_end else None
 
     def _applied(self) -> tuple[Ints, Ints]:
-        """Return the positions of applied rows, in their order, and those of late rows that nothing records."""
+        """Return the positions of applied rows, in their order, and of late rows without a record."""
         known, rows, recipe = self.fates, self.rows, self.recipe
         taken = ~known.waits & ((known.refusal < 0) | self._is_bad())
         which = np.flatnonzero(taken)
@@ -347,7 +347,7 @@ class _Check(NamedTuple):
         return order[~late], order[late]
 
     def _is_bad(self) -> Bools:
-        """Return which rows (N,) the filter has taken and whose key has no valid state."""
+        """Return whether the filter has applied each row (N,) and its key then had no valid state."""
         refusal = self.fates.refusal
         return (refusal >= 0) & self.bad[refusal] if len(self.bad) else np.zeros(len(refusal), bool)
 
@@ -357,7 +357,7 @@ class _Check(NamedTuple):
         return n + n * n + sum(len(array) for array in extras.values())
 
     def _fresh(self) -> KeyStates:
-        """Return the states in which new keys begin."""
+        """Return the initial states of new keys."""
         recipe, size = self.recipe, len(self.keys)
         fresh = initial_states(recipe.kernel, size)
         if recipe.begin is None or size == 0:
@@ -372,7 +372,7 @@ class _Check(NamedTuple):
         return fresh._replace(values=recipe.begin(KeyedRows(keys, none)))
 
     def _states(self, kind: Kind, fresh: KeyStates, wanted: Bools | None = None) -> KeyStates:
-        """Return the states of all keys: those of a kind, and fresh ones where there is none."""
+        """Return the states of all keys: those of a kind, and initial states for the other keys."""
         recipe, width = self.recipe, self._width()
         given = self.inputs.states(kind, width)
         there = given.there if wanted is None else given.there & wanted
@@ -457,7 +457,7 @@ class _Check(NamedTuple):
         return Comparison(differ, both & numbers.close & ~differ, numbers.first)
 
     def _differing(self, applied: Ints, compared: Comparison, attempt: _Attempt) -> Iterator[dict[str, Any]]:
-        """Yield the first estimate that differs of some keys."""
+        """Yield the first estimate that differs, for some keys."""
         names = [*self.recipe.names, "flags"]
         which = np.flatnonzero(compared.differ)
         _, first = np.unique(self.rows.code[applied[which]], return_index=True)
@@ -470,7 +470,7 @@ class _Check(NamedTuple):
             yield self._difference(self.rows, int(applied[i]), int(self.fates.batch[applied[i]]), what)
 
     def _misplaced(self, missing: Ints) -> Iterator[dict[str, Any]]:
-        """Yield what has no counterpart: rows, estimates and refusals."""
+        """Yield rows, estimates and refusals without a counterpart."""
         known = self.fates
         yield from self._named(self.rows, missing, "the row has no estimate and is not in quarantine")
         for part, which, what in (
@@ -513,9 +513,9 @@ def compare(expected: Floats, found: Floats, tolerance: float) -> Comparison:
 
 
 def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: bool = False) -> Findings:
-    """Compare states (kind `SEED`) of `width` numbers a key with those that they should be (kind `END`).
+    """Compare states (kind `SEED`) of `width` numbers per key with the expected states (kind `END`).
 
-    by_numerics: they may differ since they were filtered with other numerics; a state that is missing is missing.
+    by_numerics: states may differ because they were filtered with other numerics; a missing state is always missing.
     """
     inputs = _coded(table)
     expected, found = inputs.states(Kind.SEED, width), inputs.states(Kind.END, width)
@@ -540,14 +540,14 @@ def check_states(width: int, tolerance: float, table: pa.Table, by_numerics: boo
 
 
 def findings_in(parts: DataFrame, check_one: Callable[[pa.Table], Findings], generation: str) -> Findings:
-    """Check the rows of each partition, and return the sum of the findings, which name the generation or snapshot."""
+    """Check the rows of each partition, and return the sum of the findings, labelled with generation or snapshot."""
     rows = parts.mapInArrow(on_partitions(check_one), FINDINGS).collect()
     total = added(Findings({name: row[name] for name in COUNTS}, json.loads(row["firsts"])) for row in rows)
     return Findings(total.counts, [{**one, "generation": generation} for one in total.firsts])
 
 
 def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
-    """Return the function that checks the rows of a partition's Arrow batches, and puts out `FINDINGS`."""
+    """Return a function that checks the rows of a partition's Arrow batches, and yields `FINDINGS`."""
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [batch for batch in batches if batch.num_rows]
@@ -560,7 +560,7 @@ def on_partitions(check_one: Callable[[pa.Table], Findings]) -> Any:
 
 
 def _numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]) -> Floats:
-    """Return the numbers (D, N) of estimates, in the order of the table's columns; of_row: extras that rows bring."""
+    """Return the numbers (D, N) of estimates, in the order of the table's columns; of_row: extras from the rows."""
     extra = [of_row[name] if name in of_row else outputs.extra[name] for name, _ in fmt.extra]
     return np.vstack(
         [
@@ -576,7 +576,7 @@ def _numbers(fmt: EstimateFormat, outputs: Outputs, of_row: Mapping[str, Floats]
 def _each_batch(
     row_filter: RowFilter, states: KeyStates, rows: SortedRows, batch: Ints
 ) -> tuple[KeyStates, Outputs]:
-    """Apply rows micro-batch by micro-batch, a late row at its state's time."""
+    """Apply rows micro-batch by micro-batch, and late rows at their state's time."""
     parts: list[tuple[Ints, Outputs]] = []
     for number in np.unique(batch):
         which = np.flatnonzero(batch == number)
@@ -600,9 +600,9 @@ def _each_batch(
 
 
 def _aligned(rows: Part, batch: Ints, expected: Floats, theirs: Ints, numbers: Floats) -> Ints:
-    """Return the estimates of rows, put in order among those of one key, time and micro-batch.
+    """Return the estimates of rows, reordered within one key, time and micro-batch.
 
-    The table does not say which of these is of which row, so both sides are put in the order of their bits.
+    The table does not record which estimate belongs to which row, so both sides are sorted by their bits.
     """
     tie = numbered([rows.code, rows.time, batch])
     tied = np.flatnonzero(np.bincount(tie)[tie] > 1)
@@ -616,7 +616,7 @@ def _aligned(rows: Part, batch: Ints, expected: Floats, theirs: Ints, numbers: F
 
 
 def _running_max(code: Ints, time: Ints) -> Ints:
-    """Return the maximum time of the earlier elements (N,) of the same key, which are adjacent; `NEVER`: none."""
+    """Return the maximum time of the earlier elements (N,) of the same key, `NEVER` without one; keys are adjacent."""
     result = np.full(len(code), NEVER)
     starts = np.flatnonzero(np.concatenate([[True], code[1:] != code[:-1]])) if len(code) else []
     for start, stop in zip(starts, [*starts[1:], len(code)], strict=True):
@@ -625,17 +625,17 @@ def _running_max(code: Ints, time: Ints) -> Ints:
 
 
 def _without(one: Comparison, which: Bools) -> Comparison:
-    """Return a comparison in which some pairs do not differ."""
+    """Return a comparison in which the pairs `which` do not differ."""
     return one._replace(differ=one.differ & ~which)
 
 
 def _chosen(one: Comparison, other: Comparison, which: Bools) -> Comparison:
-    """Return the comparison `other` where `which`, elsewhere `one`."""
+    """Return the comparison `other` where `which` is true, else `one`."""
     return Comparison(*(np.where(which, b, a) for a, b in zip(one, other, strict=True)))
 
 
 def _joined(refused: Part, bad: Part) -> tuple[Part, Bools]:
-    """Return both kinds of refused rows, and which of them are of the second kind."""
+    """Return both kinds of refused rows together, and whether each is of the second kind."""
     which = np.repeat([False, True], [len(refused.code), len(bad.code)])
     both = Part(
         np.concatenate([refused.code, bad.code]),

@@ -1,4 +1,4 @@
-"""The table of verifications: which runs began, which of their parts are done, and how they ended."""
+"""Table of verifications: runs that began, their finished parts, and their outcomes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jobs.verification.findings import Findings, added
 
 TABLE = "verifications"
 BEGAN, PART, ENDED = "began", "part", "ended"
-"""The values of the column `step`."""
+"""Values of the column `step`."""
 _KEYS = ("run_id", "step", "part")
 CONTINUED_FOR = timedelta(days=1)
-"""For so long a run that was killed is continued by the next one with the same options."""
+"""Time within which the next run with the same options continues a killed run."""
 
 
 class Run(NamedTuple):
-    """A run of `verify`: its plan, and what its parts that are done have found."""
+    """Run of `verify`: its plan, and the findings of its finished parts."""
 
     run_id: str
     model: str
@@ -30,19 +30,19 @@ class Run(NamedTuple):
 
     @property
     def findings(self) -> Findings:
-        """Return the sum of all parts."""
+        """Return the sum of the findings of all parts."""
         return added(self.done[name] for name in sorted(self.done))
 
 
 def begin(warehouse: Tables, model: str, plan: dict[str, Any], run_id: str) -> Run:
-    """Record that a run has begun."""
+    """Record the start of a run."""
     run = Run(run_id, model, plan, {})
     _write(warehouse, run, BEGAN, plan=json.dumps(plan))
     return run
 
 
 def unfinished(warehouse: Tables, model: str, options: dict[str, Any], run_id: str | None) -> Run | None:
-    """Return the run to continue: the one named, or the last one with these options if it was killed recently."""
+    """Return the run to continue: the named run, or the last run with these options if it was killed recently."""
     rows = _rows(warehouse, model)
     ended = {row["run_id"] for row in rows if row["step"] == ENDED}
     began = [row for row in rows if row["step"] == BEGAN and row["run_id"] not in ended]
@@ -64,12 +64,12 @@ def unfinished(warehouse: Tables, model: str, options: dict[str, Any], run_id: s
 
 
 def finished(warehouse: Tables, model: str, run_id: str) -> bool:
-    """Tell if a run of this id has ended."""
+    """Return whether a run with this id has ended."""
     return any(row["run_id"] == run_id and row["step"] == ENDED for row in _rows(warehouse, model))
 
 
 def record_part(warehouse: Tables, run: Run, part: str, findings: Findings) -> None:
-    """Record that a part of a run is done; once, also if two processes continue the run."""
+    """Record a finished part of a run, only once even if two processes continue the run."""
     _write(warehouse, run, PART, part=part, findings=findings)
     run.done[part] = findings
 
@@ -81,7 +81,7 @@ def end(warehouse: Tables, run: Run, outcome: str, not_verified: list[str]) -> N
 
 
 def last_outcomes(warehouse: Tables) -> dict[str, dict[str, Any]]:
-    """Return the last run of each model that has ended: run_id, outcome, differences, first_difference, recorded_at."""
+    """Return the last finished run of each model: run_id, outcome, differences, first_difference, recorded_at."""
     names = ("run_id", "outcome", "differences", "first_difference", "recorded_at")
     ended = [row for row in _rows(warehouse, None) if row["step"] == ENDED]
     ended.sort(key=lambda row: row["recorded_at"])
@@ -101,7 +101,7 @@ def _write(
     part: str | None = None,
     **columns: str,
 ) -> None:
-    """Add a row about a step of a run, once."""
+    """Add a row about a step of a run, only once."""
     warehouse.create(TABLE, VERIFICATIONS)
     found = Findings() if findings is None else findings
     row = {

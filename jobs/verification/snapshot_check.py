@@ -1,4 +1,4 @@
-"""Check the snapshots that generations began from: unchanged, and what a batch pass or the migration gives."""
+"""Check starting snapshots of generations: unchanged, and equal to the result of a batch pass or the migration."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def verified(
     tolerance: float,
     compared: Collection[str | None],
 ) -> Findings:
-    """Compare the sampled keys of a snapshot with what its lineage gives.
+    """Compare the sampled keys of a snapshot with the states recomputed from its lineage.
 
     Args:
-        model: the deployed one.
-        manifest: of the snapshot.
-        sample: of its keys.
-        tolerance: relative difference that is not counted as one.
+        model: the deployed model.
+        manifest: manifest of the snapshot.
+        sample: sample of its keys.
+        tolerance: relative difference that does not count.
         compared: exported snapshots that are compared with the states at the end of a segment.
 
     Raises:
-        CannotVerify: its states cannot be recomputed.
+        CannotVerify: the snapshot's states cannot be recomputed.
     """
     name = f"snapshot {manifest.snapshot_id}"
     if manifest.status == REMOVED:
@@ -94,14 +94,14 @@ def verified(
 
 
 def _other_numerics(manifest: Manifest, runtime: ModelRuntime) -> bool:
-    """Tell if a batch pass may give other bits than a snapshot has: what migrations give, no filter has changed."""
+    """Return whether a batch pass may give other bits than a snapshot has; filter changes do not affect migrations."""
     if manifest.parent is not None or manifest.without_state:
         return False
     return bool(may_differ(runtime.kernel, runtime.kernel.initial(1), manifest.numerics).any())
 
 
 def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
-    """Return the states that the migration gives for a snapshot's parent."""
+    """Return the states that the migration of a snapshot's parent gives."""
     warehouse = model.warehouse
     assert manifest.parent is not None
     name = f"snapshot {manifest.snapshot_id}"
@@ -124,10 +124,10 @@ def _migrated(model: DeployedModel[Warehouse], manifest: Manifest) -> DataFrame:
 
 
 def _steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest) -> list[Step]:
-    """Return the migrations from a snapshot's version to that of another one made of it: forward, or back.
+    """Return the migrations from a snapshot's version to the version of a snapshot made from it: forward, or back.
 
     Raises:
-        UserError: the specs that are known have no such path.
+        UserError: no such path exists in the known specs.
     """
     if source.model_version > manifest.model_version:
         return path_back_to(model, source, manifest)
@@ -138,7 +138,7 @@ def _steps(model: DeployedModel[Warehouse], source: Manifest, manifest: Manifest
 def _pretrained(
     model: DeployedModel[Warehouse], manifest: Manifest, states: DataFrame, sample: Sample
 ) -> DataFrame:
-    """Return the states that a batch pass over the history gives, with the snapshot's parameters."""
+    """Return the states from a batch pass over the history, with the snapshot's parameters."""
     name = f"snapshot {manifest.snapshot_id}"
     own = manifest.model_spec(model.spec.folder)
     table, position = measurements(manifest.model), manifest.position
@@ -172,7 +172,7 @@ def _pretrained(
 
 
 def _begin(runtime: ModelRuntime, states: DataFrame, sample: Sample, name: str) -> Begin | None:
-    """Return the states in which keys began: by group, or with what each has learned, as its own state says."""
+    """Return the initial states of keys: by group, or with the parameters in each key's own state."""
     learn = runtime.spec.learn
     if learn is None or learn.scope != "key":
         return runtime.begin

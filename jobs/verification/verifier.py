@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec
 
 ROWS_A_CHUNK = 5_000_000
-"""Sampled rows of a segment that are recomputed at a time; each such part is recorded when it is done."""
+"""Number of sampled rows of a segment that are recomputed at a time; each finished part is recorded."""
 ROWS_A_PARTITION = 250_000
 MIN_PARTITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to verify, as the command says it.
+    """Scope of a verification, from the command's options.
 
-    since: microseconds; earlier estimates are recomputed, and not compared. chunk_rows: as `ROWS_A_CHUNK`.
+    since: microseconds; earlier estimates are recomputed, but not compared. chunk_rows: as `ROWS_A_CHUNK`.
     """
 
     share: int = ALL
@@ -73,7 +73,7 @@ class Options:
 
 
 class Result(NamedTuple):
-    """The outcome of a run, what it found, what it could not verify, and its pinned plan."""
+    """Outcome of a run, its findings, its unverified parts, and its pinned plan."""
 
     run_id: str
     outcome: str
@@ -99,7 +99,7 @@ class Verifier:
         """Verify, or continue a run that was killed.
 
         Raises:
-            UserError: the run of this id has ended.
+            UserError: the run with this id has ended.
         """
         warehouse, name = self.model.warehouse, self.model.name
         if run_id is not None and runs.finished(warehouse, name, run_id):
@@ -132,7 +132,7 @@ class Verifier:
         return Result(run.run_id, outcome, found, self.reasons, plan, continued)
 
     def _plan(self, run_id: str) -> dict[str, Any]:
-        """Pin the chain, and the versions of the tables, and copy the state at the end."""
+        """Pin the chain and the versions of the tables, and copy the state at the end."""
         self.note("pinning the position")
         chain: Chain = chain_of(self.model)
         live = next((one for one in chain.segments if one.end == STATE), None)
@@ -167,7 +167,7 @@ class Verifier:
             self.reasons.append(reason)
 
     def _tell_numerics(self, run: runs.Run, name: str) -> None:
-        """Give the reason why what differs of a generation or of a snapshot may be as it was filtered."""
+        """Add the reason why differences of a generation or snapshot may come from other numerics."""
         found = added(done for part, done in run.done.items() if name in part.split())
         if name.startswith("snapshot "):
             found = run.done.get(name, Findings())
@@ -193,7 +193,7 @@ class Verifier:
         )
 
     def _segment(self, run: runs.Run, segment: Segment) -> None:
-        """Verify a segment: the counts of all its rows, and then the sampled keys in chunks."""
+        """Verify a segment: first the counts of all its rows, then the sampled keys in chunks."""
         try:
             work = SegmentCheck.of(self, segment, run)
             rows = gathering.landed(work.sources)
@@ -217,7 +217,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class SegmentCheck:
-    """A segment, what it began with, what it ended with, and how to recompute it."""
+    """A segment, its initial states, its end, and the recipe to recompute it."""
 
     sources: Sources
     manifest: Manifest
@@ -228,10 +228,10 @@ class SegmentCheck:
 
     @classmethod
     def of(cls, verifier: Verifier, segment: Segment, run: runs.Run) -> SegmentCheck:
-        """Read what a segment began and ended with.
+        """Read the start and the end of a segment.
 
         Raises:
-            CannotVerify: its model uses something that cannot be recomputed.
+            CannotVerify: the model uses a feature that cannot be recomputed.
         """
         warehouse, deployed = verifier.model.warehouse, verifier.model.spec
         generation = generations.named(warehouse, deployed.name, segment.generation)
@@ -256,7 +256,7 @@ class SegmentCheck:
         return cls(sources, manifest, recipe, begin, end, verifier.options)
 
     def counts(self, rows: DataFrame) -> Findings:
-        """Count all rows of the segment: those accepted and those in quarantine are those landed, of all keys."""
+        """Compare the counts of all keys: accepted rows plus rows in quarantine must equal landed rows."""
         landed = rows.count()
         accepted = 0
         if self.sources.estimates is not None:
@@ -300,7 +300,7 @@ class SegmentCheck:
         return found
 
     def _gathered(self, rows: DataFrame) -> DataFrame:
-        """Return everything about the segment's keys, with the checker's columns."""
+        """Return all rows and states of the segment's keys, with the checker's columns."""
         sources, runtime = self.sources, self.sources.runtime
         warehouse = sources.warehouse
         parts = [
@@ -321,7 +321,7 @@ class SegmentCheck:
         return both
 
     def _offers(self) -> DataFrame:
-        """Return the states that were offered to the stream, one a key."""
+        """Return the states that were offered to the stream, one per key."""
         sources = self.sources
         meaning = meaning_of(sources.runtime.spec.fingerprint(), sources.runtime.parameters)
         rows = sources.warehouse.read(new_keys(sources.generation.model)).filter(F.col("meaning") == meaning)
@@ -329,7 +329,7 @@ class SegmentCheck:
         return rows.groupBy(F.col("key").alias("_key")).agg(best).select("row.*")
 
     def _with_inputs(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the inputs of their keys, if the model has any."""
+        """Return rows with the inputs of their keys, if the model has inputs."""
         sources, spec = self.sources, self.sources.runtime.spec
         if spec.inputs is None:
             return rows
@@ -351,7 +351,7 @@ def _hand_overs(overlaps: list[str]) -> Findings:
 
 
 def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment: Segment) -> None:
-    """Raise CannotVerify if the spec has something that the rows alone do not decide."""
+    """Raise CannotVerify if the spec has a feature whose result the rows alone do not determine."""
     name = segment.generation
     if spec.expiry is not None and (spec.idle_us is None or not spec.order.waits):
         raise CannotVerify(
@@ -369,7 +369,7 @@ def _refuse_what_cannot_be_recomputed(spec: ModelSpec, built: ModelSpec, segment
 
 
 def _recipe(sources: Sources, end: End | None, options: Options, forgets: bool) -> Recipe:
-    """Return how to recompute a segment; forgets: maintenance may have removed rows of it from quarantine."""
+    """Return the recipe to recompute a segment; forgets: maintenance may have removed its rows from quarantine."""
     runtime, segment = sources.runtime, sources.segment
     spec, rows = runtime.spec, runtime.rows.joined
     extra = {**runtime.kernel.outputs, **extra_widths(runtime.kernel)}
@@ -414,5 +414,5 @@ def _outcome(found: Findings, reasons: list[str]) -> str:
 
 
 def code_of(outcome: str) -> int:
-    """Return the exit code of an outcome: a retry finds the same difference, and a part left out is no success."""
+    """Return the exit code of an outcome: a retry finds the same difference, and a part left out is not a success."""
     return {EQUAL: 0, DIFFERENT: 2}.get(outcome, 3)

@@ -1,1 +1,1 @@
-"""The pages that Airflow's API server shows: a model with its DAGs, tables, reports and commands; the reports."""
+"""Pages in Airflow's API server: for each model its DAGs, tables, reports and commands; the reports."""

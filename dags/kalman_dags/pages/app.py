@@ -1,6 +1,6 @@
-"""The application behind the pages: whoever may read a model's DAG in Airflow may read its pages, and nobody else.
+"""Serve the pages: only a user who may read a model's DAG in Airflow may read its pages.
 
-Airflow's own dependency tells who asks: by the cookie of the log-in, or by the token of the API.
+Airflow's dependency identifies the user: by the cookie of the log-in, or by the token of the API.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from jobs.specs.model_spec import ModelSpec, SpecError
 app = FastAPI(title="Kalman models", docs_url=None, redoc_url=None, openapi_url=None)
 
 GUARD = {
-    # A report is written from data: what is in it may draw itself, and nothing else. It cannot run a script, send a
-    # form or read Airflow's pages with the rights of the person who looks at it.
+    # A report is written from data: its content may only draw. It cannot run a script, send a form or read Airflow's
+    # pages with the rights of the viewer.
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; sandbox",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -35,7 +35,7 @@ GUARD = {
 }
 
 OWN = {**GUARD, "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'"}
-"""Of our own pages, whose links lead to Airflow's."""
+"""Headers of our own pages, whose links lead to Airflow's pages."""
 
 
 def may_read(model: str, user: Any) -> bool:
@@ -49,7 +49,7 @@ def _may_read_dag(name: str, user: Any) -> bool:
 
 
 def readable(model: str, user: GetUserDep) -> str:
-    """Return the model of an address, if the user may read it."""
+    """Return the model in an address, if the user may read it."""
     if not may_read(model, user):
         raise HTTPException(403, "Forbidden")
     return model
@@ -59,7 +59,7 @@ Readable = Annotated[str, Depends(readable)]
 
 
 def specs() -> list[ModelSpec]:
-    """Return the sound specs of the models folder."""
+    """Return the valid specs of the models folder."""
     found = []
     try:
         for path in spec_files(models()):
@@ -123,5 +123,5 @@ def one_report(model: Readable, name: str) -> Response:
 
 
 def _root(request: Request) -> str:
-    """Return the path of Airflow's address, in front of its own pages."""
+    """Return the path prefix of Airflow's own pages."""
     return request.scope.get("root_path", "").removesuffix(PAGES)

@@ -1,4 +1,4 @@
-"""Which intervals of a model's schedule have landed, and which are missing, by the events of its asset."""
+"""Find landed and missing intervals of a model's schedule by the events of its asset."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sqlalchemy import select
 from jobs.specs.model_spec import ModelSpec
 
 MOST = 5000
-"""At most so many intervals are looked at, back from the last that has landed."""
+"""Maximum number of intervals to check, back from the last landed interval."""
 
 
 class Intervals(NamedTuple):
-    """The newest intervals, by their beginnings: first, last, how many have landed, and those missing between."""
+    """Newest intervals, by their starts: first, last, number of landed intervals, and missing intervals between."""
 
     first: str
     last: str
@@ -26,7 +26,7 @@ class Intervals(NamedTuple):
 
 
 def landed_intervals(spec: ModelSpec) -> Intervals | None:
-    """Return the intervals of the schedule `airflow.ingest.schedule`; None where none has landed."""
+    """Return the intervals of the schedule `airflow.ingest.schedule`; None if none has landed."""
     schedule = spec.airflow.ingest.schedule
     if schedule is None:
         return None
@@ -41,7 +41,7 @@ def landed_intervals(spec: ModelSpec) -> Intervals | None:
 
 
 def among(schedule: str, landed: set[str]) -> Intervals | None:
-    """Return what is missing among the intervals of a cron expression that have landed, by their beginnings."""
+    """Return the missing intervals of a cron expression, given the starts of the landed intervals."""
     keys = sorted(landed)
     if not keys:
         return None

@@ -25,7 +25,7 @@ TABLES = (
     ("alerts", "the monitor's alerts"),
     ("archive", "last states of keys that have ended"),
 )
-"""The tables of a model, by their folder in the warehouse."""
+"""Tables of a model, by their folder in the warehouse."""
 
 COMMANDS = (
     ("status", "versions, position, lag, drivers"),
@@ -35,11 +35,11 @@ COMMANDS = (
     ("stop", "stop the stream, whoever started it"),
     ("resume", "take the stop back"),
 )
-"""What a person at a terminal may want, and what it does."""
+"""Commands for a person at a terminal, and their effect."""
 
 
 class Dag(NamedTuple):
-    """A DAG in Airflow: its name, what it does, whether it is paused."""
+    """DAG in Airflow: its name, its description, and whether it is paused."""
 
     dag_id: str
     title: str
@@ -48,7 +48,7 @@ class Dag(NamedTuple):
 
 
 def index_page(specs: Sequence[ModelSpec], root: str) -> str:
-    """Return the list of models; `root` is the path of Airflow's address."""
+    """Return the list of models; `root` is the path prefix of Airflow's address."""
     rows = [
         (link(f"{root}{address(spec.name)}", spec.name), str(spec.version), spec.description or "")
         for spec in specs
@@ -93,7 +93,7 @@ def _landed(intervals: Intervals) -> str:
 
 
 def _tables(model: str) -> Iterable[tuple[str, ...]]:
-    """Yield the rows of the list of tables; of a remote warehouse nobody looks whether they are there."""
+    """Yield the rows of the list of tables; in a remote warehouse their existence is not checked."""
     folder = local_path(warehouse())
     for name, what in TABLES:
         there = folder is None or (folder / Path(name) / model / "_delta_log").is_dir()

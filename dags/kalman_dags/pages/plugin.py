@@ -1,4 +1,4 @@
-"""The plugin. Every process of Airflow loads it: what only the API server needs is imported when that asks."""
+"""Airflow plugin. Every process of Airflow loads it, so imports for the API server run only on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class KalmanPages(AirflowPlugin):
 
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The application that serves the pages."""
+        """Return the application that serves the pages."""
         from dags.kalman_dags.pages.app import app
 
         return [{"app": app, "url_prefix": PAGES, "name": "Kalman models"}]

@@ -1,4 +1,4 @@
-"""The reports of a warehouse: which there are, and their content; nothing else of the file system can be reached."""
+"""List and read the reports of a warehouse; no other file of the file system is reachable."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ENDINGS = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
 class Report(NamedTuple):
-    """A report's content and its media type."""
+    """Content and media type of a report."""
 
     content: bytes
     media_type: str
 
 
 def names(model: str) -> list[str]:
-    """Return the names of a model's pages of reports, sorted."""
+    """Return the names of a model's report pages, sorted."""
     if not _NAME.fullmatch(model):
         return []
     folder = local_path(warehouse())
@@ -37,10 +37,10 @@ def names(model: str) -> list[str]:
 
 
 def read(model: str, name: str) -> Report | None:
-    """Return a report; None if there is no such report, or the name is none of a report.
+    """Return a report; None if it does not exist, or the name is not a report's name.
 
-    The names come from an address that anybody may have written: they are plain names without a folder, and a file that
-    is reached through a link out of the folder of the reports is not read.
+    The name comes from an address that anybody may write. So it must be a plain name without a folder, and a file
+    behind a link out of the reports folder is not read.
     """
     kind = _ENDINGS.get(Path(name).suffix)
     if kind is None or not (_NAME.fullmatch(model) and _NAME.fullmatch(name)):

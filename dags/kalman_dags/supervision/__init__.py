@@ -1,1 +1,1 @@
-"""Drive the queries that run continuously: the deferrable operator, its trigger, and what launches a driver."""
+"""Drive the queries that run continuously: the deferrable operator, its trigger, and the launchers of drivers."""

@@ -1,4 +1,4 @@
-"""Launchers of drivers that outlive their task: as a process of this machine, or as an application in a cluster."""
+"""Launchers of drivers that outlive their task: as a process on this machine, or as an application in a cluster."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from kalman_dags.submit import CONNECTION, ROOT, KalmanHook, application, is_pri
 
 
 class Work(NamedTuple):
-    """The work of a driver: a verb for a model, with the seconds between micro-batches.
+    """Work of a driver: a verb for a model, and the seconds between micro-batches.
 
-    kafka: it needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
+    kafka: whether it needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
     """
 
     model: str
@@ -37,20 +37,20 @@ class Work(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return its name in the log of drivers."""
+        """Return the driver's name in the log of drivers."""
         return log_name(self.verb, self.model)
 
 
 class Launcher(Protocol):
-    """A way to start a driver; `start` returns once the driver is in the log of drivers."""
+    """Way to start a driver; `start` returns once the driver is in the log of drivers."""
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start a driver on the warehouse at `root`; the record of its launch keeps `about`."""
+        """Start a driver on the warehouse at `root`; the launch record stores `about`."""
         ...
 
 
 def launcher() -> Launcher:
-    """Return the launcher that the connection `spark_default` asks for.
+    """Return the launcher for the connection `spark_default`.
 
     Its extra `{"deploy-mode": "cluster"}` means that the driver runs in the cluster.
     """
@@ -63,14 +63,14 @@ def launcher() -> Launcher:
 
 @dataclass(frozen=True)
 class ProcessLauncher:
-    """A process of this machine; its executors are where `master` says."""
+    """Process on this machine; `master` decides where its executors run."""
 
     master: str
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
-        """Start `kalman-pipeline VERB` detached from the task; it finds its jars by itself."""
+        """Start `kalman-pipeline VERB` detached from the task; it finds its jars itself."""
         environment = {**os.environ, **spark_environment(), "KALMAN_MASTER": self.master}
-        # The driver is none of Airflow's processes: what these have for themselves is not for it.
+        # The driver is not one of Airflow's processes, so it does not get their private variables.
         environment = {name: value for name, value in environment.items() if not is_private(name)}
         paths = [str(ROOT), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -80,10 +80,10 @@ class ProcessLauncher:
 
 
 class ClusterLauncher:
-    """An application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
+    """Application whose driver runs in YARN or Kubernetes, submitted by the Spark provider.
 
-    `spark-submit` ends as soon as the application is accepted. From then on the application reports to the log of
-    drivers, where it also finds requests to stop.
+    `spark-submit` ends as soon as the application is accepted. From then on the application writes to the log of
+    drivers, and reads stop requests from it.
     """
 
     def start(self, root: str, work: Work, about: str) -> LaunchRecord:
@@ -102,7 +102,7 @@ class ClusterLauncher:
         return launch
 
     def hook(self, root: str, work: Work, token: str) -> KalmanHook:
-        """Return the provider's hook with everything that a driver in the cluster needs."""
+        """Return the provider's hook with all settings of a driver in the cluster."""
         variables = {
             **{name: value for name, value in spark_environment().items() if name.startswith("KALMAN_")},
             **({"PYTHONPATH": os.environ["PYTHONPATH"]} if os.environ.get("PYTHONPATH") else {}),
@@ -120,7 +120,7 @@ class ClusterLauncher:
                 *(f"--warehouse={root}", "--quiet", f"--model={work.model}", f"--trigger={work.seconds:g}"),
             ],
             spark_binary=str(Path(spark_environment()["SPARK_HOME"]) / "bin" / "spark-submit"),
-            # Otherwise the provider looks for a driver's exit code in Kubernetes, and takes its absence for a failure.
+            # Otherwise the provider looks for a driver's exit code in Kubernetes, and treats its absence as a failure.
             track_driver_via_k8s_api=True,
         )
 
@@ -128,13 +128,13 @@ class ClusterLauncher:
 def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that pass variables to a driver in YARN or Kubernetes and end its submission at once.
 
-    The cluster must not retry the application: this task does, by the lease.
+    The cluster must not retry the application: this task does so, by the lease.
     """
     return {
         "spark.yarn.submit.waitAppCompletion": "false",
         "spark.yarn.maxAppAttempts": "1",
         "spark.kubernetes.submission.waitAppCompletion": "false",
-        # Spark is where it is here; otherwise all of it would be packed and sent with each submission.
+        # Spark has the same path in the cluster; otherwise all of it would be packed and sent with each submission.
         "spark.yarn.jars": f"local:{spark_environment()['SPARK_HOME']}/jars/*",
         **{f"spark.yarn.appMasterEnv.{name}": value for name, value in variables.items()},
         **{f"spark.kubernetes.driverEnv.{name}": value for name, value in variables.items()},
@@ -142,12 +142,12 @@ def cluster_conf(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def log_file(name: str) -> Path:
-    """Return the log file of a new driver: below KALMAN_LOGS, else below Airflow's own logs."""
+    """Return the log file of a new driver: below KALMAN_LOGS, or else below Airflow's logs."""
     home = os.environ.get("AIRFLOW_HOME") or str(ROOT / "var" / "airflow")
     folder = Path(os.environ.get("KALMAN_LOGS") or Path(home) / "logs" / "kalman_drivers")
     return folder / name / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}.log"
 
 
 def about(**settings: Any) -> str:
-    """Return a driver's settings as text, to compare them later with those of a new driver."""
+    """Return a driver's settings as text, for a later comparison with a new driver's settings."""
     return json.dumps(settings, sort_keys=True)

@@ -1,6 +1,6 @@
-"""The operator of continuous streams: one driver at any time, which outlives task, worker, scheduler and triggerer.
+"""Operator of continuous streams: one driver at any time, which outlives task, worker, scheduler and triggerer.
 
-It starts a driver, or finds the running one, and defers, so it holds no worker slot. Its trigger resumes it when the
+It starts a driver, or finds the running driver, and defers, so it holds no worker slot. Its trigger resumes it when the
 driver has ended.
 """
 
@@ -37,11 +37,11 @@ from kalman_dags.supervision.launchers import Work, about, launcher
 from kalman_dags.supervision.trigger import StreamEvent, StreamTrigger
 
 WATCH = timedelta(hours=1)
-"""How long one task watches. The next run's task finds the driver, so that runs and their logs stay short."""
+"""Time that one task watches. The next run's task finds the driver, so runs and their logs stay short."""
 LOST_TRIGGER = timedelta(minutes=10)
-"""A trigger that is so late is lost, by a fault of Airflow's: the task fails, and its retry finds the driver."""
+"""A trigger this late is lost, by a fault of Airflow: the task fails, and its retry finds the driver."""
 STEADY_SECONDS = 600.0
-"""A driver that ran this long was healthy: its failure does not count as a repetition of an earlier one."""
+"""A driver that ran this long was healthy: its failure does not count as a repetition of an earlier failure."""
 MAX_FAILURES = 6
 FIRST_DELAY = timedelta(seconds=5)
 MAX_DELAY = timedelta(minutes=5)
@@ -56,14 +56,14 @@ class StreamForeverOperator(BaseOperator):
         verb: stream, monitor or skill.
         seconds: time between micro-batches.
         kafka: the driver needs Spark's connector for Kafka (`ModelSpec.speaks_to_kafka`).
-        give_up_after: give up after this many consecutive drivers that crashed before committing a micro-batch;
-            None: never.
+        give_up_after: give up after this many consecutive drivers that crashed before committing a micro-batch; None:
+            never.
 
-    After a driver that was asked to stop, or whose generation was retired, the next one starts at once, or when the
-    hold ends. After one that failed or was killed, the next one resumes from the checkpoint after 5 s, then 10 s, and
-    so on up to 5 minutes; after six consecutive failures the task fails, and Airflow retries it. Crashes without a
-    committed micro-batch are also counted over tasks and runs: after `give_up_after` of them the task fails for good,
-    and no driver starts until the hold that it leaves is released (`resume`) or the task is cleared.
+    After a driver that was asked to stop, or whose generation was retired, the next driver starts at once, or when the
+    hold ends. After a driver that failed or was killed, the next driver resumes from the checkpoint after 5 s, then 10
+    s, and so on up to 5 minutes. After six consecutive failures the task fails, and Airflow retries it. Crashes without
+    a committed micro-batch are also counted over tasks and runs: after `give_up_after` crashes the task fails for good
+    and leaves a hold. No driver starts until the hold is released (`resume`) or the task is cleared.
     """
 
     ui_color = "#e8f1fb"
@@ -145,14 +145,14 @@ class StreamForeverOperator(BaseOperator):
         self._watch(failures, until)
 
     def _after(self, status: DriverStatus, failures: int, until: str) -> NoReturn:
-        """Decide what follows a driver that has ended."""
+        """Decide the next step after a driver has ended."""
         self.log.info("%s", status.text())
         if status.state == NONE:
             self._drive(failures, until)
         if self._ended_as_intended(status):
             self._log().put_crashes(None)
             self._drive(0, until)
-        if status.exit_code == ALREADY_RUNNING:  # it may not be in the log yet
+        if status.exit_code == ALREADY_RUNNING:  # the other driver may not be in the log yet
             self._wait(TAKEN_DELAY, failures, until)
         self._show_log(status)
         self._count(status)
@@ -162,18 +162,18 @@ class StreamForeverOperator(BaseOperator):
         self._wait(min(MAX_DELAY, FIRST_DELAY * 2 ** (failures - 1)), failures, until)
 
     def _ended_as_intended(self, status: DriverStatus) -> bool:
-        """Return whether a driver ended as intended: it was asked to, its generation was retired, or it succeeded."""
+        """Return whether a driver ended as intended: on request, by retirement of its generation, or with success."""
         if status.state == SILENT:
             return False
         log = self._log()
         asked = any(log.asked_to_stop(one) for one in (status.driver, status.launch) if one is not None)
-        # Without an exit code it was killed, or ran in a cluster, where only its own record in the log is known.
+        # Without an exit code it was killed, or ran in a cluster, where only its record in the log is known.
         if status.exit_code is None:
             return asked or status.how in (LOST, STOPPED, CAUGHT_UP)
         return asked or status.how == LOST or status.exit_code == 0
 
     def _count(self, status: DriverStatus) -> None:
-        """Count a crash, and give up where the limit is reached."""
+        """Count a crash, and give up at the limit."""
         log = self._log()
         number = CrashCounter(self._root, log).count(status.text(), status.seconds)
         if self.give_up_after is None or number < self.give_up_after:
@@ -194,7 +194,7 @@ class StreamForeverOperator(BaseOperator):
         return f"`{resume_command(self.verb, self.model)}`, or by clearing this task"
 
     def _kill(self, status: DriverStatus) -> None:
-        """Kill a driver of this machine that gives no sign of life; the next one resumes from the checkpoint."""
+        """Kill a driver on this machine without a sign of life; the next driver resumes from the checkpoint."""
         assert status.driver is not None
         for pid in processes(status.driver.owner):
             self.log.warning("Killing process %s: %s", pid, status.text())

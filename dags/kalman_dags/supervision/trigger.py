@@ -1,4 +1,4 @@
-"""The trigger of continuous streams: watch a driver, or wait until one may be started. No Spark, no worker slot."""
+"""Trigger of continuous streams: watch a driver, or wait until a driver may start. No Spark, no worker slot."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from jobs.supervision.driver_status import driver_status
 from jobs.supervision.stopping import request_stop
 
 PATH = "dags.kalman_dags.supervision.trigger.StreamTrigger"
-"""Where the triggerer finds this class: it has the installed package, not the folder of the DAGs, on its path."""
+"""Import path of this class for the triggerer: its path has the installed package, not the folder of the DAGs."""
 
 POLL_SECONDS = 5.0
 
 
 class StreamEvent(StrEnum):
-    """Why the trigger fires. The values are stored in Airflow's database."""
+    """Reason why the trigger fires. The values are stored in Airflow's database."""
 
     GONE = "gone"  # no driver runs
-    DUE = "due"  # a driver may be started now, or another one has been
+    DUE = "due"  # a driver may start now, or another process has started it
     WATCHED = "watched"  # the task's run has watched for its time
 
 
 class StreamTrigger(BaseTrigger):
-    """Fire when a model's driver is gone, or, without one, when the next may be started.
+    """Trigger that fires when a model's driver is gone, or, without a driver, when the next driver may start.
 
     It reads the log of drivers and keeps no state, so it may be killed and restarted on any triggerer.
 
     Args:
         root: root of the warehouse.
-        model: name of the model's log of drivers.
+        model: name of the model in the log of drivers.
         until: ISO 8601; watching ends then, and a running driver keeps running.
         due: ISO 8601; wait until then, and until no hold is left, to start a driver. None: watch the running driver.
         poll: seconds between reads of the log.
@@ -57,7 +57,7 @@ class StreamTrigger(BaseTrigger):
         while True:
             try:
                 event = await asyncio.to_thread(self.event)
-            except OSError as error:  # the store cannot be reached: the driver may well be running
+            except OSError as error:  # the store is unreachable: the driver may well be running
                 self.log.warning("Cannot read the log of drivers: %s", error)
                 event = None
             if event is not None:
@@ -77,7 +77,7 @@ class StreamTrigger(BaseTrigger):
         if self.due is None:
             return over if status.driven else StreamEvent.GONE
         if status.driven:
-            return StreamEvent.DUE  # another process has started one: the operator finds and watches it
+            return StreamEvent.DUE  # another process has started a driver: the operator finds and watches it
         return over if now < datetime.fromisoformat(self.due) or log.hold() is not None else StreamEvent.DUE
 
     def _stop(self) -> None:

@@ -1,11 +1,10 @@
-"""Let the tasks of the operator write estimates as files of their table, instead of handing packets on.
+"""Write estimates as Parquet files in the operator's tasks, instead of returning them to Spark as packets.
 
-Rows that leave a Python worker cost more than the filter: to Java, to a cache, to Python again, to Java's rows. Here
-they become Parquet where they are computed, and one small row a file goes on. Nothing of it counts until the driver
-commits the files whose rows have reached it: a task that failed, was repeated, or ran twice at once leaves files that
-no commit names.
+Moving rows out of a Python worker (to Java, to a cache, back to Python, to Java's rows) costs more than the filter.
+Here the tasks write Parquet and return one small row for each file. A file joins the table only when the driver commits
+it, after its row has arrived. A task that failed, was repeated, or ran twice leaves files that no commit names.
 
-The driver tells the tasks of each micro-batch where to write by a property of their job.
+The driver passes the target folder to the tasks of each micro-batch in a job property.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor
 
 PROPERTY = "kalman.estimates"
-"""Name of the property of a micro-batch's job that says where its estimates go."""
+"""Name of the job property that holds a micro-batch's target folder for estimates."""
 
 FILES = {
     OutputPacket.ESTIMATES: OutputPacket.ESTIMATES_FILE,
     OutputPacket.CORRECTION: OutputPacket.CORRECTION_FILE,
 }
-"""The kind of a row that stands for a file, by the kind of the packets that the file holds."""
+"""Kind of the row that represents a file, by the kind of the packets in the file."""
 
 
 class Target(NamedTuple):
-    """Where the estimates of a micro-batch go, and the columns that are the same in all of them.
+    """Target of a micro-batch's estimates, and the columns with one value for the whole micro-batch.
 
-    folder: of the table; attempt: to write this micro-batch, a text that no other attempt has, part of the names of its
-    files; file_bytes: of a full file; constants: values of columns by name.
+    folder: folder of the table; attempt: unique text of this write attempt, part of its files' names; file_bytes: size
+    of a full file; constants: values of columns by name.
     """
 
     folder: str
@@ -54,15 +53,15 @@ class Target(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Target:
-        """Return the target of `encode`."""
+        """Decode the text that `encode` returned."""
         return cls(**json.loads(text))
 
 
 class EstimateRows(NamedTuple):
-    """How packets of estimates become rows of the table.
+    """Converter from packets of estimates to rows of the table.
 
-    estimates: format of the packets; schema: columns of the table's rows; `correction` is among them if estimates may
-    be corrected.
+    estimates: format of the packets; schema: columns of the table's rows, with `correction` if estimates may be
+    corrected.
     """
 
     estimates: EstimateFormat
@@ -76,7 +75,7 @@ class EstimateRows(NamedTuple):
 
 
 class EstimateWriter(DelegatingProcessor):
-    """Write the processor's packets of estimates to files, and put out a row for each file."""
+    """Wrapper that writes the processor's packets of estimates to files, and emits a row for each file."""
 
     def __init__(self, inner: Any, rows: EstimateRows) -> None:
         super().__init__(inner)
@@ -100,7 +99,7 @@ class EstimateWriter(DelegatingProcessor):
         yield from self._in_files(frames, target, task)
 
     def _in_files(self, frames: Iterable[pd.DataFrame], target: Target, name: str) -> Iterator[pd.DataFrame]:
-        """Write packets of estimates as they come, and yield the other packets and a row for each file."""
+        """Write packets of estimates as they arrive, and yield the other packets and a row for each file."""
         folder = target.folder
         writers = {kind: PartWriter(folder, name, target.file_bytes) for kind in FILES}
         complete: list[PartFile] = []
@@ -128,7 +127,7 @@ class EstimateWriter(DelegatingProcessor):
             if isinstance(problem, Exception):
                 remove(
                     folder, complete
-                )  # the attempt has failed: on a full disk the next one needs their space
+                )  # the attempt has failed; after a full disk the next attempt needs the space
             raise
 
 
@@ -141,13 +140,13 @@ Along = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def file_reader(folder: str, names: dict[int, list[str]], schema: pa.Schema, along: Along) -> Along:
-    """Return the function from numbers of partitions to the rows of their files, in order, passed `along`.
+    """Return a function that reads the rows of given partitions from their files, in order, through `along`.
 
     Args:
         folder: path or URI of the files' table.
-        names: of the files of each partition that has some.
-        schema: of the columns to read.
-        along: from batches of a partition's rows to what is to be returned of them.
+        names: names of each partition's files; partitions without files are absent.
+        schema: schema of the columns to read.
+        along: function from the batches of a partition's rows to the result.
     """
 
     def batches(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -167,7 +166,7 @@ def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def last_of_runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the last of each run of rows with the same key."""
+    """Yield the last row of each run of rows with the same key."""
     held: pa.RecordBatch | None = None  # the next batch may continue its key
     for batch in batches:
         if batch.num_rows == 0:

@@ -56,7 +56,7 @@ class EventTimeProcessor(StatefulProcessor):
         self._close_bucket(bucket, timerValues)
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Add the states of new keys; return the number of keys that were new, and of those that were not."""
+        """Add the states of new keys; return the numbers of new keys and of keys that existed."""
         bucket = self._open_bucket()
         counts = bucket.import_states(packets, _now(timers))
         self._close_bucket(bucket, timers)
@@ -65,7 +65,7 @@ class EventTimeProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Apply a micro-batch of packed rows, and put out packets."""
+        """Apply a micro-batch of packed rows, and yield packets."""
         frame = pd.concat(list(rows), ignore_index=True)
         packed = frame["kind"] == RowPacket.ROWS
         bucket = self._open_bucket()
@@ -76,7 +76,7 @@ class EventTimeProcessor(StatefulProcessor):
         self._close_bucket(bucket, timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: N802
-        """Expire keys and release waiting rows by the machine's clock, and put out packets."""
+        """Expire keys and release waiting rows by the processing-time clock, and yield packets."""
         bucket = self._open_bucket()
         for packet in bucket.wake(_now(timerValues)):
             yield packet_frame(packet)
@@ -98,5 +98,5 @@ class EventTimeProcessor(StatefulProcessor):
 
 
 def _now(timers: TimerValues) -> int:
-    """Return the micro-batch's processing time in microseconds; a retried micro-batch has the same."""
+    """Return the micro-batch's processing time in microseconds; a retry has the same time."""
     return timers.getCurrentProcessingTimeInMs() * 1000

@@ -1,6 +1,6 @@
 """The stateful operator of a stream that applies rows as they arrive.
 
-A bucket is a group with a map of states. A micro-batch reads and writes those of its rows' keys
+A bucket is a group with a map of states. A micro-batch reads and writes the states of its rows' keys
 (`jobs.state.key_states`), and NumPy works on all keys at once. Every value that crosses between Spark and Python is a
 packet of many records.
 """
@@ -35,7 +35,7 @@ class FilterProcessor(StatefulProcessor):
         self.plan = plan
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Declare the state: values by number."""
+        """Declare the state variable: values by number."""
         store = map_store(handle, StateVariable.STATES, STATES_BY_BLOCK, self.plan.text)
         self.states = KeyStates(store, self.plan.state, self.plan.blocks, copy_folder)
 
@@ -45,7 +45,7 @@ class FilterProcessor(StatefulProcessor):
         self.states.add(concat([layout.decode(payload) for payload in initialState["payload"]]))
 
     def import_states(self, packets: Iterable[bytes], timers: TimerValues) -> tuple[int, int]:
-        """Add the states of new keys; return the number of keys that were new, and of those that were not."""
+        """Add the states of new keys; return the numbers of new keys and of keys that existed."""
         offered = decode_offered(self.plan.state.layout, packets)
         new = self.states.absent(offered)
         if new.size:
@@ -55,7 +55,7 @@ class FilterProcessor(StatefulProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[pd.DataFrame]:
-        """Apply a micro-batch of packed rows to the bucket's states, and put out packets of estimates."""
+        """Apply a micro-batch of packed rows to the bucket's states, and yield packets of estimates."""
         plan = self.plan
         keyed = unpack_rows((payload for frame in rows for payload in frame["payload"]), plan.rows)
         if len(keyed.rows.key) == 0:
@@ -69,9 +69,9 @@ class FilterProcessor(StatefulProcessor):
 
 
 def copy_folder() -> Path | None:
-    """Return the folder of the local copy of a task's bucket, or None outside a task.
+    """Return the folder for the local copy of a task's bucket, or None outside a task.
 
-    It is one of those that Spark removes when the executor ends, so no other executor finds the copy.
+    Spark removes the folder when the executor ends, so another executor never finds the copy.
     """
     context, folders = TaskContext.get(), os.environ.get("SPARK_LOCAL_DIRS", "")
     query = None if context is None else context.getLocalProperty("sql.streaming.queryId")

@@ -1,4 +1,4 @@
-"""Stateless wrappers around the model's stateful processor: rejected rows that pass it, states that are imported."""
+"""Stateless wrappers around the model's stateful processor: pass rejected rows through, import states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class DelegatingProcessor(StatefulProcessor):
-    """A stateless wrapper around a processor; it delegates every call that a subclass does not override."""
+    """Stateless wrapper around a processor; it delegates every call that a subclass does not override."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -39,7 +39,7 @@ class DelegatingProcessor(StatefulProcessor):
         self.inner.init(handle)
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: TimerValues) -> None:  # noqa: N802
-        """Let the processor add the snapshot."""
+        """Let the processor import the snapshot."""
         self.inner.handleInitialState(key, initialState, timerValues)
 
     def handleInputRows(  # noqa: N802
@@ -58,13 +58,13 @@ class DelegatingProcessor(StatefulProcessor):
 
 
 def pack_messages(rows: DataFrame, fmt: RowFormat, packer: Packer, typed: bool) -> DataFrame:
-    """Pack the valid messages of a topic with `packer`, and the others for `PassThroughRejects`.
+    """Pack a topic's valid messages with `packer`, and the rejected messages for `PassThroughRejects`.
 
     Args:
-        rows: messages with a reason where they are rejected (`landing.messages.judged`).
+        rows: messages; a rejected message has a reason (`landing.messages.judged`).
         fmt: format of the valid rows.
-        packer: takes batches with the columns of `rows.select_columns`.
-        typed: packets carry a kind.
+        packer: function that packs batches with the columns of `rows.select_columns`.
+        typed: whether packets have a kind.
     """
     selected = select_columns(rows, fmt, (REASON, PAYLOAD, POSITION))
     kind = RowPacket.ROWS if typed else None
@@ -94,12 +94,12 @@ def _decode(payload: bytes) -> pa.RecordBatch:
 
 
 class PassThroughRejects(DelegatingProcessor):
-    """Put out the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all others."""
+    """Yield the buckets `REJECTED_MESSAGES` and `MISSING_INPUTS` unchanged; the processor gets all others."""
 
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Put out the packets of rejected rows unchanged, or let the processor apply the rows."""
+        """Yield packets of rejected rows unchanged, or let the processor apply the rows."""
         group = int(key[0])
         if group not in (REJECTED_MESSAGES, MISSING_INPUTS):
             yield from self.inner.handleInputRows(key, rows, timerValues)
@@ -130,7 +130,7 @@ class KeyImporter(DelegatingProcessor):
     def handleInputRows(  # noqa: N802
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
     ) -> Iterator[Any]:
-        """Import new keys before any row is filtered, wherever in the micro-batch they are."""
+        """Import new keys before any row is filtered, wherever they are in the micro-batch."""
         frame = pd.concat(list(rows), ignore_index=True)
         states = frame["kind"] == RowPacket.STATES
         if states.any():

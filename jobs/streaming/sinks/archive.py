@@ -1,4 +1,4 @@
-"""The last states of keys that have ended, in the table `archive/<model>`: one row each time that a key ends."""
+"""Last states of ended keys, in the table `archive/<model>`: one row each time that a key ends."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Publish micro-batches as files in Hive-style folders, `generation=.../batch_id=...`, each row exactly once.
 
-A driver that was frozen may wake up while a later one publishes the same micro-batch, or after that. So no driver
-removes or replaces what another one may have published. Each writes into a hidden folder of its own, named by its
-epoch, and moves the files from there into the micro-batch's folder. There a file's name consists of its number and of a
-mark of the micro-batch's plan: attempts to publish the same rows give the same names, and of each file the first one
-stays. This needs no rename of folders, and of a file only that it appears as a whole, as it does in object stores.
+A frozen driver may wake up while a later driver publishes the same micro-batch, or afterwards. So no driver removes or
+replaces files that another driver may have published. Each driver writes into a hidden folder named by its epoch, and
+moves the files from there into the micro-batch's folder. The final file name consists of the file's number and a mark
+of the micro-batch's plan. Attempts to publish the same rows give the same names, and the first file of a name stays. No
+folder is renamed, and a file need only appear as a whole, as it does in object stores.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 _DONE = "_SUCCESS"
 _ATTEMPT = re.compile(r"_attempt-(\d+)")
 _WRITTEN = re.compile(r"(part-\d+)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(.*)")
-"""The name that Spark gives a file: its number, a random id of the write, and the rest."""
+"""Spark's name of a file: its number, a random id of the write, and the rest."""
 
 
 def _files(spark: SparkSession, path: str) -> WarehouseFiles:
-    """Return the files of a folder in any store that Spark reaches."""
+    """Return the files of a folder in any store that Spark can reach."""
     return files_of(path) if local_path(path) is not None or in_s3(path) else HadoopFiles(spark, path)
 
 
 @dataclass(frozen=True)
 class FileSink:
-    """A folder with a subfolder for each micro-batch, which is complete once it has a file `_SUCCESS`."""
+    """Folder with a subfolder for each micro-batch; a subfolder with a file `_SUCCESS` is complete."""
 
     spark: SparkSession
     path: str
@@ -55,7 +55,7 @@ class FileSink:
         files = _files(self.spark, self.path.rstrip("/"))
         place = f"generation={batch.generation}/batch_id={batch.batch_id}"
         attempt = f"{place}/_attempt-{batch.epoch}"
-        # A task's files may appear in this folder at once: nobody reads it.
+        # A task's files may appear in this folder immediately: nobody reads it.
         writer = rows.drop("generation", "batch_id").write.mode("overwrite").format(self.format)
         writer = writer.option("mapreduce.fileoutputcommitter.algorithm.version", "2")
         if self.format == "json":
@@ -71,25 +71,25 @@ class FileSink:
         _remove_attempts(files, place, batch.epoch)
 
     def _move(self, files: WarehouseFiles, name: str, to: str) -> None:
-        """Move a file to its place, unless another attempt's is there, which has the same rows.
+        """Move a file to its final place, unless another attempt's file, with the same rows, is there.
 
         Raises:
-            UserError: it cannot be moved.
+            UserError: the file cannot be moved.
         """
         if not files.exists(to) and not files.rename(name, to) and not files.exists(to):
             raise UserError(f"{self.path}/{name} cannot be renamed to {self.path}/{to}", RUN_FAILED)
 
 
 def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
-    """Remove files of other rows, which no running driver writes.
+    """Remove files with other rows, which no running driver writes.
 
-    They are of a micro-batch of the same number before the warehouse was put back from a backup, or were left behind by
-    a killed driver of an earlier release, which wrote in place.
+    They come from a micro-batch with the same number before a restore of the warehouse, or from a killed driver of an
+    earlier release, which wrote in place.
     """
     names = files.names(place)
     of_plan = re.compile(
         rf"part-\d+-{plan}(?![0-9a-f]).*"
-    )  # the random id of Spark's own name may begin alike
+    )  # the random id in Spark's file name may begin with the same characters
     others = [name for name in names if name.startswith("part-") and not of_plan.fullmatch(name)]
     if others:
         files.remove(f"{place}/{_DONE}")
@@ -100,7 +100,7 @@ def _remove_others(files: WarehouseFiles, place: str, plan: str) -> None:
 
 
 def _remove_attempts(files: WarehouseFiles, place: str, epoch: int) -> None:
-    """Remove the folders in which this driver and earlier ones have written a micro-batch that is complete now."""
+    """Remove the folders in which this driver and earlier drivers wrote a micro-batch that is now complete."""
     for name in files.names(place):
         attempt = _ATTEMPT.fullmatch(name)
         if attempt is not None and int(attempt[1]) <= epoch:

@@ -1,8 +1,8 @@
 """Keep the latest state of each key in the table `latest/<model>`, by upsert.
 
-Each generation has its own rows, one per key, so that readers switch to a new live generation in the commit that makes
-it live (`jobs.lineage.live.live_latest`). A generation's rows are initialised with the states that it begins from, or,
-if the spec adds the sink later, with its current states: so keys without new rows are in the table too.
+Each generation has separate rows, one per key, so the commit that makes a generation live also switches readers to its
+rows (`jobs.lineage.live.live_latest`). A generation's rows are initialised with its starting states, or, if the spec
+adds the sink later, with its current states. So keys without new rows are in the table too.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Latest:
-    """The rows of one generation in the table."""
+    """Rows of one generation in the table of latest states."""
 
     fence: Fence
     estimates: EstimateFormat
     scattered: bool = False
-    """A key's rows may be spread over several packets, corrections among them."""
+    """Whether a key's rows, corrections included, may be spread over several packets."""
 
     @property
     def table(self) -> str:
@@ -46,10 +46,10 @@ class Latest:
         return self.fence.lease.generation
 
     def begin(self, states: Callable[[], DataFrame]) -> None:
-        """Create the table, and this generation's rows in it from its states, unless they exist.
+        """Create the table, and insert this generation's rows from its states, unless they exist.
 
         Args:
-            states: returns the states after the last committed micro-batch, as rows of a snapshot.
+            states: function that returns the states after the last committed micro-batch, as rows of a snapshot.
         """
         warehouse = self.fence.warehouse
         if not warehouse.exists(self.table):
@@ -59,12 +59,12 @@ class Latest:
         self.fence.begin(lambda: self._seeds(states()), self.table)
 
     def write(self, estimated: FileEstimates, batch_id: int) -> None:
-        """Replace the rows of a micro-batch's keys by their last ones. Idempotent."""
+        """Replace the rows of a micro-batch's keys by their last rows. Idempotent."""
         rows = self._last(estimated)
         self.fence.upsert(marked(rows, self._generation, batch_id), self.table, batch_id, "key")
 
     def _last(self, estimated: FileEstimates) -> DataFrame:
-        """Return the last row of each key; at one event time a correction is later than the estimate."""
+        """Return the last row of each key; at one event time a correction follows the estimate."""
         if not self.scattered:
             return estimated.last_rows(corrections=False)
         parts = [estimated.last_rows(again).withColumn("_again", F.lit(again)) for again in (False, True)]
@@ -75,7 +75,7 @@ class Latest:
         return both.groupBy("key").agg(newest.alias("row")).select("row.*")
 
     def _seeds(self, states: DataFrame) -> DataFrame:
-        """Return a snapshot's rows as rows of the table; columns that need a measurement are null."""
+        """Convert a snapshot's rows to rows of the table; columns that need a measurement are null."""
         fmt = self.estimates
         covariance = F.col("covariance")
         if fmt.diagonal:
@@ -101,7 +101,7 @@ class Latest:
 
 
 def marked(rows: DataFrame, generation: Generation, batch_id: int) -> DataFrame:
-    """Return rows with the columns `model_version`, `generation` and `batch_id`; columns that exist are kept."""
+    """Add the columns `model_version`, `generation` and `batch_id` to rows; existing columns are kept."""
     marks = {
         "model_version": F.lit(generation.model_version).cast("int"),
         "generation": F.lit(generation.generation),

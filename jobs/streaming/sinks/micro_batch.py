@@ -1,7 +1,7 @@
-"""Write the packets of a micro-batch: estimates of accepted rows, quarantine for refused ones, each exactly once.
+"""Write a micro-batch's packets exactly once: accepted rows to estimates, refused rows to quarantine.
 
-A micro-batch that runs again after a kill gives the same rows, and skips those that were committed. Writes of a driver
-that has lost its lease are refused (`jobs.lineage.fencing`).
+A micro-batch that runs again after a kill gives the same rows, and skips committed rows. Writes of a driver that has
+lost its lease are refused (`jobs.lineage.fencing`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _OF_TOPIC = "source LIKE 'kafka:%'"
-"""Condition of the quarantine's rows that are messages of a topic."""
+"""SQL condition: quarantine rows that are messages of a topic."""
 
 KEPT_BATCHES = 1000
-"""Micro-batches whose counts are kept until they are recorded."""
+"""Number of micro-batches whose counts are kept until they are recorded."""
 
 
 COUNTED = {
@@ -62,7 +62,7 @@ COUNTED = {
     OutputPacket.REJECTED_MESSAGES: "rejected",
     OutputPacket.MISSING_INPUTS: "without_inputs",
 }
-"""The count of a report to which a kind of packet adds its rows."""
+"""Name of the report's count to which a packet kind adds its rows."""
 
 
 _COLLECTED = (
@@ -70,12 +70,12 @@ _COLLECTED = (
     "rows",
     f"CASE WHEN kind IN ({', '.join(str(kind.value) for kind in FILES.values())}) THEN payload END AS payload",
 )
-"""What is collected of packets: files' names, while the payloads of rows stay where they are."""
+"""Columns collected from packets: the names of files, but not the payloads of rows."""
 
 
 @dataclass
 class Totals:
-    """Counts of one run of the stream, as its report names them; `of_batch` holds those of the last micro-batches."""
+    """Counts of one run of the stream, named as in its report; `of_batch` holds the last micro-batches' counts."""
 
     batches: int = 0
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys([*COUNTED.values(), "waiting"], 0))
@@ -88,7 +88,7 @@ class Totals:
         return time.monotonic() - self.started
 
     def add(self, batch_id: int, found: Counts) -> None:
-        """Add a micro-batch that has been written."""
+        """Add the counts of a written micro-batch."""
         self.batches += 1
         counts = dict.fromkeys(self.counts, 0)
         for kind, name in COUNTED.items():
@@ -109,7 +109,7 @@ class Totals:
 
 
 class Counts(NamedTuple):
-    """Counts of one micro-batch: rows by kind of packet; its watermark, if any packet has one; files of estimates."""
+    """Counts of one micro-batch: rows by packet kind; its watermark, if a packet has one; files of estimates."""
 
     of: dict[int, int]
     watermark: int | None
@@ -117,17 +117,17 @@ class Counts(NamedTuple):
 
     @property
     def estimated(self) -> int:
-        """Return the accepted rows."""
+        """Return the number of accepted rows."""
         return self.of[OutputPacket.ESTIMATES_FILE]
 
     @property
     def corrected(self) -> int:
-        """Return the corrected estimates."""
+        """Return the number of corrected estimates."""
         return self.of[OutputPacket.CORRECTION_FILE]
 
     @property
     def refused(self) -> dict[str, int]:
-        """Return the refused rows and messages by reason."""
+        """Return the numbers of refused rows and messages by reason."""
         refused = {reason: self.of[kind] for kind, reason in REASONS.items() if self.of[kind]}
         if self.of[OutputPacket.REJECTED_MESSAGES]:
             refused["messages that do not fit"] = self.of[OutputPacket.REJECTED_MESSAGES]
@@ -136,25 +136,25 @@ class Counts(NamedTuple):
 
 @dataclass
 class MicroBatchWriter:
-    """The function that Spark calls with each micro-batch's packets."""
+    """Function that Spark calls with each micro-batch's packets."""
 
     generation: Generation
     rows: RowFormat
     files: EstimateFiles
-    """The files of estimates that the operator's tasks write."""
+    """Files of estimates that the operator's tasks write."""
     fence: Fence
     on_progress: Callable[[Totals], None]
     limit: QuarantineLimit | None
     latest: Latest | None
     publisher: Publisher | None
     pins: InputPins | None
-    """Pins the version of the inputs table that a micro-batch uses, if the model has inputs."""
+    """Pins the version of the inputs table for each micro-batch, if the model has inputs."""
     ended: Callable[[DataFrame], DataFrame] | None
-    """Turns packets of ended keys into rows, if keys end."""
+    """Converts packets of ended keys to rows, if keys end."""
     reached: ReachedCommits | None
-    """Notes which commit of the measurements a micro-batch reaches, if they are the source."""
+    """Records the commit of the measurements that a micro-batch reaches, if they are the source."""
     check_source: Callable[[], None]
-    """Raises if what was read is not what the generation reads: its topic was made anew."""
+    """Raises an error if the source is no longer the one that the generation reads: its topic was recreated."""
     totals: Totals = field(default_factory=Totals)
     profiler: NoProfiler = field(default_factory=profiler)
 
@@ -167,7 +167,7 @@ class MicroBatchWriter:
         found = None
         try:
             counts = found = self._counts(packets, batch_id)
-            self.check_source()  # now that all rows are read, and before anything is committed
+            self.check_source()  # after all rows are read, before anything is committed
             self._check_limit(counts, batch_id)
             self._write(packets, counts, batch_id)
             self.fence.check()
@@ -184,7 +184,7 @@ class MicroBatchWriter:
         """Run the filter, and return the counts of its packets."""
         of: dict[int, int] = dict.fromkeys(OutputPacket, 0)
         watermark = None
-        # The one action that runs the filter: the writes read its packets from the cache.
+        # This single action runs the filter: the writes read its packets from the cache.
         with self._step(batch_id, FILTER):
             self.files.begin(packets.sparkSession, batch_id)
             packets.persist()
@@ -194,16 +194,16 @@ class MicroBatchWriter:
                 watermark = row["rows"] if watermark is None else max(watermark, row["rows"])
             else:
                 of[row["kind"]] += row["rows"]
-        # For the writes of this micro-batch, and for the next micro-batch, which will be about as large.
+        # For this micro-batch's writes, and for the next micro-batch, which will have about this size.
         counts = Counts(of, watermark, written_parts(found))
         set_codegen_for(packets.sparkSession, counts.estimated + counts.corrected)
         return counts
 
     def _check_limit(self, counts: Counts, batch_id: int) -> None:
-        """Refuse a micro-batch that would quarantine too many rows, before anything of it is written.
+        """Refuse a micro-batch that would quarantine too many rows, before anything is written.
 
         Raises:
-            UserError: the spec's limit is exceeded.
+            UserError: the micro-batch exceeds the spec's limit.
         """
         refused, estimated = counts.refused, counts.estimated
         if too_many(self.limit, refused, estimated):
@@ -212,7 +212,7 @@ class MicroBatchWriter:
             raise refusal(self.limit, refused, estimated, f"micro-batch {batch_id}")
 
     def _write(self, packets: DataFrame, found: Counts, batch_id: int) -> None:
-        """Write a micro-batch to all sinks, those with exactly-once semantics first."""
+        """Write a micro-batch to all sinks, exactly-once sinks first."""
         counts = found.of
         if counts[OutputPacket.REJECTED_MESSAGES]:
             self._rejected(packets.filter(F.col("kind") == OutputPacket.REJECTED_MESSAGES), batch_id)
@@ -226,7 +226,7 @@ class MicroBatchWriter:
         self._others(estimated, batch_id)
 
     def _added(self, parts: list[WrittenPart], packets: DataFrame, batch_id: int) -> FileEstimates:
-        """Commit the files of a micro-batch's estimates, and return these."""
+        """Commit and return the files of a micro-batch's estimates."""
         files = self.files
         with self._step(batch_id, TO_DELTA):
             self.fence.add([one.file for one in parts], files.table, files.schema, batch_id)

@@ -1,4 +1,4 @@
-"""A micro-batch as it is published: its identity, and the place of each of its rows."""
+"""Identity of a micro-batch that is published, and the place of each of its rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ JSON_TIME = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch that is published, and the driver that does it.
+    """Micro-batch to publish, and the driver that publishes it.
 
-    plan: returns a text that is the same in each attempt to publish the same rows in the same partitions, and in no
-    other; epoch: of the driver.
+    plan: function that returns a text identifying the rows and their partitions: equal in each attempt to publish them,
+    different otherwise; epoch: epoch of the driver.
     """
 
     generation: str
@@ -27,9 +27,9 @@ class MicroBatch(NamedTuple):
 
 
 def numbered(rows: DataFrame) -> DataFrame:
-    """Add a column `ordinal`, the place of a row in its micro-batch: the same in each attempt to publish it.
+    """Add a column `ordinal`, the place of a row in its micro-batch: equal in each attempt to publish it.
 
-    The rows of a micro-batch that runs again come in the same partitions and the same order, as those of a bucket are
-    sorted before they are filtered. The numbers rise with gaps, so no rows are counted or moved for them.
+    A micro-batch that runs again gives its rows in the same partitions and order, because the rows of a bucket are
+    sorted before they are filtered. The numbers increase with gaps, so that no rows need be counted or moved.
     """
     return rows.withColumn("ordinal", F.monotonically_increasing_id())

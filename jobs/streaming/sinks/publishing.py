@@ -1,10 +1,10 @@
 """Publish a live generation's estimates to a Kafka topic, files and user functions, at least once.
 
-Each live estimate (`jobs.lineage.live`) is published by its own generation. A shadow publishes nothing; once live, it
-first publishes what it estimated as a shadow. A small file per sink records the last published micro-batch. The file is
-written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one. Files are
-there once all the same (`file_folders`), and by `generation`, `batch_id` and `ordinal` a reader of the others knows a
-row that comes again.
+Each generation publishes its live estimates (`jobs.lineage.live`). A shadow publishes nothing; once live, it first
+publishes its estimates from its time as a shadow. A small file per sink records the last published micro-batch. The
+file is written after the sink, so a driver killed between the two publishes a micro-batch twice, and never skips one.
+The file sink still has each row once (`file_folders`). Readers of the other sinks detect repeated rows by `generation`,
+`batch_id` and `ordinal`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FOLDER = "_published"
 
 
 class Sink(Protocol):
-    """A sink for rows of the estimates table, which have a column `ordinal` besides: their place in the micro-batch."""
+    """Sink for rows of the estimates table with an added column `ordinal`: their place in the micro-batch."""
 
     @property
     def name(self) -> str:
@@ -54,7 +54,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class KafkaSink:
-    """A Kafka topic: a message's key is the key as text, its value the row as JSON without nulls."""
+    """Kafka topic; a message's key is the key as text, its value the row as JSON without nulls."""
 
     topic: str
 
@@ -67,7 +67,7 @@ class KafkaSink:
         self.send(rows)
 
     def send(self, rows: DataFrame) -> None:
-        """Send a message for each row with a column `key`."""
+        """Send a message for each row of a frame with a column `key`."""
         value = F.to_json(F.struct("*"), {"timestampFormat": JSON_TIME})
         messages = rows.select(F.col("key").alias("key"), value.alias("value"))
         writer = messages.write.format("kafka").option("topic", self.topic)
@@ -118,7 +118,7 @@ def sinks_of(warehouse: Warehouse, sinks: Sinks, folder: str | None) -> list[Sin
 
 @dataclass
 class Publisher:
-    """The publisher of a generation's micro-batches to its sinks."""
+    """Publisher of a generation's micro-batches to its sinks."""
 
     warehouse: Warehouse
     lease: Lease
@@ -133,12 +133,12 @@ class Publisher:
         """Resume after the last committed micro-batch; a new sink gets only later micro-batches.
 
         Raises:
-            UserError: a sink refuses the micro-batches that it has missed.
+            UserError: a sink refuses the micro-batches that it missed.
         """
         files, last = self._files, -1 if committed is None else committed
         mine = {_file(sink): sink for sink in self.sinks}
         for name in files.names(""):
-            if name not in mine:  # if the spec names the sink again later, it is new
+            if name not in mine:  # a sink that the spec names again later counts as new
                 self.lease.check()
                 files.remove(name)
         for name, sink in mine.items():
@@ -151,7 +151,7 @@ class Publisher:
                 self._catch_up(sink, last)
 
     def __call__(self, rows: DataFrame | None, batch_id: int) -> None:
-        """Publish a micro-batch's rows (None: it has none), and before them those that a sink has missed.
+        """Publish a micro-batch's rows (None: it has none), and first the rows that a sink has missed.
 
         Raises:
             UserError: a sink failed.
@@ -182,7 +182,7 @@ class Publisher:
         sink.write(numbered(rows), MicroBatch(generation.generation, batch_id, plan, generation.epoch))
 
     def _catch_up(self, sink: Sink, to: int) -> None:
-        """Publish the estimates of committed micro-batches that a sink lacks: those of the generation as a shadow."""
+        """Publish the committed micro-batches that a sink lacks, from the generation's time as a shadow."""
         done = self._published[sink.name]
         generation = self.lease.generation
         table = estimates(generation.model)
@@ -193,8 +193,8 @@ class Publisher:
         rows = rows.filter(mine & (F.col("batch_id") > done) & (F.col("batch_id") <= to))
         for batch in sorted(row["batch_id"] for row in rows.select("batch_id").distinct().collect()):
             part = rows.filter(F.col("batch_id") == batch)
-            # The table's files have no order, and the rows of a key are published in theirs. The number of partitions
-            # and the order by all columns are the same each time, so that each row has the same ordinal.
+            # The table's files have no order, but a key's rows are published in order. The number of partitions and the
+            # order by all columns are always the same, so each row gets the same ordinal.
             part = part.repartition(generation.partitions, "key")
             others = (name for name in part.columns if name not in ("key", "event_time"))
             part = part.sortWithinPartitions("key", "event_time", *others)
@@ -205,13 +205,13 @@ class Publisher:
         self._published[sink.name] = to
 
     def _note(self, sink: Sink, batch_id: int) -> None:
-        self.lease.check()  # a driver that was frozen would set the progress of a later one back
+        self.lease.check()  # a frozen driver that woke up would reset a later driver's progress
         self._published[sink.name] = batch_id
         self._files.write(_file(sink), json.dumps({"sink": sink.name, "batch_id": batch_id}).encode())
 
 
 def naming_the_sink(name: str, batch_id: int, write: Callable[[], object]) -> None:
-    """Write to a sink; an error names the sink, and what to do.
+    """Write to a sink; an error names the sink and the remedy.
 
     Raises:
         UserError: the sink failed.

@@ -1,4 +1,4 @@
-"""Turn rows that the stateful operator refused into rows of the quarantine table."""
+"""Convert rows that the stateful operator refused to rows of the quarantine table."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REASONS = {
     OutputPacket.DUPLICATE_ID: duplicates.SAME_ID,
     OutputPacket.MISSING_INPUTS: "inputs: the table of inputs has no row for the key",
 }
-"""Reasons of refusal by kind of packet, as the quarantine table stores them."""
+"""Reason of refusal by packet kind, as the quarantine table stores it."""
 
 
 def refused_rows(packets: DataFrame, fmt: RowFormat, model: str, generation: str, batch_id: int) -> DataFrame:
-    """Unpack refused rows (kind, payload) to rows of the quarantine, whose payload is the row as JSON."""
-    names = fmt.numbers  # a row is quarantined as it arrived, without the inputs of its key
+    """Unpack refused rows (kind, payload) to quarantine rows, whose payload is the row as JSON."""
+    names = fmt.numbers  # a row is quarantined as it arrived, without its key's inputs
     layout, kind, has_id = fmt.layout, fmt.kind, fmt.row_id is not None
 
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

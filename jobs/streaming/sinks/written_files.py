@@ -1,6 +1,7 @@
-"""The files in which the operator's tasks have written a micro-batch's estimates: where, whether, and as rows again.
+"""Create, commit and read the files of estimates that the operator's tasks write for a micro-batch.
 
-The driver makes the table, with all columns, before the job of a micro-batch runs: so tasks always write files of it.
+The driver creates the table, with all columns, before a micro-batch's job runs, so tasks always write to a table that
+exists.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from jobs.lineage.generations import Generation
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
-"""Columns of the micro-batch, not of the estimate."""
+"""Columns of the micro-batch, not of an estimate."""
 
 
 class WrittenPart(NamedTuple):
-    """A file, the kind of the estimates in it, and the partition of the task that wrote it."""
+    """File, the kind of its estimates, and the partition of the task that wrote it."""
 
     kind: OutputPacket
     partition: int
@@ -53,9 +54,9 @@ class WrittenPart(NamedTuple):
 
 @dataclass
 class EstimateFiles:
-    """The files of a generation's estimates, for its driver.
+    """Files of a generation's estimates, as its driver handles them.
 
-    columns: of the table, as DDL; attempt: to write a micro-batch, the last that was begun.
+    columns: columns of the table, as DDL; attempt: the write attempt that began last.
     """
 
     warehouse: Warehouse
@@ -73,7 +74,7 @@ class EstimateFiles:
         """Return the files of a generation's estimates.
 
         Raises:
-            UserError: the table cannot take them.
+            UserError: tasks cannot write files of the table.
         """
         correction = ", correction boolean" if corrects else ""
         columns = (
@@ -93,10 +94,10 @@ class EstimateFiles:
         return struct_of(self.columns)
 
     def begin(self, spark: SparkSession, batch_id: int) -> None:
-        """Make the table ready, and tell the tasks of a micro-batch's jobs in this thread to write files of it.
+        """Prepare the table, and set the target of the files for the jobs that this thread starts.
 
         Raises:
-            UserError: the table cannot take them.
+            UserError: tasks cannot write files of the table.
         """
         self.warehouse.create(self.table.name, self.columns)
         # Another version of the model may have more output columns.
@@ -115,29 +116,29 @@ class EstimateFiles:
         return Target(self.table.path, self.attempt, self.table.file_bytes, constants)
 
     def remove_unnamed(self) -> None:
-        """Remove the files of this attempt to write a micro-batch, unless a commit of them was tried.
+        """Remove the files of this write attempt, unless a commit of them was tried.
 
-        A stream that fails at a row, as the disk is full, or at a sink after its estimates, is started again and again.
+        A stream that fails at a row (full disk), or at a sink after its estimates, is restarted again and again.
         """
         if self.attempt and not self.table.tried:
-            with suppress(OSError, UserError):  # what is left is VACUUM's
+            with suppress(OSError, UserError):  # VACUUM removes the rest
                 remove_of(self.table.path, self.attempt)
 
     def reading(self, spark: SparkSession, parts: Sequence[WrittenPart]) -> FileEstimates:
-        """Return the rows of files as the other sinks take them."""
+        """Return the rows of files in the form that the other sinks read."""
         return FileEstimates(spark, self, parts)
 
 
 @dataclass
 class FileEstimates:
-    """The estimates of a micro-batch, as its sinks take them from the files that the operator's tasks have written."""
+    """Estimates of a micro-batch that sinks read from the files that the operator's tasks wrote."""
 
     spark: SparkSession
     files: EstimateFiles
     parts: Sequence[WrittenPart]
 
     def rows(self) -> DataFrame:
-        """Return all rows but without their source range, in the same partitions and order each time."""
+        """Return all rows without their source range, always in the same partitions and order."""
         columns = [name for name in self.files.schema.names if name != SOURCE_RANGE]
         rows = self._read(OutputPacket.ESTIMATES_FILE, columns, unchanged)
         if "correction" in columns:
@@ -145,7 +146,7 @@ class FileEstimates:
         return rows
 
     def last_rows(self, corrections: bool) -> DataFrame:
-        """Return the last estimate, or the last correction, of each run of rows of a key, without `_OF_BATCH`."""
+        """Return the last estimate, or last correction, of each run of a key's rows, without `_OF_BATCH`."""
         kind = OutputPacket.CORRECTION_FILE if corrections else OutputPacket.ESTIMATES_FILE
         columns = [name for name in self.files.schema.names if name not in _OF_BATCH]
         return self._read(kind, columns, last_of_runs)
@@ -157,14 +158,14 @@ class FileEstimates:
                 names.setdefault(one.partition, []).append(one.file.path)
         schema = StructType([field for field in self.files.schema if field.name in columns])
         number = self.files.generation.partitions
-        # The partition of a row is that of the packet in whose place it is: its ordinal comes from there.
+        # A row takes the partition of the packet that its file replaces: its ordinal depends on it.
         return self.spark.range(0, number, 1, number).mapInArrow(
             file_reader(self.files.table.path, names, to_arrow_schema(schema, timezone="UTC"), along), schema
         )
 
 
 def written_parts(found: Sequence[Row]) -> list[WrittenPart]:
-    """Return the files that rows of the operator name, in the order of these."""
+    """Return the files that the operator's rows name, in the order of these rows."""
     kinds = set(FILES.values())
     return [_part(row) for row in found if row["kind"] in kinds]
 
