@@ -137,9 +137,9 @@ def missed(names: Sequence[str]) -> dict[str, str]:
 def raw_bytes(work: Work) -> int:
     """Return the bytes of one key's state, with the key and its time, before anything is packed or compressed."""
     import kalman
-    from jobs.encoding.keys import KeyKind
-    from jobs.encoding.sorted_run import row_type
     from jobs.state.block_format import state_layout
+    from jobs.state.encoding.keys import KeyKind
+    from jobs.state.encoding.sorted_run import row_type
 
     spec = work.spec
     size = kalman.build(spec.definition(), {}).size

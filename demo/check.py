@@ -24,12 +24,6 @@ from demo.compare import (
 )
 from jobs.batch.batch_filter import Batch, bucket_rows, final_states, packed_estimates
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.estimates import estimate_format, unpack_estimates
-from jobs.encoding.keys import key_kind, match, text_of
-from jobs.encoding.order import order_rows
-from jobs.encoding.packets import concat
-from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import KeyedRows, RowFormat, row_format
 from jobs.lineage import generations
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
@@ -38,6 +32,12 @@ from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.estimates import estimate_format, unpack_estimates
+from jobs.state.encoding.keys import key_kind, match, text_of
+from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.packets import concat
+from jobs.state.encoding.routing import make_routing
+from jobs.state.encoding.rows import KeyedRows, RowFormat, row_format
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, measurements
 from jobs.streaming.state_reader import states_at

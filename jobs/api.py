@@ -9,11 +9,11 @@ from __future__ import annotations
 from jobs.core.errors import UserError
 from jobs.core.settings import Settings
 from jobs.lineage.live import is_live, latest_corrections, live_estimates, live_latest
-from jobs.observability.progress_log import progress_of
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.loading import load_all, load_spec
 from jobs.specs.model_spec import ModelSpec, SpecError
+from jobs.supervision.progress_log import progress_of
 
 __all__ = [
     "ModelSpec",

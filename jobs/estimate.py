@@ -83,12 +83,12 @@ def run(
     from jobs.batch.batch_filter import Interval
     from jobs.batch.estimating import EstimateRequest, estimate
     from jobs.lineage.model import DeployedModel
-    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import parse_time
+    from jobs.supervision.verb_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

@@ -45,11 +45,11 @@ def run(
     """
     from jobs.lineage.generations import live, named
     from jobs.lineage.model import DeployedModel
-    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
     from jobs.streaming.exporting import export
+    from jobs.supervision.verb_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_spec(model, settings.models)

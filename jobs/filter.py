@@ -55,7 +55,6 @@ def run(
     Raises:
         UserError: the model, the input or the output cannot be used; no output is left then.
     """
-    from jobs.encoding import arrow
     from jobs.landing.file_rows import dialects, files_of, read_rows
     from jobs.landing.parsing import parse
     from jobs.landing.reading import endings_of
@@ -65,6 +64,7 @@ def run(
     from jobs.offline.prior import prior_of
     from jobs.offline.result_files import check_target
     from jobs.snapshots.learned import learned_parameters
+    from jobs.state.encoding import arrow
     from jobs.state.kernel import load_checked_spec
 
     start = perf_counter()

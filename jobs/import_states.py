@@ -17,8 +17,8 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 
 if TYPE_CHECKING:
-    from jobs.migration.importing import Imported
     from jobs.specs.model_spec import ModelSpec
+    from jobs.upgrades.migration.importing import Imported
 
 
 @command
@@ -49,14 +49,14 @@ def run(
     """
     from jobs.batch.snapshot_ids import TableVersion, position_at
     from jobs.lineage.model import DeployedModel
-    from jobs.migration.importing import import_states
-    from jobs.observability.verb_profile import VerbProfiler
     from jobs.snapshots.runtime import ModelRuntime
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import check_version
     from jobs.storage.tables import need_measurements
+    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.upgrades.migration.importing import import_states
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

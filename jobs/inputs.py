@@ -37,9 +37,9 @@ def run(
     import numpy as np
     import pyarrow as pa
 
-    from jobs.encoding.arrow import numbers
     from jobs.landing.values.keys import typed_key
     from jobs.offline.key_inputs import read_inputs
+    from jobs.state.encoding.arrow import numbers
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.row_changes import replace_table
     from jobs.storage.warehouse import Tables, home_of

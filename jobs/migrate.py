@@ -45,11 +45,11 @@ def run(
         UserError: no such snapshot or version, no migration between the versions, or keys whose states would be wrong.
     """
     from jobs.lineage.model import DeployedModel
-    from jobs.migration.migrating import migrate, source_snapshot
-    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_command_conf
     from jobs.spark.session import warehouse_of
     from jobs.state.kernel import load_checked_spec
+    from jobs.supervision.verb_profile import VerbProfiler
+    from jobs.upgrades.migration.migrating import migrate, source_snapshot
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)
@@ -72,7 +72,7 @@ def _report(
     is_new: bool,
     seconds: float,
 ) -> Report:
-    from jobs.migration.report import change_lines
+    from jobs.upgrades.migration.report import change_lines
 
     lines = [f"{source.snapshot_id} (version {source.model_version}) to version {target}"]
     lines += change_lines(source.model, change)

@@ -72,7 +72,6 @@ def run(
     from jobs.batch.learning_summary import summary
     from jobs.batch.pretraining import snapshot_at
     from jobs.lineage.model import DeployedModel
-    from jobs.observability.verb_profile import VerbProfiler
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.running_tasks import running_tasks
     from jobs.spark.session import warehouse_of
@@ -80,6 +79,7 @@ def run(
     from jobs.state.kernel import load_checked_spec
     from jobs.storage.positions import Cut, check_version, cut_at, parse_time
     from jobs.storage.tables import need_columns, need_measurements
+    from jobs.supervision.verb_profile import VerbProfiler
 
     started, profiler = time.monotonic(), VerbProfiler(profile)
     spec = load_checked_spec(model, settings.models)

@@ -199,8 +199,8 @@ def _comparison(
 
 def _learned(warehouse: Tables, generation: Generation) -> tuple[str, dict[str, Any]]:
     """Return the source of a generation's learned parameters as text, and the parameters; empty without any."""
-    from jobs.migration.parameters import value_text
     from jobs.snapshots.manifests import record
+    from jobs.upgrades.migration.parameters import value_text
     from kalman.models.groups import GROUPS
 
     manifest = record(warehouse, generation.snapshot_id)

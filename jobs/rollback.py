@@ -93,8 +93,8 @@ def _with_the_last_state(settings: Settings, spec: ModelSpec, to: str | None, dr
 
 
 def _migrated_back(spec: ModelSpec, done: ReversedMigration) -> Report:
-    from jobs.migration.report import change_lines
     from jobs.storage.positions import describe
+    from jobs.upgrades.migration.report import change_lines
 
     live, retired = done.live, done.retired
     data = {

@@ -59,11 +59,11 @@ def run(
 
     from jobs.lineage.generations import live
     from jobs.lineage.model import DeployedModel
-    from jobs.observability.metrics import write_verification
     from jobs.spark.conf import short_rows_conf
     from jobs.spark.session import warehouse_of
     from jobs.specs.loading import load_spec
     from jobs.storage.positions import parse_time
+    from jobs.supervision.metrics import write_verification
     from jobs.verification.verifier import Options, Verifier
 
     started = time.monotonic()
@@ -100,7 +100,7 @@ def share_of(text: str) -> int:
 
 def _nothing_live(model: str, metrics_file: str | None, seconds: float) -> Report:
     """Report, before Spark starts, that no generation is live; the table gets no run."""
-    from jobs.observability.metrics import write_verification
+    from jobs.supervision.metrics import write_verification
     from jobs.verification.findings import NOTHING, Findings
     from jobs.verification.verifier import Result, code_of
 

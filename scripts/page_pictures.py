@@ -28,8 +28,8 @@ sys.path.insert(0, str(ROOT))
 from jobs import report  # noqa: E402
 from jobs.core.settings import Settings  # noqa: E402
 from jobs.insight.comparison_page import build_page  # noqa: E402
-from jobs.observability.metrics import Metrics, write_verification  # noqa: E402
 from jobs.offline.plots import STYLE  # noqa: E402
+from jobs.supervision.metrics import Metrics, write_verification  # noqa: E402
 from scripts.grafana_dashboard import PANELS  # noqa: E402
 from scripts.sample_warehouse import make  # noqa: E402
 from tests.jobs.insight.test_comparison import content  # noqa: E402

@@ -20,10 +20,10 @@ sys.path.insert(0, str(ROOT))
 
 from jobs.cli import VERBS  # noqa: E402
 from jobs.core.command import application  # noqa: E402
-from jobs.observability.progress import SCHEMA as PROGRESS  # noqa: E402
 from jobs.storage import tables  # noqa: E402
 from jobs.storage.dictionary import TABLES  # noqa: E402
 from jobs.storage.measurements_table import NEW_KEYS_COLUMNS  # noqa: E402
+from jobs.supervision.progress import SCHEMA as PROGRESS  # noqa: E402
 
 DOCS = ROOT / "docs"
 MADE = "<!-- Made by scripts/reference.py from the code; change it there. -->\n"

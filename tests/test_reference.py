@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from jobs.observability.progress import COLUMNS
 from jobs.storage.dictionary import TABLES
+from jobs.supervision.progress import COLUMNS
 from scripts import reference
 
 

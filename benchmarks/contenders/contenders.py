@@ -16,7 +16,7 @@ from benchmarks.workloads.work import Work
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from jobs.encoding.estimates import EstimateFormat
+    from jobs.state.encoding.estimates import EstimateFormat
     from jobs.streaming.operators.estimate_files import EstimateRows
 
 PARTITIONS = CORES
@@ -41,8 +41,8 @@ class Contender(NamedTuple):
 
 def ours(frame: DataFrame, work: Work) -> DataFrame:
     """Return the pipeline's own operator and its estimates as rows."""
-    from jobs.encoding.estimates import unpack_estimates
-    from jobs.encoding.packet_kinds import OutputPacket
+    from jobs.state.encoding.estimates import unpack_estimates
+    from jobs.state.encoding.packet_kinds import OutputPacket
 
     packets, out = _packets(frame, work, None)
     return unpack_estimates(packets.filter(packets["kind"] == OutputPacket.ESTIMATES), out)
@@ -57,13 +57,13 @@ def ours_in_files(frame: DataFrame, work: Work) -> DataFrame:
 def _packets(frame: DataFrame, work: Work, writer: str | None) -> tuple[DataFrame, EstimateFormat]:
     """Return the operator's packets, and the format of its estimates; `writer`: None, or `files`."""
     import kalman
-    from jobs.encoding.estimates import estimate_format
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.packet_kinds import OUTPUT_PACKETS
-    from jobs.encoding.routing import make_routing
-    from jobs.encoding.rows import pack_rows, row_format
     from jobs.spark.user_functions import ship
     from jobs.state.block_format import state_format
+    from jobs.state.encoding.estimates import estimate_format
+    from jobs.state.encoding.keys import key_kind
+    from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS
+    from jobs.state.encoding.routing import make_routing
+    from jobs.state.encoding.rows import pack_rows, row_format
     from jobs.state.plan import Plan
     from jobs.streaming.operators.estimate_files import EstimateWriter
     from jobs.streaming.operators.processor import FilterProcessor
@@ -90,7 +90,7 @@ def _rows_of(spark: SparkSession, out: EstimateFormat) -> EstimateRows:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    from jobs.encoding.estimates import estimate_schema
+    from jobs.state.encoding.estimates import estimate_schema
     from jobs.streaming.operators.estimate_files import EstimateRows
 
     columns = f"{estimate_schema(out, True)}, model_version int, generation string, source_range string"
@@ -113,9 +113,9 @@ def committed_files(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     import kalman
-    from jobs.encoding.estimates import estimate_format
-    from jobs.encoding.keys import key_kind
     from jobs.spark.warehouse import Warehouse
+    from jobs.state.encoding.estimates import estimate_format
+    from jobs.state.encoding.keys import key_kind
     from jobs.storage.table_log import FileTable
     from jobs.streaming.operators.estimate_files import PROPERTY, Target
     from jobs.streaming.sinks.written_files import written_parts

@@ -35,9 +35,9 @@ def compare(
     import kalman
     from jobs.batch.batch_filter import Batch, Interval, bucket_rows, final_states
     from jobs.batch.learning import learn_pooled
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
+    from jobs.state.encoding.keys import key_kind
+    from jobs.state.encoding.rows import row_format
 
     rows = fill(work, folder) + sum(batch(work, folder, number) for number in range(1, batches + 1))
     frame = spark.read.parquet(str(folder))
@@ -89,9 +89,9 @@ def learning(spark: SparkSession, work: Work, folder: Path) -> dict[str, list[fl
     """
     from jobs.batch.batch_filter import Batch, Interval, bucket_rows
     from jobs.batch.learning import learn_pooled
-    from jobs.encoding.keys import key_kind
-    from jobs.encoding.rows import row_format
     from jobs.specs.model_spec import ModelSpec
+    from jobs.state.encoding.keys import key_kind
+    from jobs.state.encoding.rows import row_format
 
     rows = fill(work, folder)
     number = 0

@@ -55,11 +55,11 @@ def estimates(frame: DataFrame, work: Work, rows: int, smooth: bool) -> DataFram
     """Return the estimates of rows as `estimate` makes them, from each key's first row on."""
     from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
     from jobs.batch.estimating import layout_for
-    from jobs.encoding.estimates import estimate_schema
-    from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS
-    from jobs.encoding.rows import row_packer, select_columns
     from jobs.snapshots.runtime import ModelRuntime
     from jobs.state.block_format import state_layout
+    from jobs.state.encoding.estimates import estimate_schema
+    from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS
+    from jobs.state.encoding.rows import row_packer, select_columns
 
     runtime, layout = ModelRuntime(work.spec, {}, frame.schema), layout_for(rows)
     kernel, fmt, out = runtime.kernel, runtime.rows, runtime.estimates

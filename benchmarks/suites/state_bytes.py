@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from benchmarks.contenders.contenders import KEYS_A_BLOCK
 from benchmarks.workloads.data import MINUTE_US, START_US
 from benchmarks.workloads.work import DENSE, KINDS, Work
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import block_of, route_of
-from jobs.encoding.rows import keyed_rows, row_format
 from jobs.state.block_format import state_format
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import block_of, route_of
+from jobs.state.encoding.rows import keyed_rows, row_format
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from jobs.state.text_codec import to_text

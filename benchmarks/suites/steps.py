@@ -21,12 +21,12 @@ from benchmarks.contenders.contenders import KEYS_A_BLOCK, PARTITIONS
 from benchmarks.results import RESULTS, commit, machine, spread
 from benchmarks.workloads.data import MINUTE_US, START_US, names
 from benchmarks.workloads.work import DENSE, KINDS, TEXT, Work
-from jobs.encoding.estimates import estimate_batch, estimate_format, pack_estimates
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import concat
-from jobs.encoding.routing import Routing, block_of
-from jobs.encoding.rows import row_format, row_packer, unpack_rows
 from jobs.state.block_format import state_format
+from jobs.state.encoding.estimates import estimate_batch, estimate_format, pack_estimates
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import concat
+from jobs.state.encoding.routing import Routing, block_of
+from jobs.state.encoding.rows import row_format, row_packer, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from kalman import build

@@ -10,14 +10,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.encoding.keys import text_of
-from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.offline.row_faults import FEWEST, Gaps, Lost, count_gaps
 from jobs.snapshots.state_rows import StateRows, state_rows
 from jobs.state.block_format import state_layout
 from jobs.state.distinct import each_bucket
+from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
+from jobs.state.encoding.keys import text_of
+from jobs.state.encoding.routing import make_routing
+from jobs.state.encoding.rows import KeyedRows, RowFormat, pack_rows
 from jobs.state.filter_step import Begin, StepResult, filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.filters.rounded import stored_as
@@ -124,7 +124,7 @@ def bucket_filter(
 def packed_estimates(
     packed: DataFrame, kernel: Filter, batch: Batch, fmt: EstimateFormat, begin: Begin | None = None
 ) -> DataFrame:
-    """Filter bucketed rows to packets of estimates (rows: `jobs.encoding.estimates.unpack_estimates`)."""
+    """Filter bucketed rows to packets of estimates (rows: `jobs.state.encoding.estimates.unpack_estimates`)."""
     step = bucket_filter(kernel, batch, fmt.beside)
 
     def work(keyed: KeyedRows) -> Iterator[pa.RecordBatch]:

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.estimates import (
+from jobs.state.distinct import distinct
+from jobs.state.encoding.estimates import (
     ROWS_A_PACKET,
     EstimateFormat,
     diagonal_of_packed,
@@ -17,12 +18,11 @@ from jobs.encoding.estimates import (
     estimate_records,
     full_of_packed,
 )
-from jobs.encoding.keys import match
-from jobs.encoding.packet_kinds import NEVER, RowPacket
-from jobs.encoding.packets import Layout, Records, concat
-from jobs.encoding.routing import bucket_of
-from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
-from jobs.state.distinct import distinct
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.packet_kinds import NEVER, RowPacket
+from jobs.state.encoding.packets import Layout, Records, concat
+from jobs.state.encoding.routing import bucket_of
+from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.state.expiry import lives_from
 from jobs.state.filter_step import Begin, filter_step, gather
 from jobs.state.plan import without_state

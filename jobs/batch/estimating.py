@@ -21,12 +21,8 @@ from jobs.batch.history_start import HistoryStart, StartRequest, find_start
 from jobs.batch.history_table import HistoryRun, HistoryTable, ReplacedPart, Slices, write_estimates
 from jobs.batch.row_counts import CountedRows, HistoryCounts, count_by_log
 from jobs.core.errors import UserError, raised_in_python
-from jobs.encoding.estimates import EstimateFormat, estimate_schema
-from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
-from jobs.encoding.routing import Routing, make_routing, partition_of
-from jobs.encoding.rows import row_packer, select_columns
-from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import seed_packets
@@ -36,6 +32,10 @@ from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse, struct_of
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.estimates import EstimateFormat, estimate_schema
+from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.routing import Routing, make_routing, partition_of
+from jobs.state.encoding.rows import row_packer, select_columns
 from jobs.storage.quarantine import PAYLOAD, REASON
 from jobs.storage.tables import estimates_history, run_name
 from jobs.storage.warehouse import home_of
@@ -46,7 +46,7 @@ from kalman.types import ModelError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.key_inputs.table import Version
+    from jobs.lineage.inputs_table import Version
     from jobs.snapshots.manifests import Manifest
     from jobs.storage.positions import Cut
 

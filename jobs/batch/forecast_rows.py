@@ -11,10 +11,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 
 from jobs.core.input_files import open_input
-from jobs.encoding.arrow import integers, lists, matrix, vectors
-from jobs.encoding.estimates import flag_names
-from jobs.encoding.keys import KeyKind, text_of
-from jobs.key_inputs.table import INPUTS, InputsTable
+from jobs.lineage.inputs_table import INPUTS, InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.offline.ahead import ForecastKeys, forecast_ahead, list_forecasts
 from jobs.offline.future import Future, read_future
@@ -22,6 +19,9 @@ from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import extras_columns, extras_widths, state_arrays
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.arrow import integers, lists, matrix, vectors
+from jobs.state.encoding.estimates import flag_names
+from jobs.state.encoding.keys import KeyKind, text_of
 from kalman.run import KeyStates
 from kalman.types import Filter
 

@@ -23,7 +23,6 @@ from jobs.batch.forecast_rows import ForecastPlan, FutureRows, forecast_rows, jo
 from jobs.core.clock import now
 from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
 from jobs.core.report import plural, span
-from jobs.encoding.keys import columns_of
 from jobs.lineage.model import DeployedModel
 from jobs.offline.horizon import ForecastRequest
 from jobs.offline.stored_keys import refuse_absent_keys
@@ -31,6 +30,7 @@ from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse, ddl_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.keys import columns_of
 from jobs.storage.positions import to_datetime
 from jobs.storage.tables import forecasts
 from jobs.storage.warehouse import home_of
@@ -38,7 +38,7 @@ from jobs.storage.warehouse import home_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from jobs.encoding.keys import KeyKind
+    from jobs.state.encoding.keys import KeyKind
 
 RUN = "run"
 """The partition column: the id of the run that made a forecast."""

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from jobs.batch.batch_filter import Batch
 from jobs.core.errors import UserError
 from jobs.core.report import plural, some
-from jobs.encoding.order import starts_of
-from jobs.encoding.packets import Layout
+from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.packets import Layout
 from kalman.learning.em import Fit, Learner
 from kalman.learning.groups import GroupFit, Sums, group_learning
 from kalman.models.groups import GROUPS

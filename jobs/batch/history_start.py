@@ -20,7 +20,7 @@ from jobs.snapshots.manifests import GOOD, Manifest
 from jobs.storage.positions import DELTA, commits, in_table, to_micros
 
 if TYPE_CHECKING:
-    from jobs.key_inputs.table import Version
+    from jobs.lineage.inputs_table import Version
     from jobs.spark.warehouse import Warehouse
     from jobs.storage.positions import Commit
 

@@ -15,9 +15,9 @@ import pyarrow as pa
 from jobs.batch.batch_filter import Interval
 from jobs.batch.bucket_estimates import EstimatingPlan, estimator
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.estimates import table_batch
 from jobs.spark.warehouse import Warehouse
 from jobs.spark.written_rows import keep_rows, write_files
+from jobs.state.encoding.estimates import table_batch
 from jobs.storage.part_files import PartFile, remove
 from jobs.storage.replaced_files import Overtaken, ReplacingTable
 from jobs.storage.row_filters import Filter, time_of

@@ -20,13 +20,13 @@ from jobs.batch.batch_filter import Batch, Interval, bucket_filter
 from jobs.batch.learning import learn_pooled
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural, some
-from jobs.encoding.keys import KeyKind, key_array
-from jobs.encoding.rows import KeyedRows
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import FIT, FIT_ROWS, Entry
 from jobs.snapshots.state_rows import STATE_COLUMNS, STATE_ROWS, state_rows
 from jobs.specs.model_spec import Learn
 from jobs.state.distinct import each_bucket
+from jobs.state.encoding.keys import KeyKind, key_array
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.key_groups import group_keys
 from kalman.learning.em import Learner
 from kalman.learning.key_fits import KeyFit, Outcome, Population

@@ -16,11 +16,11 @@ from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.group_learning import LearnedGroups, grouped_parts, learn_groups
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import some
-from jobs.encoding.packets import Column, Layout, Records
-from jobs.encoding.rows import KeyedRows
 from jobs.snapshots.learned_rows import GROUP, POOLED, Entry
 from jobs.specs.model_spec import Learn
 from jobs.state.distinct import each_bucket
+from jobs.state.encoding.packets import Column, Layout, Records
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.key_groups import group_keys, name_of
 from kalman.learning.em import Evaluation, Fit, Learner
 from kalman.learning.key_fits import Outcome

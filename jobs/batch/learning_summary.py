@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.report import plural
-from jobs.encoding.keys import ALL_ROWS, readable
 from jobs.snapshots import learned_rows
 from jobs.snapshots.learned_rows import GROUP, KEY, POOLED, POPULATION
+from jobs.state.encoding.keys import ALL_ROWS, readable
 from kalman.learning.key_fits import Outcome
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from jobs.batch.pretraining import write_filtered
 from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.generations import origin
+from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import learned_rows, manifests
 from jobs.snapshots.runtime import ModelRuntime

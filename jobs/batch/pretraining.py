@@ -13,10 +13,8 @@ from jobs.batch.key_learning import Populations, learn_populations, learned_stat
 from jobs.batch.learning import learn_pooled
 from jobs.batch.snapshot_ids import TableVersion, id_of_earlier_release, position_at, snapshot_id
 from jobs.core.progress import Progress
-from jobs.encoding.keys import readable
-from jobs.encoding.packet_kinds import NEVER
-from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
+from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
 from jobs.offline.row_faults import FEWEST, gaps_note, kinds_by_row, lost_note
 from jobs.snapshots import learned_rows
@@ -30,6 +28,8 @@ from jobs.snapshots.waiting_rows import Held, of_measurements
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.keys import readable
+from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.measurements_table import TOPIC_ID
 from jobs.storage.positions import Cut, first_topic_id, offsets_of, to_datetime
 from kalman.filters.numerics import NUMERICS
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from jobs.batch.batch_filter import Batch
     from jobs.batch.learning import LearningResult
-    from jobs.encoding.rows import RowFormat
+    from jobs.state.encoding.rows import RowFormat
 
 
 class PretrainedSnapshot(NamedTuple):

@@ -24,7 +24,7 @@ from jobs.storage.positions import (
 )
 
 if TYPE_CHECKING:
-    from jobs.key_inputs.table import Version
+    from jobs.lineage.inputs_table import Version
     from jobs.specs.key_inputs import Inputs
 
 

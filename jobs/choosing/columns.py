@@ -17,12 +17,12 @@ from jobs.choosing.time_parts import find_parts, given_parts
 from jobs.choosing.times import HINT, TimeColumn, time_of
 from jobs.core.errors import UserError
 from jobs.core.times import zone_of
-from jobs.encoding import arrow
 from jobs.landing.values.number_writing import ABSENT, NUMERIC
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.specs.column_names import part_of_time
 from jobs.specs.model_spec import DEFAULT_MISSING
 from jobs.specs.problems import closest
+from jobs.state.encoding import arrow
 
 Floats = NDArray[np.float64]
 

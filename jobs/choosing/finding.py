@@ -20,7 +20,6 @@ from jobs.choosing.wide import as_long
 from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.stopwatch import Stopwatch
-from jobs.encoding import arrow
 from jobs.landing.dialects import ANY
 from jobs.landing.parsing import ParsedRows, parse
 from jobs.landing.raw_rows import Source
@@ -29,6 +28,7 @@ from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Files
 from jobs.specs.model_spec import DEFAULT_MISSING, ModelSpec
+from jobs.state.encoding import arrow
 
 Floats = NDArray[np.float64]
 

@@ -22,8 +22,6 @@ from jobs.core.errors import UserError
 from jobs.core.report import plural
 from jobs.core.stopwatch import Stopwatch
 from jobs.core.times import UNIT_US
-from jobs.encoding import arrow
-from jobs.encoding.keys import ALL_ROWS
 from jobs.landing.checking import payloads
 from jobs.landing.file_rows import files_of
 from jobs.landing.parsing import parse
@@ -34,6 +32,8 @@ from jobs.landing.values.spec_columns import take_columns
 from jobs.offline.filtering import Fit, in_order, nis_ratio, unflagged_nis
 from jobs.offline.filtering import fit as fit_of
 from jobs.offline.quantity import seen
+from jobs.state.encoding import arrow
+from jobs.state.encoding.keys import ALL_ROWS
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.row_figures import INNOVATION
 from kalman.linalg.packing import unpack

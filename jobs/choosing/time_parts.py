@@ -16,10 +16,10 @@ from jobs.choosing.times import ENOUGH, HINT, TimeColumn, are_most, sample_texts
 from jobs.core.errors import UserError
 from jobs.core.time_readings import forms_of
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, date_us, time_of_day
-from jobs.encoding import arrow
 from jobs.landing.values.time_columns import combine_times
 from jobs.landing.values.times import read_times
 from jobs.specs.column_names import part_of_time, time_parts
+from jobs.state.encoding import arrow
 
 _MARKED = re.compile(r"[:h]|[.].*[.]")
 """Pattern that occurs in times of day, but not in numbers."""

@@ -17,10 +17,10 @@ from jobs.core.errors import UserError
 from jobs.core.time_counts import COUNTS
 from jobs.core.time_readings import EPOCHS, USUAL_FORMATS, YEARS, TimeReading, forms_of, lacks_date, named
 from jobs.core.times import UNIT_US, TimeParser
-from jobs.encoding import arrow
 from jobs.landing.values.time_columns import as_texts
 from jobs.landing.values.times import now_us, read_times
 from jobs.specs.column_names import time_parts
+from jobs.state.encoding import arrow
 
 _COUNTED = {
     "modified_julian_days": "mjd",

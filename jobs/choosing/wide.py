@@ -13,10 +13,10 @@ from jobs.choosing.table import Table
 from jobs.choosing.time_parts import find_parts
 from jobs.choosing.times import TimeColumn, time_of
 from jobs.core.times import MONTH_NAME
-from jobs.encoding import arrow
 from jobs.landing.shapes.wide_files import HOUR_NAME, long_rows, wide_columns
 from jobs.specs.column_names import part_of_time
 from jobs.specs.files import Wide
+from jobs.state.encoding import arrow
 
 FEWEST = 3
 """Minimum number of columns that are series of one kind."""

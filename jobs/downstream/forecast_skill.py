@@ -27,8 +27,6 @@ from jobs.downstream.forecast_pairs import (
 )
 from jobs.downstream.queries import SKILL, queries_of, started
 from jobs.downstream.runner import LiveQueries
-from jobs.encoding.keys import columns_of, key_kind
-from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage import generations
 from jobs.lineage.compatibility import PARTITIONS
 from jobs.lineage.model import DeployedModel
@@ -39,6 +37,8 @@ from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.keys import columns_of, key_kind
+from jobs.state.encoding.packet_kinds import MEASURED
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates, forecast_skill
 from kalman.filters.own_parameters import FIELD
@@ -47,8 +47,8 @@ from kalman.filters.state_output import OUTPUT as STATE
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from jobs.encoding.keys import KeyKind
     from jobs.snapshots.manifests import Manifest
+    from jobs.state.encoding.keys import KeyKind
 
 
 @dataclass

@@ -11,9 +11,9 @@ from jobs.downstream.rule_exports import adopt
 from jobs.downstream.rule_operator import Alerts, buckets_of, start_rules
 from jobs.downstream.runner import LiveQueries
 from jobs.downstream.windows import Windows
-from jobs.encoding.keys import key_kind
 from jobs.spark.kafka import read_topic
 from jobs.specs.monitor import Monitor
+from jobs.state.encoding.keys import key_kind
 from jobs.storage.tables import estimates
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from jobs.downstream.queries import (
     remove_exports,
     remove_results,
 )
-from jobs.observability.lag import table_lag
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.retention import span_of
@@ -39,6 +38,7 @@ from jobs.storage.row_filters import Filter
 from jobs.storage.table_rows import parts_of
 from jobs.storage.tables import estimates, forecast_skill, forecasts, windows
 from jobs.storage.warehouse import Tables
+from jobs.supervision.lag import table_lag
 
 REMOVED = "removed-"
 """Prefix of a renamed checkpoint."""

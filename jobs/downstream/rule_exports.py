@@ -35,12 +35,12 @@ from jobs.downstream.rule_operator import (
 )
 from jobs.downstream.rule_states import STATES, Changes, changes_of, rows_of, states_of
 from jobs.downstream.views import Begin, Seen, following, kept_view, parsed_view
-from jobs.encoding.keys import identity_arrays, identity_expressions
-from jobs.encoding.routing import bucket_of
-from jobs.encoding.rows import RowFormat
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule
+from jobs.state.encoding.keys import identity_arrays, identity_expressions
+from jobs.state.encoding.routing import bucket_of
+from jobs.state.encoding.rows import RowFormat
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import rule_states
 from jobs.streaming.state_reader import state_of

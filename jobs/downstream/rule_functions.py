@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError, first_line
 from jobs.downstream.rules import NEVER, Events, concatenated
-from jobs.encoding.packets import Column
+from jobs.state.encoding.packets import Column
 from kalman.models.named import Named
 
 Ints = NDArray[np.int64]

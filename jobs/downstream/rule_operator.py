@@ -32,14 +32,14 @@ from jobs.downstream.rules import (
     no_states,
     silences,
 )
-from jobs.encoding.keys import KeyKind, columns_of, match
-from jobs.encoding.packets import Column, Layout, Records, concat
-from jobs.encoding.routing import Routing
-from jobs.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.spark.user_functions import ship_named
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor, Rule, field_type
+from jobs.state.encoding.keys import KeyKind, columns_of, match
+from jobs.state.encoding.packets import Column, Layout, Records, concat
+from jobs.state.encoding.routing import Routing
+from jobs.state.encoding.rows import RowFormat, row_packer, select_columns, times_of, unpack_rows
 from jobs.storage.tables import alerts
 from jobs.streaming.sinks.published_batch import numbered
 from jobs.streaming.sinks.publishing import KafkaSink, naming_the_sink

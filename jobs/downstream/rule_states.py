@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.downstream.rule_functions import NEVER, Field
 from jobs.downstream.rule_operator import RulePlan
-from jobs.encoding.packets import Records
 from jobs.specs.monitor import Rule
+from jobs.state.encoding.packets import Records
 
 STATES = (
     "key string, event_time timestamp, numbers map<string,array<double>>, integers map<string,array<bigint>>"

@@ -25,13 +25,13 @@ from jobs.downstream.forecast_skill import (
     summarise_scores,
 )
 from jobs.downstream.over_history import history_of, replace
-from jobs.encoding.keys import key_kind
-from jobs.encoding.packet_kinds import MEASURED
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.forecast import ForecastSkill
+from jobs.state.encoding.keys import key_kind
+from jobs.state.encoding.packet_kinds import MEASURED
 from jobs.storage.tables import estimates_history, forecast_skill_history
 from kalman.filters.state_output import OUTPUT as STATE
 

@@ -9,11 +9,11 @@ from rich import box
 from rich.table import Table
 
 from jobs.downstream.queries import VERBS, Query, driver_log, query_of
-from jobs.observability.lag import table_lag
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import estimates
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_status import resume_command
+from jobs.supervision.lag import table_lag
 
 
 def downstream_status(warehouse: Tables, model: str) -> list[dict[str, Any]]:

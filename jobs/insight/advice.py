@@ -14,10 +14,10 @@ from jobs.core import clock
 from jobs.core.report import plural, span
 from jobs.core.roots import local_path
 from jobs.insight.retention_plan import plan_retention
-from jobs.observability.progress_log import all_records
 from jobs.specs.retention import span_of
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.tables import alerts, estimates, estimates_history, windows
+from jobs.supervision.progress_log import all_records
 
 if TYPE_CHECKING:
     from jobs.lineage.catalog import Catalog

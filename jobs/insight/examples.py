@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.arrow import distinct_values, integers, to_numpy
 from jobs.offline.quantity import measured_direction
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.arrow import distinct_values, integers, to_numpy
 from jobs.storage.queries import Queries, among, quoted
 from jobs.storage.tables import measurements
 from jobs.upgrades.comparison.common_rows import key_text, micros

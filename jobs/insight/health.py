@@ -18,15 +18,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.arrow import distinct_values, to_numpy
 from jobs.insight import examples
 from jobs.insight.examples import Example
 from jobs.lineage.catalog import Catalog
 from jobs.lineage.generations import Generation, LineageSegment
 from jobs.lineage.live_rows import Estimates, batches, counted, counted_estimates
-from jobs.observability.progress_log import all_records
 from jobs.snapshots.manifests import Manifest
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.arrow import distinct_values, to_numpy
 from jobs.storage.quarantine import HELD
 from jobs.storage.quarantine import TABLE as QUARANTINE
 from jobs.storage.queries import among, open_queries, quoted
@@ -34,6 +33,7 @@ from jobs.storage.table_rows import UTC_MICROSECONDS, column_types, read_table
 from jobs.storage.tables import estimates as estimates_table
 from jobs.storage.tables import estimates_history
 from jobs.storage.warehouse import Tables
+from jobs.supervision.progress_log import all_records
 from kalman.evaluation.diagnostics import inside, mean_bounds
 
 Floats = NDArray[np.float64]

@@ -22,8 +22,8 @@ from jobs.core.html_page import (
     table,
 )
 from jobs.core.report import plural, span
-from jobs.encoding.keys import readable
 from jobs.insight.health import WORST, Health, Reason
+from jobs.state.encoding.keys import readable
 from kalman.evaluation.diagnostics import mean_bounds
 
 if can_draw():

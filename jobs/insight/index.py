@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from jobs.core.html_page import links, page, paragraph, section, table
 from jobs.core.report import plural
 from jobs.lineage.catalog import Catalog
-from jobs.observability.progress_log import all_records
 from jobs.storage.files import REPORTS, Files, files_of
 from jobs.storage.warehouse import Tables
+from jobs.supervision.progress_log import all_records
 
 HEALTH, INDEX = "health.html", "index.html"
 

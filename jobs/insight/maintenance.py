@@ -24,7 +24,6 @@ from jobs.insight.retention_plan import plan_retention
 from jobs.lineage import generations, live_table
 from jobs.lineage.generations import LIVE, SHADOW
 from jobs.lineage.model import DeployedModel
-from jobs.observability.progress_log import ProgressLog, table_of
 from jobs.snapshots import manifests, store
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.retention import span_of
@@ -38,6 +37,7 @@ from jobs.storage.table_rows import file_sizes, open_log
 from jobs.storage.tables import archive, estimates, estimates_history, forecasts, history_tables, latest
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_log import DriverLog
+from jobs.supervision.progress_log import ProgressLog, table_of
 
 if TYPE_CHECKING:
     from jobs.insight.retention_plan import RetentionPlan

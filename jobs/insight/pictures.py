@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from jobs.core.report import number
-from jobs.encoding.keys import readable
 from jobs.insight.comparison import ComparisonContent
 from jobs.insight.examples import Example
 from jobs.insight.health import PROBABILITY, Health
@@ -41,6 +40,7 @@ from jobs.offline.plots import (
     draw_line,
     draw_measured,
 )
+from jobs.state.encoding.keys import readable
 from jobs.upgrades.comparison.over_time import VersionSums
 
 Floats = NDArray[np.float64]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.downstream.status import downstream_status, given_up
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, SHADOW, position_of
-from jobs.observability.lag import table_lag
-from jobs.observability.progress import Lag
-from jobs.observability.progress_log import newest_record
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.supervision.driver_identity import DriverIdentity
+from jobs.supervision.lag import table_lag
+from jobs.supervision.progress import Lag
+from jobs.supervision.progress_log import newest_record
 from jobs.verification.findings import DIFFERENT, sentence
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding import arrow
 from jobs.landing.parsing import parse
 from jobs.landing.raw_rows import Source
 from jobs.landing.values.keys import typed_key
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
 

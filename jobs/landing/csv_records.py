@@ -18,8 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from jobs.encoding import arrow
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, MISSHAPEN, NOT_UTF8, Source, base64_texts
+from jobs.state.encoding import arrow
 
 PIECE_BYTES = 8 << 20
 """Approximate size of a piece in bytes: a piece is a Spark task, so it is small enough to keep all cores busy."""

@@ -14,7 +14,6 @@ from typing import Any
 
 from jobs.core.errors import INPUT_ERROR, UserError
 from jobs.core.input_files import known_inputs
-from jobs.encoding import arrow
 from jobs.landing.file_landing import FileLanding, Landed, Refuse
 from jobs.landing.landed_files import FileState, transaction
 from jobs.landing.target_table import LandingTables
@@ -27,6 +26,7 @@ from jobs.landing.written_pieces import (
     Written,
     rejected_rows,
 )
+from jobs.state.encoding import arrow
 from jobs.storage.part_files import PartFile, attempt_name
 from jobs.storage.quarantine import TABLE, TooMany, refusal, too_many
 from jobs.storage.table_log import Conflict, FileTable, append_rows, commit_or_remove

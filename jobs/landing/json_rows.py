@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from pyarrow import json as arrow_json
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
-from jobs.encoding.arrow import compute
 from jobs.landing.bounds import MOST, MOST_ROWS, limit_steps, open_bytes
 from jobs.landing.csv_records import BOM, PIECE_BYTES
 from jobs.landing.file_parts import BLANK_BYTES, Part, check_columns, line_parts, lines_of, readable
@@ -29,6 +27,8 @@ from jobs.landing.shapes.json_values import BEGINNING, described, row_texts
 from jobs.landing.shapes.json_values import spans_lines as values_span_lines
 from jobs.landing.values.key_from_name import document_with_key
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
+from jobs.state.encoding.arrow import compute
 
 FORMATS = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz")
 

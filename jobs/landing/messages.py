@@ -20,13 +20,13 @@ from pyspark.sql.avro.functions import from_avro
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError, first_line
-from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, typed_columns
 from jobs.landing.json_rows import NOT_UTF8, read_objects
 from jobs.landing.raw_rows import Source as Columns
 from jobs.landing.raw_rows import valid_texts
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.source import Source
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, KeyTypes
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 

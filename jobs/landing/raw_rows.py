@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from jobs.encoding import arrow
+from jobs.state.encoding import arrow
 
 CORRUPT = "_corrupt"
 """Column with the text of a row whose number of fields differs from the header's."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.encoding import arrow
 from jobs.landing.checking import payloads
 from jobs.landing.csv_parquet import read_schema
 from jobs.landing.json_rows import SCHEMA_DOCUMENTS, documents, has_member, is_json, object_of
@@ -20,6 +19,7 @@ from jobs.landing.raw_rows import Source
 from jobs.landing.text_lines import is_text
 from jobs.landing.values.rejected import advice, clock_notes, doubtful_epoch, repeated
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 
 MOST_FILES = 20
 """Files that are searched for the cause of missing measurements."""

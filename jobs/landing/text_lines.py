@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import open_input
-from jobs.encoding import arrow
 from jobs.landing.file_parts import BLANK_BYTES, Part, lines_of, readable
 from jobs.landing.raw_rows import BYTES, LINE, NOT_UTF8, Source, base64_texts
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 
 FORMATS = (".txt", ".log", ".txt.gz", ".log.gz")
 _UNMATCHED = "line: does not match line_pattern"

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import KnownInputs, know_inputs
-from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.landed_files import FileState, Known
 from jobs.landing.reading import FilePiece, reader_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import HISTORY_PREFIX, KeyTypes
 from jobs.storage.part_files import PartFile, PartWriter, remove
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON

@@ -1,1 +1,1 @@
-"""The live generation of a model, its lease, its compatibility with the deployed spec, and its start."""
+"""The live generation of a model, its lease, its start, its compatibility with the spec, and its keys' inputs."""

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jobs.core.errors import UserError
-from jobs.encoding.routing import blocks_for
 from jobs.lineage.damage import half_written
 from jobs.lineage.generations import position_of
 from jobs.lineage.model import DeployedModel
@@ -21,6 +20,7 @@ from jobs.lineage.reached_commits import ReachedCommits
 from jobs.spark.kafka import topic_id
 from jobs.specs.model_spec import DEFINITION, NUMERIC, ModelSpec, as_floats
 from jobs.specs.sections import PRETRAINED
+from jobs.state.encoding.routing import blocks_for
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.positions import DELTA, commit_id, describe, offsets_of, same_if_known
 from jobs.storage.tables import measurements

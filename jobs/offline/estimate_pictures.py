@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from jobs.core import html_page
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.encoding.keys import ONLY, readable
 from jobs.offline.estimate_series import Series
 from jobs.offline.picture_parts import date_axis
 from jobs.offline.plots import (
@@ -30,6 +29,7 @@ from jobs.offline.plots import (
     styled,
 )
 from jobs.offline.quantity import LinearMeasuring, seen
+from jobs.state.encoding.keys import ONLY, readable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

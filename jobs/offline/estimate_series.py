@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
 from jobs.core.report import plural
-from jobs.encoding import arrow
 from jobs.landing.csv_parquet import read
 from jobs.landing.dialects import ANY
 from jobs.landing.file_rows import read_rows
@@ -26,6 +25,7 @@ from jobs.lineage.generations import live_lineage
 from jobs.lineage.live_rows import batches, counted_estimates
 from jobs.offline.which_estimates import LIVE, need_estimates
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.queries import among, quoted
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import measurements

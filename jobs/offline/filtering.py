@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
-from jobs.encoding.extras import COMPUTED, SCALARS, extra_column
-from jobs.encoding.order import order_rows
-from jobs.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.landing.parsing import ParsedRows
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
@@ -22,6 +18,10 @@ from jobs.offline.row_faults import Gaps, Lost, count_gaps, find_lost, kinds_by_
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.row_order import Duplicates
 from jobs.state import duplicates
+from jobs.state.encoding import arrow
+from jobs.state.encoding.extras import COMPUTED, SCALARS, extra_column
+from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.packet_kinds import CONTROL, MEASURED
 from jobs.state.expiry import lives
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import consistency, ljung_box

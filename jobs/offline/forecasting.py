@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source
 from jobs.offline.ahead import Ahead, ForecastKeys, forecast_ahead, list_forecasts
@@ -22,6 +21,7 @@ from jobs.offline.key_inputs import key_texts
 from jobs.offline.prior import Prior, specs_prior
 from jobs.offline.result_files import lists, save
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
 

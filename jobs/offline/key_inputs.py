@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.file_rows import read_all
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.raw_rows import Source, reject
@@ -18,6 +17,7 @@ from jobs.landing.values.keys import codes_of, find_places, join_codes
 from jobs.landing.values.numbers import numbers_of, rules_of
 from jobs.landing.values.spec_columns import take_columns
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 
 REASON = "inputs: the file of inputs has no row for the key"
 

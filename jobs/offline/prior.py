@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.report import plural
-from jobs.encoding import arrow
-from jobs.encoding.key_texts import split_keys
 from jobs.landing.parsing import ParsedRows
 from jobs.landing.values.keys import find_places
 from jobs.snapshots.learned import Learned, key_parameters
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
+from jobs.state.encoding.key_texts import split_keys
 from kalman.filters.own_parameters import own_parameters, with_field
 from kalman.models.groups import GROUPS, begin_states
 from kalman.types import Filter

@@ -15,7 +15,7 @@ from pyarrow import csv
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import path_of
-from jobs.encoding import arrow
+from jobs.state.encoding import arrow
 
 FORMATS = (".csv", ".parquet")
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.report import plural, some
-from jobs.encoding.order import starts_of
+from jobs.state.encoding.order import starts_of
 from kalman.flags import FLAGS
 
 Ints = NDArray[np.int64]

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 import kalman
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
-from jobs.encoding.key_texts import split_keys
 from jobs.landing.raw_rows import Source
 from jobs.lineage.generations import live
 from jobs.offline.ahead import ForecastKeys
@@ -28,6 +26,8 @@ from jobs.offline.prior import own_begin
 from jobs.snapshots.learned import NONE, STATE, Learned, learned_parameters, snapshot_rows
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
+from jobs.state.encoding import arrow
+from jobs.state.encoding.key_texts import split_keys
 from jobs.storage.table_rows import column_types, read_table, written_at
 from jobs.storage.tables import latest, measurements
 from jobs.storage.warehouse import Tables, home_of

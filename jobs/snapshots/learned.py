@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
 from jobs.core.report import plural
-from jobs.encoding import arrow
 from jobs.snapshots.manifests import GOOD, Manifest, all_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.columns import arrow_schema
 from jobs.storage.table_rows import read_table
 from jobs.storage.tables import SNAPSHOTS

@@ -57,7 +57,7 @@ class Manifest:
     waiting: dict[str, Any] | None = None
     """The watermark and a digest of the waiting rows (`jobs.snapshots.waiting_rows`), if the model's rows wait."""
     inputs: dict[str, Any] | None = None
-    """The version of the inputs' table at the last rows (`jobs.key_inputs.table.Version`), if the model has inputs."""
+    """The version of the inputs' table at the last rows (`inputs_table.Version`), if the model has inputs."""
     learned: dict[str, Any] | None = None
     """A digest of the learned rows (`jobs.snapshots.learned_rows`); None: no rows, or unknown (earlier releases)."""
     numerics: int = FIRST_NUMERICS

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import Routing, identity_of, route_of
-from jobs.encoding.rows import RowFormat, bucket_packets, by_bucket, unpack_rows
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
+from jobs.state.encoding.packet_kinds import TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import Routing, identity_of, route_of
+from jobs.state.encoding.rows import RowFormat, bucket_packets, by_bucket, unpack_rows
 from jobs.state.row_ids import entries_of, ids_layout, in_reach
 from jobs.state.text_codec import stored_bytes
 from jobs.storage.tables import REMEMBERED_IDS
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 TABLE = "remembered_ids"
 COLUMNS = ("key_identity", "key_check", "id", "id_check", "event_time")
-"""The identities of key and id (`jobs.encoding.keys`, `jobs.encoding.rows`): an integer, or two hashes of a text."""
+"""The identities of key and id (`state.encoding.keys`, `.rows`): an integer, or two hashes of a text."""
 _ROWS = ", ".join(f"{name} bigint" for name in COLUMNS)
 
 

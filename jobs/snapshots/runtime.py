@@ -8,14 +8,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import kalman
-from jobs.encoding.estimates import EstimateFormat, estimate_format
-from jobs.encoding.keys import KeyKind, key_kind
-from jobs.encoding.packet_kinds import NEVER
-from jobs.encoding.rows import RowFormat, row_format
 from jobs.spark.user_functions import ship
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import StateFormat, state_format
+from jobs.state.encoding.estimates import EstimateFormat, estimate_format
+from jobs.state.encoding.keys import KeyKind, key_kind
+from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.rows import RowFormat, row_format
 from jobs.state.event_time_policy import EventTimePolicy
 from jobs.state.key_groups import GroupBegin, group_begin
 from jobs.state.reorder_buffer import row_format_of

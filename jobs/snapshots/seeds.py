@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.routing import Routing
 from jobs.snapshots import row_ids, waiting_rows
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.runtime import ModelRuntime
@@ -17,6 +16,7 @@ from jobs.snapshots.state_rows import seed_packets
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.sections import PRETRAINED
+from jobs.state.encoding.routing import Routing
 from jobs.storage.measurements_table import create_new_keys_table, new_keys
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.encoding.arrow import lists, matrix
-from jobs.encoding.keys import KeyKind, identity_arrays, identity_expressions, key_array
-from jobs.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
-from jobs.encoding.packets import Layout, Records
-from jobs.encoding.routing import Routing
-from jobs.encoding.rows import bucket_packets
+from jobs.state.encoding.arrow import lists, matrix
+from jobs.state.encoding.keys import KeyKind, identity_arrays, identity_expressions, key_array
+from jobs.state.encoding.packet_kinds import ROW_PACKETS, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.packets import Layout, Records
+from jobs.state.encoding.routing import Routing
+from jobs.state.encoding.rows import bucket_packets
 from jobs.storage.columns import arrow_schema
 from kalman.types import Filter
 

@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.arrow import lists
-from jobs.encoding.keys import identity_expressions, key_array, text_of
-from jobs.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
-from jobs.encoding.routing import Routing
-from jobs.encoding.rows import RowFormat, event_time_packer, id_columns, ids_of
 from jobs.snapshots import row_ids
 from jobs.snapshots.state_rows import typed_states
 from jobs.snapshots.verified_rows import RowsDigest, verified_rows, write_rows
 from jobs.spark.warehouse import Warehouse
 from jobs.state.block_format import StateFormat
+from jobs.state.encoding.arrow import lists
+from jobs.state.encoding.keys import identity_expressions, key_array, text_of
+from jobs.state.encoding.packet_kinds import NEVER, TYPED_ROW_PACKETS, RowPacket
+from jobs.state.encoding.routing import Routing
+from jobs.state.encoding.rows import RowFormat, event_time_packer, id_columns, ids_of
 from jobs.state.text_codec import stored_bytes
 from jobs.storage.tables import WAITING_ROWS
 

@@ -22,7 +22,7 @@ MODULES = (
     "pyspark.sql.streaming.stateful_processor_util",
     "pyspark.testing.utils",  # the state client uses it in every call
     "kalman",
-    "jobs.encoding.estimates",
+    "jobs.state.encoding.estimates",
     "jobs.batch.batch_filter",
     "jobs.snapshots.state_rows",
     "jobs.streaming.operators.estimate_files",

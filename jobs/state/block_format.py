@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.encoding.keys import CHECK, ROUTE, KeyKind
-from jobs.encoding.packets import HEADER_BYTES, Column, Layout, Records, concat, records_of
-from jobs.encoding.routing import identity_of, route_of
+from jobs.state.encoding.keys import CHECK, ROUTE, KeyKind
+from jobs.state.encoding.packets import HEADER_BYTES, Column, Layout, Records, concat, records_of
+from jobs.state.encoding.routing import identity_of, route_of
 
 _MAGIC, _ROUTES, _WHOLE = b"KSB3", b"KSB2", b"KSB1"
 FLOAT64 = "<f8"

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
-from jobs.encoding.keys import match
-from jobs.encoding.order import starts_of
-from jobs.encoding.packets import Layout, Records, concat, merged
-from jobs.encoding.routing import block_of
 from jobs.state.block_format import StateFormat
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.packets import Layout, Records, concat, merged
+from jobs.state.encoding.routing import block_of
 from jobs.state.state_calls import get_all, put_all
 from jobs.state.text_codec import stored_bytes, to_text
 

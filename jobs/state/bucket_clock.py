@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.packet_kinds import NEVER
-from jobs.encoding.packets import Column, Layout, Records, concat
-from jobs.encoding.routing import block_of
+from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.packets import Column, Layout, Records, concat
+from jobs.state.encoding.routing import block_of
 from jobs.state.reorder_buffer import PARTS
 
 _LAYOUT = Layout((Column("block", "<i8"), Column("oldest", "<i8")), text=False)

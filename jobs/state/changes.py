@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jobs.encoding.keys import group, match
-from jobs.encoding.packets import Records, concat, merged
 from jobs.state.block_format import StateFormat, StateMismatch
 from jobs.state.block_store import Store
+from jobs.state.encoding.keys import group, match
+from jobs.state.encoding.packets import Records, concat, merged
 
 MARK = -1
 """Number of the value with the version of a bucket's states."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from jobs.encoding.rows import KeyedRows, RowFormat, by_bucket, unpack_rows
 from jobs.state.duplicates import Ints, Marks, repeated, resent
+from jobs.state.encoding.rows import KeyedRows, RowFormat, by_bucket, unpack_rows
 
 
 def marks_of(keyed: KeyedRows) -> tuple[Marks, Ints]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import starts_of
+from jobs.state.encoding.order import starts_of
 from kalman.run import SortedRows
 
 Bools = NDArray[np.bool_]

@@ -1,7 +1,7 @@
 """Apply micro-batches to a bucket of keys under a watermark: to its states, waiting rows and clock. No Spark.
 
 The watermark is the maximum event time of all rows that the stream has read, less the delay. Every bucket gets the
-maximum event time of each micro-batch (`jobs.encoding.rows`). So the watermark is the same in all buckets, and it
+maximum event time of each micro-batch (`jobs.state.encoding.rows`). So the watermark is the same in all buckets, and it
 moves within the micro-batch that brings the newer row. It is part of the state, so a retried micro-batch finds the
 same watermark.
 """
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records, concat
-from jobs.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.block_store import Blocks, decode_offered
 from jobs.state.bucket_clock import Clock
 from jobs.state.distinct import chosen
 from jobs.state.duplicates import repeated
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Records, concat
+from jobs.state.encoding.rows import KeyedRows, keyed_rows
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import filter_step, newest_times
 from jobs.state.key_expiry import KeyExpiry

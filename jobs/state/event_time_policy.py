@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs.encoding.packet_kinds import NEVER
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Store
+from jobs.state.encoding.packet_kinds import NEVER
 
 
 class EventTimePolicy(NamedTuple):

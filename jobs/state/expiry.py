@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import starts_of
+from jobs.state.encoding.order import starts_of
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows
 from kalman.smoothers.checkpoints import Lengths

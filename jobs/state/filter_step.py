@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.keys import match
-from jobs.encoding.packet_kinds import NEVER
-from jobs.encoding.packets import Layout, Records, merged
-from jobs.encoding.rows import KeyedRows
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.packet_kinds import NEVER
+from jobs.state.encoding.packets import Layout, Records, merged
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, initial_states

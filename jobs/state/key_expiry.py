@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.keys import match
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Column, Layout, Records, merged
-from jobs.encoding.routing import block_of
-from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Column, Layout, Records, merged
+from jobs.state.encoding.routing import block_of
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.plan import Packet, Plan
 

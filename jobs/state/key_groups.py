@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 import kalman
-from jobs.encoding.keys import KeyKind, key_array
-from jobs.encoding.packets import Records
-from jobs.encoding.rows import KeyedRows
+from jobs.state.encoding.keys import KeyKind, key_array
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.rows import KeyedRows
 from kalman.models.groups import GROUPS, begin_states
 
 _TOKEN = r'"(?:[^"\\]|\\.)*"|null'

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.stopwatch import STATE_READ, STATE_WRITE, step
-from jobs.encoding.keys import match
-from jobs.encoding.packets import Records, merged
-from jobs.encoding.routing import block_of
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks, Store
 from jobs.state.changes import MARK, Entries, Mark, Writes, first_token, newest, overlaid
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.packets import Records, merged
+from jobs.state.encoding.routing import block_of
 from jobs.state.local_copy import CLEAN, LocalCopy
 
 SWEPT = 2

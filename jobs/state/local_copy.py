@@ -32,8 +32,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.packets import Layout, Records, merged
-from jobs.encoding.sorted_run import Run, pieces
+from jobs.state.encoding.packets import Layout, Records, merged
+from jobs.state.encoding.sorted_run import Run, pieces
 from jobs.supervision.driver_identity import started_at
 
 CLEAN = np.iinfo(np.int64).max

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.core.stopwatch import PACK_ESTIMATES, each
-from jobs.encoding.estimates import EstimateFormat, pack_estimates
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.rows import KeyedRows, RowFormat
 from jobs.state.block_format import StateFormat
+from jobs.state.encoding.estimates import EstimateFormat, pack_estimates
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.rows import KeyedRows, RowFormat
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter
 from kalman.run import Outputs, SortedRows

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.packets import Column, Layout, Records, concat
-from jobs.encoding.rows import RowFormat
 from jobs.state.block_format import StateFormat, format_of
 from jobs.state.block_store import Store
+from jobs.state.encoding.packets import Column, Layout, Records, concat
+from jobs.state.encoding.rows import RowFormat
 
 if TYPE_CHECKING:
     from jobs.specs.model_spec import ModelSpec

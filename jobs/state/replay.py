@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import order_rows, starts_of
-from jobs.encoding.packet_kinds import NEVER
 from jobs.state.duplicates import repeated
+from jobs.state.encoding.order import order_rows, starts_of
+from jobs.state.encoding.packet_kinds import NEVER
 from jobs.state.row_filter import RowFilter
 from kalman.run import KeyStates, Outputs, SortedRows, picked
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.keys import match
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.packets import Records, merged
-from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import StateFormat
 from jobs.state.block_store import Blocks
+from jobs.state.encoding.keys import match
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import Records, merged
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.filter_step import gather, put
 from jobs.state.plan import (

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import starts_of
-from jobs.encoding.packet_kinds import STATE_INDEX
+from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.packet_kinds import STATE_INDEX
 from kalman.evaluation.row_figures import RowFigures
 from kalman.run import KeyStates, Outputs, SortedRows, run
 from kalman.smoothers.pieces import Pieces, Smoothed
@@ -23,7 +23,7 @@ Indices = NDArray[np.int64]
 class RowFilter(NamedTuple):
     """A filter, the model's unit of time in microseconds, and the names of extra outputs.
 
-    beside: names of extra outputs (`jobs.encoding.extras.COMPUTED`). All except the state's index need a second
+    beside: names of extra outputs (`jobs.state.encoding.extras.COMPUTED`). All except the state's index need a second
     prediction of each row, which they share.
     """
 

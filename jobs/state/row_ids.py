@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.keys import KeyKind, match
-from jobs.encoding.order import starts_of
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Column, Layout, Records, concat, merged
-from jobs.encoding.rows import KeyedRows, RowFormat, RowId, keyed_rows
 from jobs.state.block_format import StateFormat, format_of
 from jobs.state.block_store import Blocks
 from jobs.state.bucket_clock import LastSeenIndex
 from jobs.state.distinct import chosen, marks_of
 from jobs.state.duplicates import Marks, resent
+from jobs.state.encoding.keys import KeyKind, match
+from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Column, Layout, Records, concat, merged
+from jobs.state.encoding.rows import KeyedRows, RowFormat, RowId, keyed_rows
 from jobs.state.event_time_policy import Stores
 from jobs.state.filter_step import newest_times
 from jobs.state.plan import Packet, Plan, duplicate_packet, some_rows, without_state

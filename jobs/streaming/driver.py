@@ -22,8 +22,6 @@ from jobs.lineage.damage import recovery_hint
 from jobs.lineage.generations import position_of
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.start_point import resolve
-from jobs.observability.batch_profile import table_of
-from jobs.observability.metrics import LOOPBACK, Metrics
 from jobs.spark.job_labels import label
 from jobs.spark.queries import LOG_TAKEN, STATE_LOST, await_end, cause_of
 from jobs.spark.warehouse import Warehouse
@@ -37,8 +35,10 @@ from jobs.streaming.profiler import profiler
 from jobs.streaming.query import start_query
 from jobs.streaming.recorder import recording
 from jobs.streaming.sinks.micro_batch import Totals
+from jobs.supervision.batch_profile import table_of
 from jobs.supervision.driver_identity import DriverIdentity
 from jobs.supervision.driver_log import CAUGHT_UP, FAILED, LOST, STOPPED
+from jobs.supervision.metrics import LOOPBACK, Metrics
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.key_inputs.pins import version_of
 from jobs.lineage.catalog import export_id
 from jobs.lineage.compatibility import position_with_commit, refuse_other_measurements
 from jobs.lineage.damage import refuse_damaged
@@ -16,6 +15,7 @@ from jobs.lineage.generations import REMOVED
 from jobs.lineage.generations import origin as origin_of
 from jobs.lineage.missing_rows import refuse_missing_rows
 from jobs.lineage.model import DeployedModel
+from jobs.lineage.pinned_inputs import version_of
 from jobs.snapshots.store import find_whole, write
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse

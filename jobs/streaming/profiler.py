@@ -1,4 +1,4 @@
-"""Profile a running stream: measure each micro-batch's times, which `jobs.observability.batch_profile` combines.
+"""Profile a running stream: measure each micro-batch's times, which `jobs.supervision.batch_profile` combines.
 
 The sink times its steps. Python workers add their seconds to a Spark accumulator, whose value is complete when the
 action ends. The thread that records progress reads Spark's times. Without `--profile` only the step marks in our
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.accumulators import AccumulatorParam
 
 from jobs.core.stopwatch import KALMAN, PACK, STATE_WRITE, Into, Seconds, added, watched
-from jobs.encoding.rows import Packer
-from jobs.observability.batch_profile import Lap, Profile, Profiled, mean_of, profile_of
-from jobs.observability.job_times import Job, JobTimes
+from jobs.state.encoding.rows import Packer
 from jobs.streaming.operators.wrappers import DelegatingProcessor
+from jobs.supervision.batch_profile import Lap, Profile, Profiled, mean_of, profile_of
+from jobs.supervision.job_times import Job, JobTimes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
-from jobs.encoding.routing import Routing, make_routing
-from jobs.encoding.rows import Packer, event_time_packer, row_packer, select_columns
-from jobs.key_inputs.join import with_inputs
-from jobs.key_inputs.pins import InputPins, join_of
 from jobs.landing.topics import stream_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.fencing import Fence
 from jobs.lineage.generations import Generation
+from jobs.lineage.joined_inputs import with_inputs
 from jobs.lineage.model import DeployedModel
+from jobs.lineage.pinned_inputs import InputPins, join_of
 from jobs.lineage.reached_commits import ReachedCommits
 from jobs.snapshots import store
 from jobs.snapshots.runtime import ModelRuntime
@@ -27,6 +24,9 @@ from jobs.spark.planned import planned_once
 from jobs.spark.queries import with_trigger
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.packet_kinds import OUTPUT_PACKETS, ROW_PACKETS, TYPED_ROW_PACKETS
+from jobs.state.encoding.routing import Routing, make_routing
+from jobs.state.encoding.rows import Packer, event_time_packer, row_packer, select_columns
 from jobs.state.plan import Plan
 from jobs.storage import measurements_table
 from jobs.storage.checkpoints import Checkpoint

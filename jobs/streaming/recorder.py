@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from jobs.core.errors import first_line
-from jobs.observability.lag import lag_of
-from jobs.observability.progress import Lag, executed, record
-from jobs.observability.progress_log import ProgressLog, Writer
 from jobs.spark.job_labels import label
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.profiler import profiler
+from jobs.supervision.lag import lag_of
+from jobs.supervision.progress import Lag, executed, record
+from jobs.supervision.progress_log import ProgressLog, Writer
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

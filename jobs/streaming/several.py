@@ -22,7 +22,6 @@ from jobs.core.signals import stop_signal
 from jobs.core.times import AVAILABLE_NOW, trigger_seconds
 from jobs.lineage.leases import stream_lock
 from jobs.lineage.model import DeployedModel
-from jobs.observability.metrics import LOOPBACK
 from jobs.spark.conf import stream_conf, with_local_paths
 from jobs.spark.session import warehouse_of
 from jobs.spark.warehouse import Warehouse
@@ -30,6 +29,7 @@ from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import need_measurements
 from jobs.streaming.driver import Driver
 from jobs.streaming.profiler import profiling
+from jobs.supervision.metrics import LOOPBACK
 
 POLL_SECONDS = 0.2
 PLACE = "{model}"

@@ -10,7 +10,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from jobs.core.errors import RUN_FAILED, UserError, first_line
-from jobs.encoding.packet_kinds import NEVER, StateVariable
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots.row_ids import of_blocks
 from jobs.snapshots.runtime import ModelRuntime
@@ -20,6 +19,7 @@ from jobs.spark.read_files import ENCODED, path_for_spark
 from jobs.spark.warehouse import Warehouse
 from jobs.state.bucket_clock import Clock
 from jobs.state.changes import Entries
+from jobs.state.encoding.packet_kinds import NEVER, StateVariable
 from jobs.state.text_codec import stored_bytes
 from jobs.storage.checkpoints import Checkpoint
 

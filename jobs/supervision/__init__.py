@@ -1,1 +1,1 @@
-"""The log of drivers; launch, watch and stop drivers. Airflow imports this room: no Spark, no NumPy."""
+"""Launch, watch and stop drivers: their log, progress, lag, metrics and profiles. Airflow parses some files of it."""

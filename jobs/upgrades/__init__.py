@@ -1,1 +1,1 @@
-"""Replace the live generation by another version or layout: upgrade, repartition, migrate back."""
+"""Replace the live generation by another version or layout: upgrade, repartition, migrate."""

@@ -15,8 +15,6 @@ from jobs.core.errors import ALREADY_RUNNING, RUN_FAILED, UserError
 from jobs.lineage import generations, promotion, start_point
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.leases import stream_lock
-from jobs.migration.apply import left_out_lines
-from jobs.migration.report import parameters_changed
 from jobs.streaming.driver import Driver
 from jobs.upgrades.comparison.answers import Answer
 from jobs.upgrades.comparison.decision import comparison_lines, refusal, what_next
@@ -29,6 +27,8 @@ from jobs.upgrades.context import (
     refuse_other_keys,
     shadow_of,
 )
+from jobs.upgrades.migration.apply import left_out_lines
+from jobs.upgrades.migration.report import parameters_changed
 
 CATCH_UPS = 1
 """Number of further runs of a shadow before the comparison if the live generation has moved ahead meanwhile."""

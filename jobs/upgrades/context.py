@@ -13,9 +13,6 @@ from jobs.lineage import compatibility, generations
 from jobs.lineage.generations import SHADOW, Generation
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.pausing import exclusive_stream
-from jobs.migration.migrating import migrate
-from jobs.migration.report import change_lines
-from jobs.migration.versions import Step, path_from
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
 from jobs.storage.checkpoints import Checkpoint
@@ -23,6 +20,9 @@ from jobs.storage.tables import measurements
 from jobs.storage.warehouse import Tables
 from jobs.streaming.exporting import export
 from jobs.upgrades.comparison.decision import Comparison
+from jobs.upgrades.migration.migrating import migrate
+from jobs.upgrades.migration.report import change_lines
+from jobs.upgrades.migration.versions import Step, path_from
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest

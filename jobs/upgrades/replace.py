@@ -17,9 +17,6 @@ from jobs.lineage import compatibility, start_point
 from jobs.lineage.generations import origin
 from jobs.lineage.hand_over import last_position
 from jobs.lineage.model import DeployedModel
-from jobs.migration.apply import left_out_lines
-from jobs.migration.parameters import carried_without_states, changes_of, changes_of_retraining
-from jobs.migration.report import parameters_changed
 from jobs.snapshots.manifests import WITHOUT_STATE, find
 from jobs.snapshots.state_rows import STATE_ROWS
 from jobs.snapshots.store import write
@@ -38,6 +35,9 @@ from jobs.upgrades.context import (
     refuse_other_source,
     replaced,
 )
+from jobs.upgrades.migration.apply import left_out_lines
+from jobs.upgrades.migration.parameters import carried_without_states, changes_of, changes_of_retraining
+from jobs.upgrades.migration.report import parameters_changed
 
 if TYPE_CHECKING:
     from jobs.lineage.generations import Generation

@@ -19,11 +19,11 @@ from jobs.lineage import compatibility, generations, start_point
 from jobs.lineage.generations import LIVE, REMOVED, RETIRED, Generation, with_ancestors
 from jobs.lineage.model import DeployedModel
 from jobs.lineage.pausing import exclusive_stream
-from jobs.migration.inverse import path_back_to
-from jobs.migration.migrating import migrate_along
-from jobs.migration.versions import Step
 from jobs.spark.warehouse import Warehouse
 from jobs.streaming.exporting import export
+from jobs.upgrades.migration.inverse import path_back_to
+from jobs.upgrades.migration.migrating import migrate_along
+from jobs.upgrades.migration.versions import Step
 
 if TYPE_CHECKING:
     from jobs.snapshots.manifests import Manifest
@@ -34,7 +34,7 @@ class ReversedMigration(NamedTuple):
     """Outcome of a reverse migration: the live generation, and the generation that it replaced, if any.
 
     snapshot: the snapshot that the live generation started from; in a dry run, the snapshot of an earlier attempt.
-    change: the changes of states (`jobs.migration.apply.change_of`), empty if an earlier attempt had migrated them.
+    change: the changes of states (`change_of` in `migration.apply`), empty if an earlier attempt had migrated them.
     """
 
     live: Generation

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import NEVER
 from jobs.lineage import generations
 from jobs.lineage.generations import origin
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark.warehouse import Warehouse
+from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.replaced_files import delete_rows
 from jobs.storage.tables import VERIFIED_ENDS
 from jobs.streaming.state_reader import states_at, waiting_at

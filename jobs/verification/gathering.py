@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.encoding.extras import SCALARS
-from jobs.encoding.keys import text_of
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.model import DeployedModel
 from jobs.snapshots import waiting_rows
@@ -17,6 +15,8 @@ from jobs.snapshots.state_rows import extras_widths
 from jobs.snapshots.store import verify
 from jobs.spark.read_files import path_for_spark
 from jobs.spark.warehouse import Warehouse
+from jobs.state.encoding.extras import SCALARS
+from jobs.state.encoding.keys import text_of
 from jobs.storage import measurements_table
 from jobs.storage.positions import landed_position, offsets_of
 from jobs.storage.quarantine import TABLE as QUARANTINE

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.order import starts_of
+from jobs.state.encoding.order import starts_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

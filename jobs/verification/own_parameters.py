@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pyspark.sql import functions as F
 
-from jobs.encoding.arrow import matrix
-from jobs.encoding.keys import identity_arrays, identity_expressions
-from jobs.encoding.rows import KeyedRows
 from jobs.snapshots.state_rows import extras_widths
+from jobs.state.encoding.arrow import matrix
+from jobs.state.encoding.keys import identity_arrays, identity_expressions
+from jobs.state.encoding.rows import KeyedRows
 from kalman.types import Filter
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.estimates import EstimateFormat, full_of_packed
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packet_kinds import CONTROL, MEASURED, NEVER
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import KeyedRows
+from jobs.state.encoding.estimates import EstimateFormat, full_of_packed
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packet_kinds import CONTROL, MEASURED, NEVER
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.expiry import run_lives
 from jobs.state.filter_step import Begin
 from jobs.state.row_filter import RowFilter

@@ -10,25 +10,25 @@ from pyspark.sql import functions as F
 
 from jobs.batch.batch_filter import Begin, batch_of, bucket_rows, final_states
 from jobs.core.errors import UserError
-from jobs.encoding.keys import text_of
-from jobs.encoding.packet_kinds import NEVER
-from jobs.key_inputs.table import InputsTable
 from jobs.lineage import replayed_late_rows
 from jobs.lineage.catalog import Catalog
+from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
-from jobs.migration import migrating
-from jobs.migration.apply import apply_migration
-from jobs.migration.inverse import path_back_to
-from jobs.migration.rekey import merged, rekey_of, rekeyed
-from jobs.migration.versions import Step, known_versions, path_between
 from jobs.snapshots import manifests
 from jobs.snapshots.manifests import REMOVED, Manifest
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.state_rows import StateRows, extras_widths
 from jobs.snapshots.store import verify
 from jobs.spark.warehouse import Warehouse
+from jobs.state.encoding.keys import text_of
+from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.positions import KAFKA, offsets_of, to_datetime
 from jobs.storage.tables import measurements
+from jobs.upgrades.migration import migrating
+from jobs.upgrades.migration.apply import apply_migration
+from jobs.upgrades.migration.inverse import path_back_to
+from jobs.upgrades.migration.rekey import merged, rekey_of, rekeyed
+from jobs.upgrades.migration.versions import Step, known_versions, path_between
 from jobs.verification import gathering
 from jobs.verification.findings import Findings, difference
 from jobs.verification.gathering import CannotVerify, Sample

@@ -14,19 +14,19 @@ from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
 from jobs.core.times import duration_us
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.extras import extra_widths
-from jobs.encoding.packet_kinds import NEVER
-from jobs.key_inputs.pins import version_of
-from jobs.key_inputs.table import InputsTable
 from jobs.lineage import generations
 from jobs.lineage.compatibility import spec_to_run
+from jobs.lineage.inputs_table import InputsTable
 from jobs.lineage.model import DeployedModel
+from jobs.lineage.pinned_inputs import version_of
 from jobs.snapshots import manifests
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.snapshots.seeds import imports_new_keys, meaning_of
 from jobs.spark.job_labels import labelled
 from jobs.spark.warehouse import Warehouse
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.extras import extra_widths
+from jobs.state.encoding.packet_kinds import NEVER
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.measurements_table import new_keys
 from jobs.storage.tables import estimates

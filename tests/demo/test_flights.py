@@ -12,8 +12,8 @@ import pytest
 
 import kalman
 from demo.flights import COLUMNS, HAND_OVER, Frame, Landing, load_flights, with_times, write_landing
-from jobs.encoding.order import order_rows
 from jobs.specs.loading import load_spec
+from jobs.state.encoding.order import order_rows
 from kalman.evaluation.diagnostics import coverage
 from kalman.learning.learners import learnable
 

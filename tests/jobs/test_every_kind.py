@@ -19,15 +19,15 @@ from pyspark.sql.types import DoubleType, LongType, StructField, StructType, Tim
 
 from jobs import filter as offline
 from jobs.batch.bucket_estimates import EstimatingPlan, estimator, smoothed_widths
-from jobs.encoding.estimates import estimate_batch
-from jobs.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.encoding.packets import concat
-from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import row_packer, tick
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.specs import filter_options, row_order, sections
 from jobs.specs.model_spec import ModelSpec
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.estimates import estimate_batch
+from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
+from jobs.state.encoding.packets import concat
+from jobs.state.encoding.routing import make_routing
+from jobs.state.encoding.rows import row_packer, tick
 from jobs.state.kernel import load_checked_spec
 from jobs.state.plan import Plan as StreamPlan
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor

@@ -14,10 +14,10 @@ from jobs import estimate, export, migrate, monitor, status, verify
 from jobs import filter as offline
 from jobs import forecast as forecasts
 from jobs.core.errors import UserError
-from jobs.migration.state_map import state_map_of
-from jobs.migration.versions import Step
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.migration.state_map import state_map_of
+from jobs.upgrades.migration.versions import Step
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 
 FRAMES = [frame.drop(columns="id") for frame in random_rows(4, rows=60)]

@@ -94,21 +94,21 @@ def test_its_room_and_the_files_that_import_it_stand_for_a_file_after_its_own_te
                 "t::own": 9.0,
                 "t::other": 1.0,
                 "t::else": 1.0,
-                "tests/jobs/encoding/test_a.py": 3.0,
-                "tests/jobs/encoding/test_a.py::room": 2.0,
+                "tests/jobs/state/test_a.py": 3.0,
+                "tests/jobs/state/test_a.py::room": 2.0,
                 "tests/jobs/state/test_b.py::room": 2.0,
             },
             "lines": {
-                "jobs/encoding/order.py": {"9": ["t::own"]},
+                "jobs/state/encoding/order.py": {"9": ["t::own"]},
                 "jobs/state/replay.py": {"9": ["t::own", "t::other"]},
                 "kalman/flags.py": {"9": ["t::else"]},
             },
         }
     )
-    assert reach.of_file("jobs/encoding/order.py") == [
+    assert reach.of_file("jobs/state/encoding/order.py") == [
         "t::own",
         "t::other",
-        "tests/jobs/encoding/test_a.py::room",
+        "tests/jobs/state/test_a.py::room",
     ]
 
 
@@ -136,6 +136,6 @@ def test_a_line_that_runs_on_import_has_more_tests_than_those_that_first_importe
 def test_every_mutated_file_is_there_and_needs_no_spark_to_be_tested() -> None:
     files = sources.mutated_files()
     assert all((sources.ROOT / path).is_file() for path in files)
-    assert {"kalman/run.py", "jobs/migration/state_map.py", "jobs/state/replay.py"} <= set(files)
+    assert {"kalman/run.py", "jobs/upgrades/migration/state_map.py", "jobs/state/replay.py"} <= set(files)
     assert "tests/jobs/state/test_strict.py" in sources.test_files()
     assert "tests/jobs/upgrades/test_upgrade.py" not in sources.test_files()

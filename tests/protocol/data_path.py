@@ -13,13 +13,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.key_inputs.join import PROPERTY
-from jobs.key_inputs.table import InputsTable
+from jobs.lineage.inputs_table import InputsTable
+from jobs.lineage.joined_inputs import PROPERTY
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.snapshots.seeds import meaning_of
 from jobs.snapshots.state_files import Measured, Written
 from jobs.snapshots.verified_rows import PARTITION, STATES, read_rows
+from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.storage.measurements_table import create_new_keys_table
 from jobs.storage.part_files import PartFile
 from jobs.storage.table_log import FileTable
@@ -47,7 +47,7 @@ ESTIMATES = (
 
 
 class Kind(NamedTuple):
-    """What is asked of `jobs.encoding.keys.KeyKind`: keys are one column of text."""
+    """What is asked of `jobs.state.encoding.keys.KeyKind`: keys are one column of text."""
 
     is_plain_key: bool = True
     integer: bool = False
@@ -129,7 +129,7 @@ def _version_of_inputs(context: Any) -> int | None:
 
 
 class MemoryInputs(InputsTable):
-    """`jobs.key_inputs.table.InputsTable`, of whose rows nothing is read but their version."""
+    """`jobs.lineage.inputs_table.InputsTable`, of whose rows nothing is read but their version."""
 
     def load(self, kind: Any, version: int) -> Any:
         return None

@@ -25,16 +25,16 @@ from pyspark.sql.types import StructType
 
 from jobs.batch import batch_filter
 from jobs.core import clock
-from jobs.encoding.rows import select_columns
-from jobs.key_inputs import pins
-from jobs.key_inputs.table import InputsTable
 from jobs.landing import written_pieces
 from jobs.lineage import leases
+from jobs.lineage import pinned_inputs as pins
+from jobs.lineage.inputs_table import InputsTable
 from jobs.snapshots import seeds, state_files
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.spark import written_rows
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.planned import planned_once
+from jobs.state.encoding.rows import select_columns
 from jobs.storage import part_files, probe, table_rows
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.files import LocalFiles

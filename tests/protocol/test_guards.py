@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.key_inputs.join import PROPERTY
-from jobs.key_inputs.pins import InputPins
 from jobs.landing.file_landing import FileLanding
 from jobs.lineage import generations, leases, promotion, start_point
 from jobs.lineage.fencing import Fence
+from jobs.lineage.joined_inputs import PROPERTY
+from jobs.lineage.pinned_inputs import InputPins
 from jobs.snapshots import store
+from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.storage import table_log
 from jobs.storage.checkpoints import Checkpoint
 from jobs.storage.part_files import PartFile

@@ -41,8 +41,8 @@ from jobs.lineage import generations
 from jobs.lineage.live import live_estimates, live_latest
 from jobs.supervision.driver_log import DriverLog
 from tests.conftest import ROOT as HERE
-from tests.jobs.key_inputs.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.lineage.test_frozen_drivers import FREEZES
+from tests.jobs.lineage.test_inputs import GAUGES, KEYS, put, readings, table_of
 from tests.jobs.support import processes
 from tests.jobs.support.former_driver import AT_ONCE, BEHIND, let_both_drive
 from tests.jobs.support.pipeline import (

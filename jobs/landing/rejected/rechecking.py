@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding import arrow
 from jobs.landing.checking import check_rows
 from jobs.landing.json_rows import member_of
 from jobs.landing.raw_rows import Source, shape_problem
 from jobs.landing.text_lines import matched_again
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import REASON
 

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from jobs.encoding import arrow
 from jobs.landing.rejected.held import held_rows, mark_replayed, mark_replaying, rejected_of
 from jobs.landing.rejected.message_places import Landing, Place, landed_among, rejected_place
 from jobs.landing.rejected.rechecking import recheck
@@ -31,6 +30,7 @@ from jobs.landing.values.times import now_us
 from jobs.landing.written_pieces import LANDED_AT, ORIGIN, typed_rows
 from jobs.lineage import replayed_late_rows
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import OFFSET, PARTITION, TOPIC, TOPIC_ID, KeyTypes, key_types_in
 from jobs.storage.positions import to_micros
 from jobs.storage.quarantine import REPLAYING

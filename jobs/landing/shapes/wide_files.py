@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.raw_rows import BYTES, CORRUPT, FIELDS, Source
 from jobs.specs.files import Files, Wide
+from jobs.state.encoding import arrow
 
 _YEAR = re.compile(r"X?([0-9]{4})( \[YR[0-9]{4}\])?")
 """Pattern of a year's column name as the World Bank and R write it."""

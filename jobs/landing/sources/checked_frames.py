@@ -11,13 +11,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from jobs.core.errors import UserError
 from jobs.core.input_files import know_inputs, known_inputs
-from jobs.encoding import arrow
 from jobs.landing.checking import check_rows, refuse_types, typed_columns
 from jobs.landing.raw_rows import Source
 from jobs.landing.reading import reader_of
 from jobs.landing.values.spec_columns import spec_schema
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.problems import closest
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import PAYLOAD, REASON
 

@@ -22,13 +22,13 @@ from jobs.core.report import Report
 from jobs.core.settings import Settings
 from jobs.core.signals import stop_signal
 from jobs.core.times import TimeParser, duration_us
-from jobs.encoding import arrow
 from jobs.landing.checking import ROWS_A_FILE
 from jobs.landing.landed_report import source_report
 from jobs.landing.target_table import LandingTables, prepare
 from jobs.landing.written_pieces import ORIGIN, RowCounts, write_rows
 from jobs.lineage.leases import stream_lock
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 from jobs.storage.quarantine import REASON
 from jobs.storage.tables import measurements

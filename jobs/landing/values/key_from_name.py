@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.raw_rows import Source
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 
 
 def name_of(path: str | Path) -> str:

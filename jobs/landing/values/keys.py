@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.raw_rows import Source, reject
 from jobs.landing.values.numbers import NumberRules
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 from jobs.storage.measurements_table import KeyTypes
 
 Ints = NDArray[np.int64]

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding import arrow
 from jobs.specs.files import Files
 from jobs.specs.yaml_text import flow_text
+from jobs.state.encoding import arrow
 
 ABSENT = (
     *(

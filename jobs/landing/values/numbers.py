@@ -12,10 +12,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from jobs.core.errors import UserError
-from jobs.encoding import arrow
 from jobs.landing.raw_rows import Source, reject
 from jobs.landing.values.number_writing import BLANKS, PLAIN_NUMBER, NumberReader
 from jobs.specs.files import Files
+from jobs.state.encoding import arrow
 
 Floats = NDArray[np.float64]
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.core.times import CLOCK_PARTS, DATE_PARTS, UNIT_US, TimeParser, date_us, time_of_day
-from jobs.encoding import arrow
 from jobs.landing.values.clock_changes import Bools, Ints
 from jobs.landing.values.times import digits_of, read_times, spread
+from jobs.state.encoding import arrow
 
 _DAY = UNIT_US["day"]
 _CLOCK_DIRECTIVE = re.compile(r"%[HIMSfpzZ]")

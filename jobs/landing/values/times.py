@@ -16,9 +16,9 @@ from jobs.core.errors import UserError
 from jobs.core.time_counts import MAX_US, MIN_US, Count, count_of, wall_us
 from jobs.core.time_readings import numbers_remedy
 from jobs.core.times import UNIT_US, TimeParser, local_us, zone_of
-from jobs.encoding import arrow
 from jobs.landing.values.clock_changes import Bools, ClockChanges, Ints, settle
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding import arrow
 
 _PLAIN_TIME = "[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.][0-9]{1,6})?"
 AFTER_LANDING, BEFORE_RANGE = "after its landing", "before time_range.earliest"

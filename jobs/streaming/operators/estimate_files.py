@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from jobs.core.stopwatch import UNPACK_ESTIMATES, WRITE, step
-from jobs.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, table_batch
-from jobs.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.estimates import ROWS_A_PACKET, EstimateFormat, estimate_batch, table_batch
+from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.storage.part_files import PartFile, PartWriter, attempt_name, remove
 from jobs.storage.table_rows import open_parquet
 from jobs.streaming.operators.wrappers import DelegatingProcessor

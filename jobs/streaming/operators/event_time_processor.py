@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import STATES_BY_BLOCK, RowPacket, StateVariable
-from jobs.encoding.rows import max_event_time
 from jobs.state.block_store import MapStore, map_store
+from jobs.state.encoding.packet_kinds import STATES_BY_BLOCK, RowPacket, StateVariable
+from jobs.state.encoding.rows import max_event_time
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Plan

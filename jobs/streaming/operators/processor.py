@@ -16,10 +16,10 @@ import pandas as pd
 from pyspark import TaskContext
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
-from jobs.encoding.packets import concat
-from jobs.encoding.rows import unpack_rows
 from jobs.state.block_store import decode_offered, map_store
+from jobs.state.encoding.packet_kinds import STATES_BY_BLOCK, StateVariable
+from jobs.state.encoding.packets import concat
+from jobs.state.encoding.rows import unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.key_states import KeyStates
 from jobs.state.plan import Packet, Plan, output_packets

@@ -9,7 +9,8 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from jobs.encoding.packet_kinds import (
+from jobs.landing.messages import REJECTED
+from jobs.state.encoding.packet_kinds import (
     MISSING_INPUTS,
     REJECTED_MESSAGES,
     ROW_PACKETS,
@@ -18,9 +19,8 @@ from jobs.encoding.packet_kinds import (
     RowPacket,
     packet_batch,
 )
-from jobs.encoding.packets import records_of
-from jobs.encoding.rows import Packer, RowFormat, select_columns
-from jobs.landing.messages import REJECTED
+from jobs.state.encoding.packets import records_of
+from jobs.state.encoding.rows import Packer, RowFormat, select_columns
 from jobs.storage.quarantine import PAYLOAD, POSITION, REASON
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.keys import KeyKind, columns_of
-from jobs.encoding.packets import Layout
 from jobs.snapshots.state_rows import StateRows, state_rows
+from jobs.state.encoding.keys import KeyKind, columns_of
+from jobs.state.encoding.packets import Layout
 from kalman.types import Filter
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.extras import type_of_extra
-from jobs.encoding.keys import columns_of
-from jobs.encoding.packet_kinds import STATE_INDEX
 from jobs.lineage.fencing import Fence
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.extras import type_of_extra
+from jobs.state.encoding.keys import columns_of
+from jobs.state.encoding.packet_kinds import STATE_INDEX
 from jobs.storage.tables import latest
 
 if TYPE_CHECKING:

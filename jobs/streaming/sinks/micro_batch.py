@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.rows import RowFormat
-from jobs.key_inputs.pins import InputPins
 from jobs.lineage.damage import half_written
 from jobs.lineage.fencing import Fence, Part
 from jobs.lineage.generations import Generation
+from jobs.lineage.pinned_inputs import InputPins
 from jobs.lineage.reached_commits import ReachedCommits
-from jobs.observability.batch_profile import FILTER, TO_DELTA
 from jobs.spark.conf import set_codegen_for
 from jobs.spark.job_labels import label
 from jobs.spark.quarantine import identified, topic_quarantine
 from jobs.specs.row_order import QuarantineLimit
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.rows import RowFormat
 from jobs.storage.quarantine import TABLE, refusal, too_many
 from jobs.storage.tables import archive
 from jobs.streaming.operators.estimate_files import FILES
@@ -35,6 +34,7 @@ from jobs.streaming.sinks.latest_states import Latest, marked
 from jobs.streaming.sinks.publishing import Publisher, naming_the_sink
 from jobs.streaming.sinks.refused_rows import REASONS, refused_rows
 from jobs.streaming.sinks.written_files import EstimateFiles, FileEstimates, WrittenPart, written_parts
+from jobs.supervision.batch_profile import FILTER, TO_DELTA
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

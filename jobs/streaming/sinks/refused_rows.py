@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from jobs.encoding.keys import columns_of, key_array
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.rows import RowFormat, ids_of
 from jobs.spark.quarantine import rejected_rows
 from jobs.state import duplicates
+from jobs.state.encoding.keys import columns_of, key_array
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.rows import RowFormat, ids_of
 from jobs.streaming.sinks.published_batch import JSON_TIME
 
 if TYPE_CHECKING:

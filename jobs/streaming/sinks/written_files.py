@@ -16,10 +16,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from jobs.core.errors import UserError
-from jobs.encoding.estimates import estimate_schema
-from jobs.encoding.packet_kinds import OutputPacket
 from jobs.lineage.source_ranges import RangeWriter
 from jobs.spark.warehouse import Warehouse, struct_of
+from jobs.state.encoding.estimates import estimate_schema
+from jobs.state.encoding.packet_kinds import OutputPacket
 from jobs.storage.part_files import PartFile, partition_of, remove_of
 from jobs.storage.table_log import FileTable
 from jobs.storage.tables import SOURCE_RANGE, estimates
@@ -37,8 +37,8 @@ from jobs.streaming.operators.estimate_files import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from jobs.encoding.estimates import EstimateFormat
     from jobs.lineage.generations import Generation
+    from jobs.state.encoding.estimates import EstimateFormat
 
 _OF_BATCH = ("batch_id", "correction", "model_version", "generation", SOURCE_RANGE)
 """Columns of the micro-batch, not of an estimate."""

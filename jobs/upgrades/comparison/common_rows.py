@@ -190,7 +190,7 @@ def micros(column: str) -> str:
 
 
 def key_text(columns: Sequence[str]) -> str:
-    """Return a key's text (`jobs.encoding.keys.text_of`) from its columns as SQL."""
+    """Return a key's text (`jobs.state.encoding.keys.text_of`) from its columns as SQL."""
     texts = [f"CAST({quoted(name)} AS VARCHAR)" for name in columns]
     if len(texts) == 1:
         return texts[0]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.encoding.arrow import to_numpy
+from jobs.state.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
 from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES, SUMS
 from jobs.upgrades.comparison.paired import BLOCKS, Gain, PairedSums, Squares, gain_of

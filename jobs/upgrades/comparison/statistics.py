@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from jobs.encoding.arrow import to_numpy
 from jobs.lineage.generations import Generation, origin
 from jobs.snapshots.row_hash import row_hashes
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.arrow import to_numpy
 from jobs.storage.queries import Queries
 from jobs.storage.warehouse import Tables
 from jobs.upgrades.comparison.common_rows import BOTH, PAIRED, SIDES

@@ -9,12 +9,12 @@ import numpy as np
 
 import kalman
 from jobs.batch.bucket_estimates import EstimatingPlan, bucket_estimates, smoothed_widths
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import KeyedRows, RowFormat
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import KeyedRows, RowFormat
 
 KEYS, HOUR = 20, 3_600_000_000
 

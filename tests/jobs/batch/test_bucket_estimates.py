@@ -15,13 +15,13 @@ import pytest
 from pyspark.sql.types import DoubleType, LongType, StructField, StructType, TimestampType
 
 from jobs.batch.bucket_estimates import SLICES, EstimatingPlan, estimator, smoothed_widths
-from jobs.encoding.packet_kinds import NEVER, RowPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import bucket_of, make_routing, route_of
-from jobs.encoding.rows import row_packer, unpack_rows
 from jobs.snapshots.runtime import ModelRuntime
 from jobs.state import expiry
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.packet_kinds import NEVER, RowPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import bucket_of, make_routing, route_of
+from jobs.state.encoding.rows import row_packer, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.kernel import load_checked_spec
 from jobs.state.row_filter import RowFilter

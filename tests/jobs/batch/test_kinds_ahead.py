@@ -12,11 +12,11 @@ from scipy.stats import norm
 
 import kalman
 from jobs.batch.forecast_rows import FUTURE, ROWS, ForecastPlan, forecaster
-from jobs.encoding.packets import Records
-from jobs.key_inputs.table import INPUTS
+from jobs.lineage.inputs_table import INPUTS
 from jobs.offline.horizon import Horizon
 from jobs.snapshots.state_rows import extras_widths, state_rows
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.packets import Records
 from kalman.evaluation.forecast import forecast, variances
 from tests.jobs.support.pipeline import random_walk_spec
 from tests.jobs.test_kinds import KINDS, MODULE

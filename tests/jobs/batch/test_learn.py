@@ -17,10 +17,10 @@ import kalman
 from jobs.batch import learning
 from jobs.batch.batch_filter import Batch, Interval
 from jobs.batch.learning import learn_pooled
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
 from jobs.specs.model_spec import Learn
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
 from jobs.state.key_groups import group_begin, group_keys
 from kalman.learning.learners import learnable
 from kalman.learning.maximum_likelihood import fit, maximum_likelihood
@@ -140,7 +140,7 @@ def test_a_sample_has_every_nth_row_of_each_bucket(history: tuple[Any, Batch, ka
 
 def keyed_bucket(texts: list[str] | None, numbers: list[int], rows: int) -> Any:
     """Return a bucket of keys with `rows` rows each."""
-    from jobs.encoding.rows import KeyedRows
+    from jobs.state.encoding.rows import KeyedRows
 
     rng = np.random.default_rng(numbers)
     route = np.array(numbers, np.uint64) << np.uint64(40)

@@ -11,9 +11,9 @@ import pytest
 
 from jobs.batch import new_keys
 from jobs.core.errors import UserError
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
 from jobs.state.block_store import Blocks, decode_offered
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
 from tests.jobs.support.event_time import DictStore, plan_of
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_rows, random_walk_spec
 from tests.jobs.support.processes import Driver, files

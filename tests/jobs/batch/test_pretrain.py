@@ -13,8 +13,8 @@ import pytest
 
 import kalman
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.order import order_rows
 from jobs.snapshots import manifests, store
+from jobs.state.encoding.order import order_rows
 from kalman.learning.maximum_likelihood import maximum_likelihood
 from tests.jobs.support.pipeline import Pipeline, random_rows, random_walk_spec
 

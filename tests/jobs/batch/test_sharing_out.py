@@ -12,7 +12,7 @@ from jobs.batch.batch_filter import ROWS_A_BUCKET, Interval
 from jobs.batch.bucket_estimates import SLICES
 from jobs.batch.estimating import ROWS_A_COMMIT, layout_for
 from jobs.batch.history_table import ReplacedPart, Slices
-from jobs.encoding.routing import bucket_of, partition_of, route_of
+from jobs.state.encoding.routing import bucket_of, partition_of, route_of
 from jobs.storage.row_filters import drop_rows
 from jobs.storage.table_rows import UTC_MICROSECONDS
 

@@ -17,11 +17,11 @@ from jobs import monitor
 from jobs.core.errors import UserError
 from jobs.downstream.rule_operator import KIND, RulePlan, rules_of, update_bucket
 from jobs.downstream.rules import apply_rules, no_states
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import RowFormat
 from jobs.specs.model_spec import ModelSpec
 from jobs.specs.monitor import Monitor
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import RowFormat
 from jobs.storage.checkpoints import Checkpoint
 from tests.jobs.specs.test_spec import NILE, refused
 from tests.jobs.support.feeds import Feed

@@ -13,11 +13,11 @@ from jobs.core.errors import UserError
 from jobs.downstream.rule_functions import FAILED
 from jobs.downstream.rule_operator import KIND, RulePlan, functions_of, own_readings, rules_of, update_bucket
 from jobs.downstream.rules import Events
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import RowFormat
 from jobs.lineage.compatibility import row_rules
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import RowFormat
 from tests.jobs.downstream.test_monitor import RACKS
 from tests.jobs.specs.test_spec import NILE, refused
 

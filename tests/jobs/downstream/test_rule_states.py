@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.downstream.rule_states import changes_of, rows_of, states_of
-from jobs.encoding.packets import Records
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.packets import Records
 from tests.jobs.downstream.test_rule_functions import BUILT_IN, CLIMBING, NEWEST, Bucket, racks, some_readings
 
 WARM = {"name": "warm", "kind": "measured", "at_least": 99.0, "readings": 5}

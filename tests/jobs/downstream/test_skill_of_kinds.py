@@ -11,8 +11,8 @@ import pytest
 
 import kalman
 from jobs.downstream.forecast_pairs import ScoringPlan, forecaster_of, needs_state, score
-from jobs.encoding.arrow import lists
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.arrow import lists
 from kalman.evaluation.forecast import forecast, variances
 from kalman.filters.state_output import OUTPUT, StateOutput, follows_from_moments
 from tests.jobs.batch.test_kinds_ahead import ALL, HOUR

@@ -21,9 +21,9 @@ from jobs import migrate as jobs_migrate
 from jobs.core.errors import UserError
 from jobs.core.report import plain
 from jobs.core.settings import Settings
-from jobs.migration.migrating import source_snapshot
 from jobs.spark.warehouse import Warehouse
 from jobs.storage.warehouse import Tables
+from jobs.upgrades.migration.migrating import source_snapshot
 from tests.conftest import RunCli, cli_environment
 from tests.fixtures.make_release import FOLDER
 

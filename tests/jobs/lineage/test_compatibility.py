@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from jobs.core.errors import INPUT_ERROR, UserError
-from jobs.encoding.routing import blocks_for
 from jobs.lineage.compatibility import (
     ALLOWED,
     HAND_OVER,
@@ -28,6 +27,7 @@ from jobs.lineage.compatibility import (
 )
 from jobs.specs.loading import load_all
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.routing import blocks_for
 from jobs.storage.positions import delta_position, topic_position
 from tests.conftest import ROOT
 from tests.jobs.support.pipeline import random_walk_spec

@@ -14,12 +14,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.encoding.arrow import lists
 from jobs.snapshots import manifests, store
 from jobs.snapshots.manifests import Manifest
 from jobs.snapshots.state_rows import STATE_COLUMNS, StateRows, map_of
 from jobs.snapshots.verified_rows import read_rows
 from jobs.spark.warehouse import Warehouse
+from jobs.state.encoding.arrow import lists
 from jobs.storage.replaced_files import ReplacingTable
 
 pytestmark = pytest.mark.spark

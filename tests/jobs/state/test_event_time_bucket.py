@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.rows import RowFormat, RowId
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.rows import RowFormat, RowId
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import Stores
 from jobs.state.plan import Packet, Plan

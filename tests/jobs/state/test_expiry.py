@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.rows import unpack_rows
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.rows import unpack_rows
 from jobs.state.expiry import lives
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.encoding.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.snapshots.state_rows import state_rows
 from jobs.state.block_format import StateMismatch, state_format, state_layout
+from jobs.state.encoding.estimates import EstimateFormat, diagonal_of_packed, full_of_packed, pack_estimates
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import KeyedRows, RowFormat, unpack_rows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from kalman.evaluation.diagnostics import innovations

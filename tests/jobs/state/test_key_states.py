@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.encoding import sorted_run
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records, merged
-from jobs.encoding.routing import block_of, route_of
 from jobs.state import key_states, local_copy
 from jobs.state.block_format import StateFormat, StateMismatch, state_format
 from jobs.state.block_store import Blocks
 from jobs.state.changes import CHANGES_FROM, MARK, Entries, Mark
+from jobs.state.encoding import sorted_run
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records, merged
+from jobs.state.encoding.routing import block_of, route_of
 from jobs.state.key_states import KeyStates
 from jobs.state.local_copy import LocalCopy
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records, merged
 from jobs.state import key_states, local_copy
 from jobs.state.block_store import Blocks
 from jobs.state.changes import MARK, Mark
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records, merged
 from jobs.state.local_copy import LocalCopy
 from tests.jobs.state.test_key_states import (
     KINDS,

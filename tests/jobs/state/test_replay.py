@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kalman
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.rows import RowFormat
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.rows import RowFormat
 from tests.jobs.support.event_time import (
     DEFINITION,
     INTEGER,

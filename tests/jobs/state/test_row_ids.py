@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.rows import RowFormat, RowId, keyed_rows
 from jobs.state.bucket_clock import Clock, LastSeenIndex
 from jobs.state.distinct import distinct
 from jobs.state.duplicates import Marks, resent
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.rows import RowFormat, RowId, keyed_rows
 from jobs.state.row_ids import ids_layout
 from tests.jobs.state.test_replay import latest
 from tests.jobs.state.test_strict import by_hand

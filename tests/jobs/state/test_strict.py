@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
-from jobs.encoding.packets import Records, concat
-from jobs.encoding.routing import make_routing
-from jobs.encoding.rows import RowFormat, event_time_packer, max_event_time
 from jobs.state.block_format import StateFormat
 from jobs.state.bucket_clock import Clock
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket, RowPacket
+from jobs.state.encoding.packets import Records, concat
+from jobs.state.encoding.routing import make_routing
+from jobs.state.encoding.rows import RowFormat, event_time_packer, max_event_time
 from jobs.state.reorder_buffer import MANY, PARTS, ReorderBuffer
 from tests.jobs.support.event_time import (
     INTEGER,

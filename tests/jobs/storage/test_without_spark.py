@@ -10,10 +10,10 @@ import pytest
 from deltalake import write_deltalake
 
 from jobs.core.errors import RUN_FAILED, UserError
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.key_inputs.join import copied, inputs_layout, mapped
+from jobs.lineage.joined_inputs import copied, inputs_layout, mapped
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
 from jobs.storage.object_files import ObjectFiles
 from jobs.storage.settings import delta_options
 from jobs.storage.table_rows import column_types, file_sizes, read_table, written_at

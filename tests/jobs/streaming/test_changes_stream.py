@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from jobs import export
-from jobs.encoding.packet_kinds import StateVariable
 from jobs.lineage import generations
 from jobs.state.changes import CHANGES_FROM
+from jobs.state.encoding.packet_kinds import StateVariable
 from jobs.streaming import state_reader
 from tests.jobs.streaming.test_export import same_states
 from tests.jobs.support.pipeline import Pipeline, assert_bit_equal, random_walk_spec, since

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from jobs.core.errors import UserError
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.key_texts import arrow_type, key_columns
-from jobs.encoding.keys import KeyKind, columns_of, text_of
-from jobs.encoding.packet_kinds import OutputPacket
-from jobs.encoding.packets import Records
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.key_texts import arrow_type, key_columns
+from jobs.state.encoding.keys import KeyKind, columns_of, text_of
+from jobs.state.encoding.packet_kinds import OutputPacket
+from jobs.state.encoding.packets import Records
 from jobs.storage.part_files import partition_of, remove_of
 from jobs.streaming.operators.estimate_files import (
     PROPERTY,

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from jobs.encoding.packet_kinds import OutputPacket, RowPacket
-from jobs.encoding.packets import Records, concat
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import RowId, tick
+from jobs.state.encoding.packet_kinds import OutputPacket, RowPacket
+from jobs.state.encoding.packets import Records, concat
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import RowId, tick
 from jobs.state.plan import Plan
 from jobs.state.text_codec import stored_bytes
 from jobs.streaming.operators.event_time_processor import EventTimeProcessor

@@ -16,8 +16,8 @@ from jobs import export, ingest
 from jobs import filter as offline
 from jobs.lineage.live import live_estimates
 from jobs.snapshots.manifests import find
-from tests.jobs.key_inputs.test_inputs import forget_the_last_commit
 from tests.jobs.landing.test_kafka import topic_spec
+from tests.jobs.lineage.test_inputs import forget_the_last_commit
 from tests.jobs.streaming.test_event_time_stream import between, delayed, newest
 from tests.jobs.support.feeds import Feed, Message, as_json, spread
 from tests.jobs.support.pipeline import (

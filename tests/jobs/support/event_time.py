@@ -10,13 +10,13 @@ import pandas as pd
 import pyarrow as pa
 
 import kalman
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import bucket_of, route_of
-from jobs.encoding.rows import RowFormat, ids_of
 from jobs.state.block_format import StateFormat, state_format
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import bucket_of, route_of
+from jobs.state.encoding.rows import RowFormat, ids_of
 from jobs.state.event_time_bucket import EventTimeBucket
 from jobs.state.event_time_policy import EventTimePolicy, Stores
 from jobs.state.plan import Plan
@@ -208,7 +208,7 @@ class EventTimeStream:
 
 
 def keys_of(records: Records) -> list[int]:
-    from jobs.encoding.routing import identity_of
+    from jobs.state.encoding.routing import identity_of
 
     if records.text is None:
         return identity_of(np.array(records.arrays["route"])).tolist()

@@ -18,13 +18,13 @@ from jobs import ingest, pretrain, stream
 from jobs.batch.batch_filter import Batch, bucket_rows, packed_estimates
 from jobs.core.report import Report
 from jobs.core.settings import Settings
-from jobs.encoding.estimates import estimate_format, unpack_estimates
-from jobs.encoding.keys import key_kind
-from jobs.encoding.rows import row_format
 from jobs.snapshots import verified_rows
 from jobs.spark.session import spark_session
 from jobs.spark.warehouse import Warehouse
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.estimates import estimate_format, unpack_estimates
+from jobs.state.encoding.keys import key_kind
+from jobs.state.encoding.rows import row_format
 from jobs.state.kernel import load_checked_spec
 from jobs.storage.tables import estimates, measurements
 from jobs.storage.warehouse import Tables

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from jobs.encoding.keys import key_kind, text_of
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.keys import key_kind, text_of
 from jobs.storage.queries import open_queries
 from jobs.storage.tables import LATE_COPIES
 from jobs.storage.warehouse import Tables

@@ -13,12 +13,12 @@ import pytest
 import kalman
 from jobs import migrate, promote, report, retire, rollback, upgrade
 from jobs.core.errors import UserError
-from jobs.encoding.order import order_rows
 from jobs.lineage import promotion, start_point
 from jobs.lineage.generations import live_lineage
 from jobs.lineage.live import live_estimates
 from jobs.snapshots import manifests
 from jobs.specs.model_spec import ModelSpec
+from jobs.state.encoding.order import order_rows
 from tests.jobs.support.pipeline import (
     Pipeline,
     assert_bit_equal,

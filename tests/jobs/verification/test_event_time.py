@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.encoding.packet_kinds import NEVER, OutputPacket
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import identity_of
 from jobs.state.bucket_clock import Clock
+from jobs.state.encoding.packet_kinds import NEVER, OutputPacket
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import identity_of
 from jobs.verification.recomputing import Kind, Recipe, check
 from kalman.flags import FLAGS
 from tests.jobs.support.event_time import INTEGER, SECOND, EventTimeStream, Row, plan_of

@@ -14,7 +14,7 @@ from jobs import verify
 from jobs.core.errors import UserError
 from jobs.insight.status import find_alarms
 from jobs.lineage.model import DeployedModel
-from jobs.observability.metrics import write_verification
+from jobs.supervision.metrics import write_verification
 from jobs.verification.findings import COUNTS, DIFFERENT, EQUAL, NOT_VERIFIED, NOTHING, Findings, added
 from jobs.verification.runs import Run
 from jobs.verification.verifier import Options, Verifier, code_of

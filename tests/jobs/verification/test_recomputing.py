@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 
 import kalman
-from jobs.encoding.estimates import EstimateFormat
-from jobs.encoding.keys import KeyKind
-from jobs.encoding.order import order_rows
-from jobs.encoding.packets import Records
-from jobs.encoding.routing import route_of
-from jobs.encoding.rows import KeyedRows
 from jobs.state.block_format import state_layout
+from jobs.state.encoding.estimates import EstimateFormat
+from jobs.state.encoding.keys import KeyKind
+from jobs.state.encoding.order import order_rows
+from jobs.state.encoding.packets import Records
+from jobs.state.encoding.routing import route_of
+from jobs.state.encoding.rows import KeyedRows
 from jobs.state.filter_step import filter_step
 from jobs.state.row_filter import RowFilter
 from jobs.verification.findings import Findings
@@ -110,7 +110,7 @@ def streamed(seed: int, apply_late: bool = False, batches: int = 6, keys: int = 
 
 
 def snapshot(kind: Kind, kernel: Any, states: Records) -> list[dict[str, Any]]:
-    from jobs.encoding.routing import identity_of
+    from jobs.state.encoding.routing import identity_of
 
     arrays = states.arrays
     mean, covariance, extras = kernel.snapshot(np.array(arrays["values"]))

@@ -1,1 +1,0 @@
-"""Progress records, lag, metrics and profiles: plain data about runs."""

@@ -1,0 +1,178 @@
+"""Keys: their text, their 64-bit identity, and the groups of records with the same key.
+
+The identity of a single integer key column is its value. Any other key is identified by the 64-bit hash of its text and
+a second, independent hash. Among 10^9 keys two probably share the first hash, but none share both, so no two keys are
+merged. The texts travel with the records, and the state stores each text once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import functions as F
+
+from jobs.state.encoding.order import starts_of
+from jobs.state.encoding.packets import Column, Records
+from jobs.state.encoding.routing import identity_of, route_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql.types import DataType, StructType
+
+ROUTE = Column("route", "<u8")
+CHECK = Column("check", "<i8")
+_CHECK_SEED = 0x6B616C6D
+ONLY = "[]"
+"""The text of the only key of a model without key columns: a JSON array of no values."""
+ALL_ROWS = "all rows"
+"""The readable form of `ONLY`."""
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+
+class KeyKind(NamedTuple):
+    """The key columns of a model: names, Spark types as DDL, and whether the key is one integer.
+
+    A model without key columns has one key, whose text is `ONLY`.
+    """
+
+    columns: tuple[str, ...]
+    types: tuple[str, ...]
+    integer: bool
+
+    @property
+    def identity_columns(self) -> tuple[Column, ...]:
+        """Return the packet columns of a key's identity."""
+        return (ROUTE,) if self.integer else (ROUTE, CHECK)
+
+    @property
+    def is_plain_key(self) -> bool:
+        """Return whether the only key column is called `key`; a table's text column `key` then replaces it."""
+        return len(self.columns) == 1 and self.columns[0].casefold() == "key"
+
+
+def key_kind(columns: list[str], schema: StructType) -> KeyKind:
+    """Return the kind of keys with these `columns` of a table."""
+    types = tuple(schema[name].dataType.simpleString() for name in columns)
+    return KeyKind(tuple(columns), types, len(columns) == 1 and is_integer(schema[columns[0]].dataType))
+
+
+def sub_kind(kind: KeyKind, columns: tuple[str, ...]) -> KeyKind:
+    """Return the kind of keys with only these columns of a key."""
+    types = tuple(kind.types[kind.columns.index(name)] for name in columns)
+    return KeyKind(columns, types, len(columns) == 1 and types[0] in _INTEGERS)
+
+
+def is_integer(data_type: DataType) -> bool:
+    """Return whether values of `data_type` are integers of at most 64 bits."""
+    return data_type.simpleString() in _INTEGERS
+
+
+def text_of(kind: KeyKind) -> SparkColumn:
+    """Return the expression of a key's text: the value of its only column, or a JSON array of several values."""
+    if not kind.columns:
+        return F.lit(ONLY)
+    parts = [F.col(_quoted(name)).cast("string") for name in kind.columns]
+    return parts[0] if len(parts) == 1 else F.to_json(F.array(*parts))
+
+
+def readable(text: str) -> str:
+    """Return the readable form of a key's text."""
+    return ALL_ROWS if text == ONLY else text
+
+
+def columns_of(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
+    """Return expressions that parse a key's text into the typed key columns."""
+    if len(kind.columns) <= 1:
+        return [text.cast(one).alias(name) for name, one in zip(kind.columns, kind.types, strict=True)]
+    values = F.from_json(text, "array<string>")
+    named = zip(kind.columns, kind.types, strict=True)
+    return [values[i].cast(type_).alias(name) for i, (name, type_) in enumerate(named)]
+
+
+def identity_expressions(kind: KeyKind, text: SparkColumn) -> list[SparkColumn]:
+    """Return the columns `identity` (64 bits) and, unless the key is an integer, `check` and `text`."""
+    if kind.integer:
+        return [text.cast("bigint").alias("identity")]
+    return [
+        F.xxhash64(text).alias("identity"),
+        F.xxhash64(F.lit(_CHECK_SEED), text).alias("check"),
+        text.alias("text"),
+    ]
+
+
+def identity_arrays(columns: dict[str, NDArray]) -> dict[str, NDArray]:
+    """Return a packet's identity arrays, from the columns `identity_expressions` as arrays."""
+    arrays = {"route": route_of(columns["identity"])}
+    if "check" in columns:
+        arrays["check"] = columns["check"]
+    return arrays
+
+
+def key_array(records: Records) -> pa.Array:
+    """Return the keys (N,) of records with identities: integers, or texts."""
+    if records.text is not None:
+        return records.text
+    return pa.array(identity_of(np.ascontiguousarray(records.arrays["route"])))
+
+
+class Grouped(NamedTuple):
+    """N records in the order of their K keys.
+
+    order: (N,) permutation into the order of keys; code: (N,) key number of each ordered record, from 0; first: (K,)
+    position of each key's first record in this order.
+    """
+
+    order: NDArray[np.int64]
+    code: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+
+def group(records: Records, order_by: Callable[[NDArray], NDArray[np.int64]] | None = None) -> Grouped:
+    """Order records by the routes of their keys, and number the keys.
+
+    Args:
+        records: records with identities.
+        order_by: takes the key number (N,) of each record; returns the permutation (N,) that sorts by it and then by
+            other values. By default records of a key keep their order.
+    """
+    route, check = records.arrays["route"], records.arrays.get("check")
+    sort = order_by or (lambda code: np.argsort(code, kind="stable"))
+    order = sort(route)
+    starts = starts_of(route[order])
+    if check is not None:
+        both = starts_of(route[order], check[order])
+        if np.count_nonzero(both) != np.count_nonzero(starts):  # two keys share a route
+            by_both = np.lexsort((check, route))
+            code = np.empty(len(route), np.int64)
+            code[by_both] = np.cumsum(starts_of(route[by_both], check[by_both]))
+            order = sort(code)
+            both = starts_of(route[order], check[order])
+        starts = both
+    return Grouped(order, np.cumsum(starts) - 1, np.flatnonzero(starts))
+
+
+def match(known: Records, keys: Records) -> NDArray[np.int64]:
+    """Return the position (K,) of each key among the known records, or -1. Both are ordered by route."""
+    known_route, route = known.arrays["route"], keys.arrays["route"]
+    if len(known_route) == 0:
+        return np.full(len(route), -1)
+    at = np.searchsorted(known_route, route)
+    inside = np.minimum(at, len(known_route) - 1)
+    found = np.where(known_route[inside] == route, inside, -1)
+    if "check" in known.arrays:
+        known_check, check = known.arrays["check"], keys.arrays["check"]
+        for i in np.flatnonzero(
+            (found >= 0) & (known_check[found] != check)
+        ):  # shared routes: about one in 10^9
+            last = np.searchsorted(known_route, route[i], "right")
+            same = np.flatnonzero(known_check[at[i] : last] == check[i])
+            found[i] = at[i] + same[0] if len(same) else -1
+    return found
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,243 @@
+"""The profile of a micro-batch: its wall time, divided into steps and a rest. Pure.
+
+Three clocks are combined. Spark reports the durations of a micro-batch's consecutive phases on the driver; the sink
+times its steps within the longest phase (`addBatch`); Spark's jobs and stages run within these steps. The work of a
+stage's parallel tasks is measured in task seconds: by the marks in our functions (`jobs.core.stopwatch`), the state
+store and the shuffle. A stage's wall time is divided in proportion to task seconds, so that all steps are seconds of
+wall time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from jobs.core.stopwatch import (
+    KALMAN,
+    PACK,
+    PACK_ESTIMATES,
+    STATE_READ,
+    STATE_WRITE,
+    UNPACK,
+    UNPACK_ESTIMATES,
+    WRITE,
+    Seconds,
+)
+from jobs.supervision.job_times import Job, Span, Stage, shares
+
+FILTER, TO_DELTA = "filter", "estimates to Delta"
+"""Steps of the sink that are divided further: the Spark action that runs the filter; the write of the estimates."""
+
+OPERATOR = (UNPACK, STATE_READ, KALMAN, STATE_WRITE, PACK_ESTIMATES, UNPACK_ESTIMATES, WRITE)
+"""Steps of the operator's tasks."""
+
+PLANNING, WAL, READ, SHUFFLE, LOAD_STATE, COMMIT_STATE, HAND_OVER, SCHEDULING, COMMIT, COMMIT_LOG, REST = (
+    "planning", "WAL", "read", "shuffle", "state load", "state commit", "hand-over", "scheduling", "commit",
+    "commit log", "rest",
+)  # fmt: skip
+MEANING = {
+    PLANNING: "finding new rows in the source, and Spark's query plan",
+    WAL: "the micro-batch's offsets to the checkpoint",
+    READ: "the source's files or messages, and their rows to Python",
+    PACK: "rows into packets",
+    SHUFFLE: "packets to their buckets",
+    UNPACK: "packets into rows, by key and time",
+    LOAD_STATE: "opening RocksDB at the last micro-batch",
+    STATE_READ: "blocks of keys read from RocksDB and decoded",
+    KALMAN: "the filter itself",
+    STATE_WRITE: "blocks of keys encoded and written to RocksDB",
+    PACK_ESTIMATES: "estimates into packets",
+    COMMIT_STATE: "RocksDB's changes to the checkpoint",
+    HAND_OVER: "transfer between Java and Python, and the start of Python workers",
+    UNPACK_ESTIMATES: "packets into rows of the table",
+    WRITE: "Parquet files",
+    COMMIT: "Delta's commit",
+    SCHEDULING: "Spark's driver around and between the jobs",
+    COMMIT_LOG: "the micro-batch's commit to the checkpoint",
+    REST: "time that no clock has measured",
+}
+"""Steps in display order, with descriptions. Other steps of the sink come after `COMMIT`."""
+
+_PHASES = {
+    "latestOffset": PLANNING,
+    "getBatch": PLANNING,
+    "queryPlanning": PLANNING,
+    "walCommit": WAL,
+    "commitOffsets": COMMIT_LOG,
+    "commitBatch": COMMIT_LOG,
+}
+_WHOLE, _SINK = "triggerExecution", "addBatch"
+DELTA = "Delta:"
+"""Prefix of the descriptions of Delta's internal jobs on its log; our description follows."""
+
+
+class Lap(NamedTuple):
+    """A step of the sink: its span, and the seconds that the marks in Python workers recorded during it."""
+
+    step: str
+    span: Span
+    marks: Seconds
+
+
+class Profile(NamedTuple):
+    """The wall time of a micro-batch, and the seconds of each step; steps and rest add up to the wall time."""
+
+    batch_id: int
+    rows: int
+    seconds: float
+    steps: Seconds
+
+    @property
+    def rest(self) -> float:
+        """Return the seconds that belong to no step."""
+        return self.seconds - sum(self.steps.values())
+
+
+class Profiled(NamedTuple):
+    """The profile of a run: the number of micro-batches, their mean, and the profiles of the last micro-batches."""
+
+    count: int
+    mean: Profile
+    last: tuple[Profile, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return the profile as JSON data, in seconds of wall time."""
+        return {
+            "count": self.count,
+            "mean": _plain(self.mean),
+            "micro_batches": [_plain(one) for one in self.last],
+        }
+
+
+def profile_of(progress: Mapping[str, Any], rows: int, laps: Sequence[Lap], jobs: Sequence[Job]) -> Profile:
+    """Return the profile of a micro-batch.
+
+    Args:
+        progress: Spark's `StreamingQueryProgress` as JSON.
+        rows: number of rows of the micro-batch.
+        laps: the sink's steps, in order.
+        jobs: Spark jobs of the micro-batch.
+    """
+    durations = {str(name): int(value) / 1e3 for name, value in (progress.get("durationMs") or {}).items()}
+    wall = durations.pop(_WHOLE, 0.0)
+    sink = durations.pop(_SINK, 0.0)
+    steps: Seconds = {}
+    for phase, seconds in durations.items():
+        _add(steps, _PHASES.get(phase, phase), seconds)
+    operators = progress.get("stateOperators") or []
+    loads = ((one.get("customMetrics") or {}).get("rocksdbLoadLatencyMs") for one in operators)
+    state = {
+        LOAD_STATE: sum(int(one or 0) for one in loads) / 1e3,
+        COMMIT_STATE: sum(int(one.get("commitTimeMs") or 0) for one in operators) / 1e3,
+    }
+    for lap in laps:
+        mine = [job for job in jobs if _within(job.span, lap.span)]
+        if lap.step == FILTER:
+            found = _filter(mine, lap, state)
+        elif lap.step == TO_DELTA:
+            found = {COMMIT: lap.span[1] - lap.span[0]}
+        else:
+            found = {lap.step: lap.span[1] - lap.span[0]}
+        for name, seconds in found.items():
+            _add(steps, name, seconds)
+    if laps:
+        # Spark prepares the sink's call and closes it: tens of milliseconds, much of a micro-batch of few rows.
+        _add(steps, SCHEDULING, max(0.0, sink - (laps[-1].span[1] - laps[0].span[0])))
+    return Profile(int(progress["batchId"]), rows, wall, steps)
+
+
+def mean_of(parts: Sequence[tuple[Profile, int]]) -> Profile:
+    """Return the mean of (profile, number of its micro-batches) pairs, with the id of the last micro-batch."""
+    count = sum(number for _, number in parts)
+    steps: Seconds = {}
+    for one, number in parts:
+        for name, seconds in one.steps.items():
+            _add(steps, name, seconds * number / count)
+    rows = round(sum(one.rows * number for one, number in parts) / count)
+    seconds = sum(one.seconds * number for one, number in parts) / count
+    return Profile(parts[-1][0].batch_id, rows, seconds, steps)
+
+
+def in_order(steps: Iterable[str]) -> list[str]:
+    """Return step names in display order; steps of further sinks come after the estimates' commit."""
+    known = list(MEANING)
+    place = {name: float(number) for number, name in enumerate(known)}
+    return sorted(steps, key=lambda name: (place.get(name, place[COMMIT] + 0.5), name))
+
+
+def _plain(profile: Profile) -> dict[str, Any]:
+    steps = {name: profile.steps[name] for name in in_order(profile.steps)}
+    return {
+        "batch_id": profile.batch_id,
+        "rows": profile.rows,
+        "seconds": profile.seconds,
+        "steps": steps,
+        "rest": profile.rest,
+    }
+
+
+def _filter(jobs: Sequence[Job], lap: Lap, state: Seconds) -> Seconds:
+    """Divide the action that runs the filter: the stages before the shuffle, and the operator after it."""
+    steps: Seconds = {}
+    last = {job.stages[-1].number for job in jobs if job.stages}
+    before = [stage for job in jobs for stage in job.stages[:-1]]
+    packing = max(before, key=lambda stage: stage.task, default=None)  # the other stage reads a snapshot
+    busy = 0.0
+    for stage, seconds in shares(stage for job in jobs for stage in job.stages):
+        busy += seconds
+        shuffle = {SHUFFLE: stage.shuffle_read + stage.shuffle_write}
+        if stage.number in last:
+            known = {name: lap.marks.get(name, 0.0) for name in OPERATOR}
+            parts, other = {**shuffle, **known, **state}, HAND_OVER
+        else:
+            packed = lap.marks.get(PACK, 0.0) if stage is packing else 0.0
+            parts, other = {**shuffle, PACK: packed}, READ
+        for name, part in _shared(seconds, stage, parts, other).items():
+            _add(steps, name, part)
+    _add(steps, SCHEDULING, lap.span[1] - lap.span[0] - busy)
+    return steps
+
+
+def _shared(seconds: float, stage: Stage, parts: Seconds, other: str) -> Seconds:
+    """Divide a stage's wall time in proportion to its task seconds; `other` gets the remainder.
+
+    Java and Python run in parallel within a task, so the parts may exceed the task: then the remainder is zero.
+    """
+    whole = max(stage.task, sum(parts.values()))
+    if whole == 0:
+        return {other: seconds}
+    shared = {name: seconds * part / whole for name, part in parts.items() if part}
+    shared[other] = shared.get(other, 0.0) + seconds - sum(shared.values())
+    return shared
+
+
+def _add(steps: Seconds, name: str, seconds: float) -> None:
+    steps[name] = steps.get(name, 0.0) + seconds
+
+
+def _within(span: Span, lap: Span) -> bool:
+    """Return whether a job began during a step; Spark's times are in whole milliseconds."""
+    return lap[0] - 0.001 <= span[0] < lap[1]
+
+
+def table_of(found: Profiled, model: str) -> Table:
+    """Return the mean times of a run's steps as a rich table."""
+    mean = found.mean
+    title = (
+        f"{model}: where the time of a micro-batch went, mean of {found.count} "
+        f"({mean.seconds:.3f} s, {mean.rows:,} rows)"
+    )
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("step")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("meaning", style="dim")
+    seconds = {name: mean.steps[name] for name in in_order(mean.steps)} | {REST: mean.rest}
+    for name, took in seconds.items():
+        share = 100 * took / mean.seconds if mean.seconds else 0.0
+        table.add_row(name, f"{took:.3f}", f"{share:.1f} %", MEANING.get(name, "a further step of the sink"))
+    table.add_section()
+    table.add_row("micro-batch", f"{mean.seconds:.3f}", "100.0 %", "Spark's triggerExecution")
+    return table

@@ -1,0 +1,252 @@
+"""Migrate the rows of a snapshot on Spark, and measure in this process how the states change.
+
+A key whose state has values that are not numbers cannot be migrated. It is left out, and starts anew with its next row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F
+
+from jobs.snapshots.state_rows import StateRows, extras_widths, map_of, state_arrays, with_extras
+from jobs.state.encoding.arrow import lists
+from jobs.upgrades.migration.state_map import Migration
+from kalman.filters.own_parameters import FIELD, own_parameters
+from kalman.models.definition import natural
+from kalman.types import Filter
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SHOWN_KEYS = 5
+"""Maximum number of keys with an invalid state that a message names."""
+NO_NUMBER = "state: the key's state is not a number"
+"""Reason in the quarantine table for a key that is left out."""
+
+
+def apply_migration(rows: StateRows, migration: Migration) -> StateRows:
+    """Return the rows of a snapshot with the new version's states, without keys left out."""
+    return _prepared(rows, migration).then(_migrator(migration))
+
+
+def change_of(batches: Iterable[pa.RecordBatch], migration: Migration) -> dict[str, Any]:
+    """Return a summary of the changes that a migration makes to the states in batches of a snapshot's rows.
+
+    left_out, left_out_keys: number and examples of keys whose state is not a number. keys: number of other keys; wrong,
+    wrong_keys: number and examples of keys with an invalid new state. before, after: average mean and variance of each
+    state over `keys`; a state that keeps its name also has the largest change of its mean, and the number of keys in
+    which it changes. key_parameters: averages of the per-key parameters before and after.
+    """
+    names = list(extras_widths(migration.source))
+    parts = [_measured(with_extras(batch, names), migration) for batch in batches if batch.num_rows]
+    old, new = migration.source.states, migration.target.states
+    keys = sum(part["keys"] for part in parts)
+    total = {
+        name: np.sum([part[name] for part in parts], axis=0) if parts else np.zeros(2 * len(states))
+        for name, states in (("old", old), ("new", new))
+    }
+    shared = [name for name in new if name in old]
+    kept = [np.array(part["kept"]).reshape(-1, 2) for part in parts]
+    changes = np.array(kept).reshape(-1, len(shared), 2)
+
+    def averages(names: tuple[str, ...], sums: Any) -> dict[str, dict[str, float]]:
+        n = len(names)
+        return {
+            name: {"mean": float(sums[i] / max(keys, 1)), "variance": float(sums[n + i] / max(keys, 1))}
+            for i, name in enumerate(names)
+        }
+
+    after = averages(new, total["new"])
+    for i, name in enumerate(shared):
+        after[name]["largest_change"] = float(changes[:, i, 0].max(initial=0.0))
+        after[name]["keys_changed"] = int(changes[:, i, 1].sum())
+    return {
+        "keys": keys,
+        "wrong": sum(part["wrong"] for part in parts),
+        "wrong_keys": [key for part in parts for key in part["wrong_keys"]][:SHOWN_KEYS],
+        "left_out": sum(part["left_out"] for part in parts),
+        "left_out_keys": sorted(key for part in parts for key in part["left_out_keys"])[:SHOWN_KEYS],
+        "before": averages(old, total["old"]),
+        "after": after,
+        "key_parameters": {
+            when: _own_averages(model, parts, field, keys)
+            for when, model, field in (
+                ("before", migration.source, "old_own"),
+                ("after", migration.target, "new_own"),
+            )
+        },
+        "dropped": [name for name in old if name not in new],
+        "added": [name for name in new if name not in old],
+    }
+
+
+def _prepared(rows: StateRows, migration: Migration) -> StateRows:
+    """Return state rows with a column for each field of the extras, as `state_arrays` reads them."""
+    names = list(extras_widths(migration.source))
+
+    def prepare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield with_extras(batch, names)
+
+    return rows.then(prepare)
+
+
+def without_number(rows: DataFrame, migration: Migration) -> DataFrame:
+    """Return key and state (as JSON) of the snapshot's rows that are left out."""
+    state = F.to_json(
+        F.struct(*(name for name in rows.columns if name not in ("snapshot_id", "model", "key")))
+    )
+    bad = _prepared(StateRows.of(rows), migration).through(_finder(migration), "key string")
+    return rows.withColumn("state", state).select("key", "state").join(bad, "key", "left_semi")
+
+
+def _finder(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                keys = batch.column("key").take(pa.array(_sorted_out(batch, migration)[1]))
+                yield pa.RecordBatch.from_arrays([keys], ["key"])
+
+    return find
+
+
+def _sorted_out(batch: pa.RecordBatch, migration: Migration) -> tuple[Any, Any]:
+    """Return the indices of rows whose state has only numbers, and the indices of the others."""
+    source = migration.source
+    arrays = state_arrays(batch, len(source.states), extras_widths(source))
+    # Checks the state, not its moments: in some filters these may be infinite.
+    finite = np.isfinite(source.restore(*arrays)).all(axis=0)
+    return np.flatnonzero(finite), np.flatnonzero(~finite)
+
+
+def _migrator(migration: Migration) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    n, widths = len(migration.source.states), extras_widths(migration.source)
+
+    def migrate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            batch = batch.take(pa.array(_sorted_out(batch, migration)[0]))
+            if batch.num_rows == 0:
+                continue
+            after = migration.apply(*state_arrays(batch, n, widths))
+            yield pa.RecordBatch.from_arrays(
+                [
+                    batch.column("key"),
+                    batch.column("state_index"),
+                    batch.column("event_time"),
+                    lists(after.mean),
+                    lists(after.covariance),
+                    batch.column("log_likelihood"),
+                    map_of(after.extras, batch.num_rows),
+                ],
+                ["key", "state_index", "event_time", "mean", "covariance", "log_likelihood", "extras"],
+            )
+
+    return migrate
+
+
+def _measured(batch: pa.RecordBatch, migration: Migration) -> dict[str, Any]:
+    """Return the sums of `change_of` over a batch of rows."""
+    old, new = migration.source.states, migration.target.states
+    good, bad = _sorted_out(batch, migration)
+    left_out = {
+        "left_out": len(bad),
+        "left_out_keys": batch.column("key").take(pa.array(bad[:SHOWN_KEYS])).to_pylist(),
+    }
+    if not len(good):
+        shared = [name for name in new if name in old]
+        sums = {
+            "old": np.zeros(2 * len(old)),
+            "new": np.zeros(2 * len(new)),
+            "kept": [0.0, 0.0] * len(shared),
+        }
+        return {**left_out, **sums, "keys": 0, "wrong": 0, "wrong_keys": [], "old_own": [], "new_own": []}
+    batch = batch.take(pa.array(good))
+    mean, covariance, extras = state_arrays(batch, len(old), extras_widths(migration.source))
+    after = migration.apply(mean, covariance, extras)
+    moves = [np.abs(after.mean[new.index(name)] - mean[old.index(name)]) for name in new if name in old]
+    wrong = np.flatnonzero(after.wrong)
+    return {
+        **left_out,
+        "keys": batch.num_rows,
+        "wrong": len(wrong),
+        "wrong_keys": batch.column("key").take(pa.array(wrong[:SHOWN_KEYS])).to_pylist(),
+        "old": _sums(mean, covariance),
+        "new": _sums(after.mean, after.covariance),
+        "kept": [number for move in moves for number in (float(move.max()), float(np.count_nonzero(move)))],
+        "old_own": _own_sums(migration.source, extras),
+        "new_own": _own_sums(migration.target, after.extras),
+    }
+
+
+def _own_sums(model: Filter, extras: Mapping[str, Any]) -> list[float]:
+    """Return the sums over keys of the per-key parameters, entry by entry; [] if there are none."""
+    rows = own_parameters(model).rows
+    return extras[FIELD].sum(axis=1).tolist() if rows else []
+
+
+def _own_averages(model: Filter, parts: Sequence[Any], field: str, keys: int) -> dict[str, Any]:
+    """Return the averages over keys of the per-key parameters, in the form of a spec."""
+    own = own_parameters(model)
+    sums = [part[field] for part in parts if part["keys"]]
+    if not own.rows or not sums:
+        return {}
+    mean = np.sum(sums, axis=0) / keys
+    return {
+        name: natural(p._replace(value=tuple(mean[own.rows[name]]))) for name, p in own.parameters.items()
+    }
+
+
+def _sums(mean: Any, covariance: Any) -> list[float]:
+    n = len(mean)
+    return [*mean.sum(axis=1).tolist(), *(float(covariance[i * n + i].sum()) for i in range(n))]
+
+
+def change_table(change: dict[str, Any]) -> list[str]:
+    """Return the result of `change_of` as the lines of a table, one line per state."""
+    lines = [
+        f"{'state':<20} {'mean before':>14} {'after':>14} {'variance before':>16} {'after':>14}  keys changed"
+    ]
+    before, after = change["before"], change["after"]
+    for name in [*after, *(name for name in before if name not in after)]:
+        old, new = before.get(name), after.get(name)
+        cells = [f"{one['mean']:>14.6g}" if one else f"{'-':>14}" for one in (old, new)]
+        cells += [f"{one['variance']:>{w}.6g}" if one else f"{'-':>{w}}" for one, w in ((old, 16), (new, 14))]
+        if new is None:
+            changed = "dropped"
+        elif old is None:
+            changed = "new"
+        else:
+            changed = f"{new['keys_changed']:,}" + (
+                f", by {new['largest_change']:.6g} at most" if new["keys_changed"] else ""
+            )
+        lines.append(f"{name:<20} {' '.join(cells)}  {changed}")
+    return lines
+
+
+def left_out_lines(change: dict[str, Any]) -> list[str]:
+    """Return lines about the keys that a migration leaves out; no lines if it leaves out none."""
+    count = change.get("left_out")
+    if not count:
+        return []
+    some = ", ".join(change["left_out_keys"])
+    return [
+        f"left out {count:,} of {count + change['keys']:,} keys, whose state is not a number (such as {some}): each "
+        f"starts anew with its next row"
+    ]
+
+
+def rekeying_lines(change: dict[str, Any]) -> list[str]:
+    """Return lines about the changes of keys by a migration; no lines if the keys stay."""
+    rekeyed = change.get("rekeyed")
+    if not rekeyed:
+        return []
+    lines = [f"  {change['keys']:,} keys become {rekeyed['keys']:,}"]
+    if rekeyed["merged"]:
+        lines.append(f"  {rekeyed['merged']:,} of them were merged into {rekeyed['into']:,}")
+    return lines

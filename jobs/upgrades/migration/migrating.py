@@ -1,0 +1,352 @@
+"""Migrate a snapshot to another version of its model, step by step, and commit the migrated snapshot."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from jobs.core.errors import RUN_FAILED, UserError, raised_in_python
+from jobs.core.report import plural
+from jobs.lineage.model import DeployedModel
+from jobs.snapshots.manifests import GOOD, all_of, find
+from jobs.snapshots.state_files import measure_batches, stored_batches, stored_rows
+from jobs.snapshots.store import find_whole, whole_version, write
+from jobs.snapshots.verified_rows import read_rows
+from jobs.snapshots.waiting_rows import verified
+from jobs.spark.job_labels import labelled
+from jobs.spark.quarantine import keep, rejected_rows
+from jobs.spark.user_functions import ship, ship_named
+from jobs.spark.warehouse import Warehouse
+from jobs.storage.positions import in_table
+from jobs.storage.tables import measurements
+from jobs.storage.warehouse import Tables
+from jobs.upgrades.migration.apply import NO_NUMBER, apply_migration, change_of, without_number
+from jobs.upgrades.migration.parameters import carried_over, changes_of
+from jobs.upgrades.migration.rekey import NEWEST, Rekey, collisions, merged, rekey_of, rekeyed
+from jobs.upgrades.migration.state_map import Migration, build_migration, own_rows
+from jobs.upgrades.migration.versions import path_from
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from jobs.snapshots.manifests import Manifest
+    from jobs.snapshots.waiting_rows import Held
+    from jobs.specs.model_spec import ModelSpec
+    from jobs.upgrades.migration.versions import Step
+
+MOST_LEFT_OUT = 0.5
+"""Maximum share of keys with an invalid state that a migration or an import of states leaves out."""
+
+
+def migrate(
+    model: DeployedModel[Warehouse],
+    source: Manifest,
+    target: int,
+    dry_run: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Manifest | None, dict[str, Any], bool]:
+    """Return the migrated snapshot (None in a dry run), the changes of states, and whether this call wrote the
+    snapshot.
+
+    model: the deployed model; its folder also has the specs of other versions.
+
+    Raises:
+        UserError: no path leads to the version, or some keys would have an invalid state.
+    """
+    steps = path_from(model, source, target)
+    return migrate_along(model.warehouse, source, steps, None, dry_run, on_progress)
+
+
+def migrate_along(
+    warehouse: Warehouse,
+    source: Manifest,
+    steps: list[Step],
+    parameters: dict[str, Any] | None = None,
+    dry_run: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> tuple[Manifest | None, dict[str, Any], bool]:
+    """Migrate a snapshot along steps, and return the same values as `migrate`.
+
+    Every key is checked in this process, before Spark starts: it reads and migrates half a million keys a second. A dry
+    run ends there, unless the migration renames keys.
+
+    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
+
+    Raises:
+        UserError: a step is impossible, or some keys would have an invalid state.
+    """
+    plan, spec = plan_of(source, steps, parameters), steps[-1].new
+    migration, identity, told = plan.migration, plan.snapshot_id, {"parameters": plan.changes}
+    found = find(warehouse, identity) if dry_run else find_whole(warehouse, identity)
+    if found is not None:
+        return found, told, False
+    on_progress("checking every key")
+    version, change = _check_keys(warehouse, source, spec, plan)
+    if dry_run and not any(step.keys is not None for step in steps):
+        return None, change, False
+    spark, activity = warehouse.spark, f"migrate {spec.name}"
+    ship_functions(warehouse, steps)
+    with labelled(spark, activity, "check the waiting rows"):
+        held = _waiting_for(warehouse, source, spec)
+    states = apply_migration(stored_rows(warehouse, source, version), migration)
+    rekey = rekey_of(warehouse, steps, migration.target)
+    if rekey is not None:
+        _refuse_waiting_rows(source, f"version {spec.version} gives keys other names")
+        held = held and held._replace(ids=None)  # the remembered ids belong to the old keys
+        on_progress("giving every state its new key")
+        with labelled(spark, activity, "give every state its new key"):
+            states, change["rekeyed"] = _rekeyed(states.frame, rekey, spec)
+    if dry_run:
+        return None, change, False
+    if change["left_out"]:
+        keys = without_number(read_rows(warehouse, source.snapshot_id, source.model, version), migration)
+        why = F.lit(f"{NO_NUMBER}; left out of the migration to version {spec.version}")
+        origin = f"snapshots/{source.snapshot_id}"
+        keep_left_out(warehouse, keys, source.model, origin, why, identity, "migrate")
+    on_progress(f"writing {plural(change['keys'], 'key')}")
+    manifest = replace(
+        source,
+        snapshot_id=identity,
+        model_version=spec.version,
+        fingerprint=spec.fingerprint(),
+        parameters=plan.parameters,
+        spec=spec.stored_text(),
+        parent=source.snapshot_id,
+        committed_at=None,
+        waiting=None,
+    )
+    with labelled(spark, activity, "write the snapshot"):
+        return write(warehouse, manifest, states, held), change, True
+
+
+def _check_keys(
+    warehouse: Warehouse, source: Manifest, spec: ModelSpec, plan: Plan
+) -> tuple[int, dict[str, Any]]:
+    """Check every key of a snapshot in this process; return the version of its rows, and the changes of states.
+
+    Raises:
+        UserError: the rows are incomplete, the target could not read the waiting rows, or states would be invalid.
+    """
+    _refuse_waiting(source, spec)
+    version = whole_version(warehouse, source, measure_batches)
+    change = change_of(stored_batches(warehouse, source, version), plan.migration)
+    _refuse_without_numbers(change, source)
+    _refuse_wrong_keys(change, spec.version)
+    return version, {**change, "parameters": plan.changes}
+
+
+def _refuse_without_numbers(change: dict[str, Any], source: Manifest) -> None:
+    """Refuse a snapshot with too many keys to leave out: then the model is wrong, not a key."""
+    count, keys = change["left_out"], change["left_out"] + change["keys"]
+    if count > MOST_LEFT_OUT * keys:
+        raise UserError(
+            f"the state of {count:,} of {keys:,} keys in snapshot {source.snapshot_id} is not a number (such as "
+            f"{', '.join(change['left_out_keys'])}), which is more than a migration leaves out: nothing was written. "
+            f"Find out what made them so, and pretrain from history instead (upgrade --mode retrain)",
+            RUN_FAILED,
+        )
+
+
+def keep_left_out(
+    warehouse: Warehouse, keys: DataFrame, model: str, source: str, reason: Column, snapshot: str, verb: str
+) -> None:
+    """Write the keys that a snapshot leaves out, with their states, to quarantine, once per snapshot.
+
+    Args:
+        warehouse: warehouse of the quarantine.
+        keys: frame with `key` and `state` (text).
+        model: name of the model.
+        source: source of the states.
+        reason: reason for leaving a key out.
+        snapshot: id of the snapshot.
+        verb: verb that made the snapshot.
+    """
+    rows = rejected_rows(
+        keys,
+        model,
+        F.lit(source),
+        F.to_json(F.struct(F.lit(snapshot).alias("snapshot"), "key")),
+        F.to_json(F.struct(F.struct("key", "state").alias("left_out"))),
+        reason,
+    )
+    keep(warehouse, rows, (f"{verb}-{snapshot}", 1))
+
+
+def _refuse_wrong_keys(change: dict[str, Any], target: int) -> None:
+    if change["wrong"]:
+        raise UserError(
+            f"{change['wrong']:,} of {change['keys']:,} keys (such as {', '.join(change['wrong_keys'])}) would come "
+            f"out not finite, not positive semidefinite, or with undetermined states for which version {target} has "
+            f"no room: nothing was written",
+            RUN_FAILED,
+        )
+
+
+def _refuse_waiting_rows(source: Manifest, reason: str) -> None:
+    if source.waiting is not None and source.waiting["rows"]:
+        raise UserError(
+            f"{source.waiting['rows']:,} rows wait for the watermark in snapshot {source.snapshot_id}, and {reason}: "
+            f"pretrain it instead"
+        )
+
+
+def ship_functions(warehouse: Warehouse, steps: list[Step]) -> None:
+    """Send Spark's workers the user functions of all versions on the path, and the migration's functions."""
+    for spec in {spec.version: spec for step in steps for spec in (step.old, step.new)}.values():
+        ship(warehouse.spark, spec.definition())
+    for step in steps:
+        names = [
+            step.rules and step.rules.function,
+            step.keys and step.keys.function,
+            step.keys and step.keys.merge,
+        ]
+        ship_named(
+            warehouse.spark, [name for name in names if name and name != NEWEST], step.rules_spec.folder
+        )
+
+
+def _rekeyed(states: DataFrame, rekey: Rekey, spec: ModelSpec) -> tuple[DataFrame, dict[str, Any]]:
+    """Return states with their new keys, and the number of new keys.
+
+    Raises:
+        UserError: keys collide without a merge rule, or a function returns invalid keys or states.
+    """
+    try:
+        renamed = rekeyed(states, rekey)
+        old, new, some = collisions(renamed)
+        if old and rekey.merge is None:
+            raise UserError(
+                f"version {spec.version} of {spec.name}: {old:,} keys come out as {new:,} (such as {'; '.join(some)}), "
+                f"and nothing says what becomes of their states: write migrate.keys.merge, newest or module:function. "
+                f"Nothing was written",
+                RUN_FAILED,
+            )
+        joined = merged(renamed, rekey)
+        return joined, {"keys": joined.count(), "merged": old, "into": new}
+    except PySparkException as error:
+        raise UserError(f"{raised_in_python(error)}. Nothing was written", RUN_FAILED) from error
+
+
+def _waiting_for(warehouse: Warehouse, source: Manifest, spec: ModelSpec) -> Held | None:
+    """Return the rows of a snapshot that wait for the watermark, for another version of its model."""
+    held = verified(warehouse, source)
+    if held is None:
+        return None
+    if source.model_spec().id_columns != spec.id_columns:
+        held = held._replace(ids=None)
+    return held if spec.timed else None
+
+
+def _refuse_waiting(source: Manifest, spec: ModelSpec) -> None:
+    """Refuse a snapshot whose rows that wait for the watermark are unreadable for another version of its model.
+
+    Raises:
+        UserError: the other version could not read them.
+    """
+    if source.waiting is None:
+        return
+    old, version = source.model_spec(), f"version {spec.version}"
+    for field, before, now in (
+        ("measurement", old.measurement, spec.measurement),
+        ("control", old.control, spec.control),
+        ("duplicates.id", old.id_columns, spec.id_columns),
+    ):
+        if before != now:
+            _refuse_waiting_rows(source, f"{version} reads other columns ({field})")
+    if not spec.order.waits:
+        _refuse_waiting_rows(source, f"{version} has no order.kind: strict to take them")
+
+
+class Plan(NamedTuple):
+    """Migration of a snapshot along steps.
+
+    parameters: learned parameters of the last version; changes: changes of parameters
+    (`jobs.upgrades.migration.parameters.changes_of`)
+    """
+
+    migration: Migration
+    parameters: dict[str, Any]
+    snapshot_id: str
+    changes: list[dict[str, Any]]
+
+
+def plan_of(source: Manifest, steps: list[Step], parameters: dict[str, Any] | None = None) -> Plan:
+    """Return the migration of a snapshot along steps.
+
+    parameters: parameters that the last version learned earlier; None: use the parameters that are carried over.
+
+    Raises:
+        UserError: a step is impossible.
+    """
+    carried = carried_over(steps, source.parameters)
+    after = carried.parameters if parameters is None else parameters
+    migration = build_migration(steps, source.parameters, after, carried.names)
+    chosen = migration.key_parameters if own_rows(migration.source) or own_rows(migration.target) else None
+    identity = snapshot_id(source, steps, after, chosen)
+    changes = changes_of(steps[0].old, steps[-1].new, source.parameters, after, carried)
+    return Plan(migration, after, identity, changes)
+
+
+def migration_that_made(manifest: Manifest, source: Manifest, steps: list[Step]) -> Migration | None:
+    """Return the migration along steps that made a snapshot from another one; None if the steps did not make it."""
+    plan = plan_of(source, steps, manifest.parameters)
+    if plan.snapshot_id == manifest.snapshot_id:
+        return plan.migration
+    if snapshot_id(source, steps, manifest.parameters) == manifest.snapshot_id:  # made by an earlier release
+        return build_migration(steps, source.parameters, manifest.parameters)
+    return None
+
+
+def snapshot_id(
+    source: Manifest,
+    steps: list[Step],
+    parameters: dict[str, Any],
+    of_keys: tuple[tuple[str, str], ...] | None = None,
+) -> str:
+    """Return the id of the snapshot that results from these inputs.
+
+    of_keys: per-key parameters that are carried over (`Migration.key_parameters`); None: there are none, or the id
+    comes from a release that did not choose among them.
+    """
+    spec = steps[-1].new
+    # `reverse` does not affect a step forward.
+    rules = [step.rules and step.rules.model_dump(by_alias=True, exclude={"reverse"}) for step in steps]
+    inputs: list[Any] = [source.snapshot_id, [step.new.fingerprint() for step in steps], rules, parameters]
+    if of_keys is not None:
+        inputs.append(of_keys)
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    return f"{spec.name}-v{spec.version}-{source.version}-{digest[:10]}"
+
+
+def source_snapshot(warehouse: Tables, model: str, snapshot: str | None, target: int) -> Manifest:
+    """Return the named snapshot, or the newest snapshot of an earlier version from which a stream could start now.
+
+    Raises:
+        UserError: there is no such snapshot.
+    """
+    if snapshot is not None:
+        found = find(warehouse, snapshot)
+        if found is None or found.model != model:
+            raise UserError(f"model {model} has no snapshot {snapshot}")
+        return found
+    table = measurements(model)
+    known = warehouse.table_id(table) if warehouse.exists(table) else None
+    startable = [
+        one
+        for one in all_of(warehouse, model)
+        if one.status == GOOD
+        and one.cut is None
+        and one.model_version < target
+        and (known is None or one.position.get("id", known) == known and in_table(warehouse, one.position))
+    ]
+    if not startable:
+        raise UserError(
+            f"model {model} has no snapshot of a version before {target} that a stream could start from"
+        )
+    return max(startable, key=lambda one: (one.version, one.snapshots_version))

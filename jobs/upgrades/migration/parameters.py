@@ -1,0 +1,328 @@
+"""Decide which learned parameters a model's next version keeps, and record the origin of each value.
+
+A learned parameter is carried over if its name and its meaning stay: the same process, time unit, measured columns and
+units of the states. The parameters of a process that became a part of a sum are named after the part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+import kalman
+from jobs.core.errors import UserError
+from jobs.specs.model_spec import ModelSpec
+from jobs.upgrades.migration.state_map import StateMap, keeps_units, state_map_of
+from jobs.upgrades.migration.versions import Step
+from kalman.building.values import parameter_values
+from kalman.models.groups import GROUPS, begin_states
+from kalman.models.learned_entries import is_chosen, learn_requests
+
+SHARED = ("transition", "initial.mode_probabilities")
+"""Learned parameters that all modes share."""
+DIGITS = 6
+"""Digits of a parameter in a report."""
+
+
+class Carried(NamedTuple):
+    """Learned parameters that a path of versions carries over.
+
+    parameters: parameters of the last version by name, with those of groups; names: first version's name of each;
+    given_up: reason for each other learned parameter, by the first version's name.
+    """
+
+    parameters: dict[str, Any]
+    names: dict[str, str]
+    given_up: dict[str, str]
+
+
+def carried_over(steps: Sequence[Step], learned: Mapping[str, Any]) -> Carried:
+    """Return the learned parameters of the first version with which the last version starts."""
+    values = {name: value for name, value in learned.items() if name != GROUPS}
+    groups, given_up = learned.get(GROUPS), {}
+    names = {name: name for name in values}
+    for step in steps:
+        states = state_map_of(step)
+        kept: dict[str, Any] = {}
+        origins: dict[str, str] = {}
+        for name, value in values.items():
+            new = _name_after(step, name)
+            reason = _reason(step, states, name, new) or _unfit(step.new, new, value, kept)
+            if reason is None:
+                kept[new], origins[new] = value, names[name]
+            else:
+                given_up[names[name]] = reason
+        renamed = {name: _name_after(step, name) for name in values}
+        groups = _groups_after(step.new, groups, renamed, kept)
+        values, names = kept, origins
+    if GROUPS in learned and groups is None:
+        given_up[GROUPS] = (
+            f"version {steps[-1].new.version} does not learn by {', '.join(learned[GROUPS]['by'])}"
+        )
+    return Carried(values if groups is None else {**values, GROUPS: groups}, names, given_up)
+
+
+def _policy(step: Step) -> str | None:
+    rules = step.rules_spec.migrate
+    return None if rules is None else rules.parameters
+
+
+def _reason(step: Step, states: StateMap, name: str, new: str) -> str | None:
+    """Return why a step drops a learned parameter although the new model has its name; None if it keeps it."""
+    policy, version = _policy(step), step.new.version
+    if policy is not None:
+        return (
+            None if policy == "keep" else f"migrate.parameters is spec in version {step.rules_spec.version}"
+        )
+    if not keeps_units(states):
+        return "a state changed its unit" if states.affine is not None else "a function maps the states"
+    if _is_by_place(name) and not _same_places(step, states):
+        return "the states are others, or in another order"
+    kind = name.rpartition(".")[2]
+    if kind == "R":
+        if step.old.measurement != step.new.measurement:
+            return "the measured columns changed"
+    elif name in SHARED:
+        if _mode_names(step.old) != _mode_names(step.new):
+            return "the modes are others, or in another order"
+    elif name.startswith("A[") and step.old.time_unit != step.new.time_unit:
+        return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
+    elif not is_chosen(name):
+        if _kind_of(step.old, name) != _kind_of(step.new, new):
+            there = _written(step.new, new) is not None
+            return (
+                f"it belongs to another process in version {version}"
+                if there
+                else f"version {version} has no such parameter"
+            )
+        if kind != "Q" and step.old.time_unit != step.new.time_unit:
+            return f"the time unit changed from {step.old.time_unit} to {step.new.time_unit}"
+    if new not in _learns(step.new) and _written(step.old, name) != _written(step.new, new):
+        return f"version {version} writes another value and does not learn it"
+    return None
+
+
+def _is_by_place(name: str) -> bool:
+    """Return whether a parameter has an entry for each state, or is an entry of a matrix over the states."""
+    return is_chosen(name) or name.rpartition(".")[2] == "Q"
+
+
+def _same_places(step: Step, states: StateMap) -> bool:
+    unit = np.eye(len(step.old.states))
+    return states.affine is not None and np.array_equal(np.array(states.affine.T), unit)
+
+
+def _mode_names(spec: ModelSpec) -> list[str]:
+    modes = spec.definition().get("modes") or ()
+    return [str(mode.get("name") or f"mode_{j}") for j, mode in enumerate(modes)]
+
+
+def _unfit(spec: ModelSpec, name: str, value: Any, others: Mapping[str, Any]) -> str | None:
+    """Return why a model cannot have a parameter with this value; None if it can."""
+    try:
+        kalman.build(spec.definition(), {**others, name: value})
+    except kalman.ModelError as error:
+        return f"version {spec.version}: {error.problem}"
+    return None
+
+
+def _groups_after(
+    spec: ModelSpec, groups: Any, renamed: Mapping[str, str], kept: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Return the initial parameters of a version by group; None if it has none."""
+    if groups is None or spec.learn is None or spec.learn.scope != "group" or spec.learn.by != groups["by"]:
+        return None
+    own = [
+        {renamed[name]: value for name, value in one.items() if renamed.get(name) in kept}
+        for one in groups["parameters"]
+    ]
+    result = {**groups, "parameters": own}
+    try:
+        begin_states(kalman.build, spec.definition(), {**kept, GROUPS: result})
+    except kalman.ModelError:
+        return None
+    return result if any(own) else None
+
+
+def _name_after(step: Step, name: str) -> str:
+    """Return the new version's name of an old parameter, whose process may be a part of a sum in either version."""
+    old, new = _process(step.old), _process(step.new)
+    if is_chosen(name) or old is None or new is None or (old["kind"] == "sum") == (new["kind"] == "sum"):
+        return name
+    whole, parts = (old, _parts(new)) if new["kind"] == "sum" else (new, _parts(old))
+    same = [label for label, kind in parts if kind == whole["kind"]]
+    if len(same) != 1 or name == "R":
+        return name
+    return f"{same[0]}.{name}" if new["kind"] == "sum" else name.removeprefix(f"{same[0]}.")
+
+
+def _process(spec: ModelSpec) -> dict[str, Any] | None:
+    found = spec.definition().get("process")
+    return found if isinstance(found, dict) and "kind" in found else None
+
+
+def _parts(process: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the name and the kind of each part of a sum."""
+    parts = cast(list[dict[str, Any]], process["parts"])
+    return [(str(part.get("name") or part["kind"]), str(part["kind"])) for part in parts]
+
+
+def _kind_of(spec: ModelSpec, name: str) -> str | None:
+    """Return the kind of a parameter's process; if the name contains a mode or a part, the kind of its process."""
+    process = _process(spec)
+    for label, mode in zip(_mode_names(spec), spec.definition().get("modes") or (), strict=True):
+        if name.startswith(f"{label}."):
+            process, name = mode.get("process") or process, name.removeprefix(f"{label}.")
+    while process is not None and process.get("kind") == "sum":
+        part = next(
+            (
+                one
+                for (label, _), one in zip(_parts(process), process["parts"], strict=True)
+                if name.startswith(f"{label}.")
+            ),
+            None,
+        )
+        if part is None:
+            return "sum"
+        name, process = name.removeprefix(f"{part.get('name') or part['kind']}."), part
+    return None if process is None else str(process["kind"])
+
+
+def _learns(spec: ModelSpec) -> list[str]:
+    return [request.name for request in learn_requests(spec.definition())]
+
+
+def _written(spec: ModelSpec, name: str) -> Any:
+    return parameter_values(spec.definition()).get(name)
+
+
+NOTHING = Carried({}, {}, {})
+"""Carried parameters of a version that learns anew: none."""
+
+
+def carried_without_states(old: ModelSpec, new: ModelSpec, learned: Mapping[str, Any]) -> Carried:
+    """Return the learned parameters carried over to a version that takes no state; none if the states have no map."""
+    try:
+        return carried_over([Step.forward(old, new)], learned)
+    except UserError as error:
+        return Carried({}, {}, dict.fromkeys(learned, error.message))
+
+
+def changes_of_retraining(
+    old: ModelSpec, new: ModelSpec, before: Mapping[str, Any], after: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Return the result of `changes_of` for a version that learns from history; after None: it has not learned yet."""
+    found = changes_of(old, new, before, after or {}, NOTHING, "from history")
+    if after is None:
+        for one in found:
+            if one["to_learn"]:
+                one |= {"after": None, "from": "is learned from history", "to_learn": False}
+    return found
+
+
+# Parameters in reports
+
+
+def changes_of(
+    old: ModelSpec,
+    new: ModelSpec,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    carried: Carried,
+    learned_how: str = "before",
+) -> list[dict[str, Any]]:
+    """Return every parameter of two versions: name, value before and after, and origin of the new value.
+
+    Args:
+        old: spec of the first version.
+        new: spec of the last version.
+        before: learned parameters of the first version.
+        after: learned parameters of the last version.
+        carried: parameters of the first version that were carried over.
+        learned_how: text on how the last version learned the other parameters.
+    """
+    was, now = _all_values(old, before), _all_values(new, after)
+    found: list[dict[str, Any]] = []
+    for name, value in now.items():
+        origin = carried.names.get(name, name)
+        learned = name in after
+        if learned and carried.parameters.get(name) == after[name]:
+            called = "" if origin == name else f" as {origin}"
+            where = f"learned by version {old.version}{called}, carried over"
+        elif learned:
+            where = f"learned by version {new.version} {learned_how}"
+        else:
+            where = "the spec"
+            if origin in before:
+                where += f": not carried over, as {carried.given_up.get(origin, 'it is another one')}"
+        found.append(
+            {
+                "name": name,
+                "before": was.get(origin),
+                "after": value,
+                "from": where,
+                "learned": learned,
+                "to_learn": not learned and name in _learns(new),
+            }
+        )
+    origins = {carried.names.get(name, name) for name in now}
+    for name in (one for one in was if one not in origins):
+        what = "learned, and given up" if name in before else "given up"
+        reason = carried.given_up.get(name, f"version {new.version} has no such parameter")
+        found.append(
+            {"name": name, "before": was[name], "after": None, "from": f"{what}: {reason}"}
+            | {"learned": False, "to_learn": False}
+        )
+    return found
+
+
+def _all_values(spec: ModelSpec, learned: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a model's parameters; for a mixture, of the learned parameters."""
+    shared = {name: value for name, value in learned.items() if name != GROUPS}
+    found = {**parameter_values(spec.definition(), shared), **shared}
+    if GROUPS in learned:
+        found[GROUPS] = f"{len(learned[GROUPS]['values']):,} of {', '.join(learned[GROUPS]['by'])}"
+    return found
+
+
+def parameter_lines(model: str, changes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of every parameter before and after as lines, and how to learn the missing parameters."""
+    if not changes:
+        return []
+    cells = [
+        (one["name"], value_text(one["before"]), value_text(one["after"]), str(one["from"]))
+        for one in changes
+    ]
+    heads = ("parameter", "before", "after")
+    widths = [max(len(head), *(len(row[i]) for row in cells)) for i, head in enumerate(heads)]
+    lines = [
+        f"{name:<{widths[0]}} {before:>{widths[1]}} {after:>{widths[2]}}  {where}"
+        for name, before, after, where in [(*heads, "from"), *cells]
+    ]
+    missing = [str(one["name"]) for one in changes if one["to_learn"]]
+    if missing:
+        lines.append(
+            f"not learned yet: {', '.join(missing)}; learn from history instead with `kalman-pipeline upgrade --model "
+            f"{model} --mode retrain`"
+        )
+    return lines
+
+
+def value_text(value: Any) -> str:
+    """Return a parameter's value with few digits, or `-` without a value."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    return json.dumps(_rounded(value))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in cast(Sequence[Any], value)]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
