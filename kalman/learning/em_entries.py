@@ -1,4 +1,4 @@
-"""The M-step for entries of F and H: the regression of a state on its predecessor, and of a measurement on the state.
+"""The M-step for entries of F and H: regress a state on its predecessor, and a measurement on the state.
 
 Of N terms w = x' - F x with w ~ N(0, Q), whose expectations given all rows are C = sum E[w x'] and S = sum E[x x'],
 the expected log-likelihood changes with F + D by trace(Q^-1 (C D' - D S D' / 2)). Its slope at D = 0 is Q^-1 C, by
