@@ -1,7 +1,7 @@
 """List every sentence that the code raises, from its syntax trees, as docs/messages.md.
 
-A sentence is listed once, with the file that has it; `{...}` stands for what is filled in. `tests/test_messages.py`
-compares the page with the code, so a new or changed sentence is read in review as its users will read it.
+A sentence is listed once, with its file; `{...}` stands for a filled-in value. `tests/test_messages.py` compares the
+page with the code, so a new or changed sentence is read in review as its users will read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SAID = {
     *("UserError", "SpecError", "ModelError", "Problem", "invalid", "TooMany", "ChangedFile", "refusal"),
     "AirflowException",
 }
-"""What makes a sentence that a user reads, besides everything that is raised."""
+"""Functions whose texts a user reads, besides raised errors."""
 HEAD = """# Every message
 
 Made by `python scripts/messages.py > docs/messages.md` from the code: the sentences that end a command, refuse a spec
@@ -26,7 +26,7 @@ or a row, or stop a DAG, by file; `{...}` stands for what is filled in, and ` ·
 
 
 def text_of(node: ast.expr) -> str | None:
-    """Return a string as it is written, with `{...}` for what is filled in; None if the expression is no string."""
+    """Return the source text of a string, with `{...}` for filled-in values; None if the expression is not a string."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.JoinedStr):
