@@ -178,7 +178,8 @@ def check(
 
 
 def _begin(warehouse: Warehouse, manifest: Manifest, kernel: Filter, batch: Batch) -> Begin | None:
-    """Return the initial states of keys with learned parameters from the snapshot; None if no key has any."""
+    """Return the function that starts keys with their learned parameters of the snapshot; None without such
+    parameters."""
     own = own_parameters(kernel)
     if not own.learned:
         return None

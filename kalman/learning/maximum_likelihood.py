@@ -184,8 +184,8 @@ def maximum_likelihood(definition: Mapping[str, Any]) -> Learning:
 
 
 def _linear(definition: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> LinearFilter:
-    # a fixed lag, a sliding sum or another form changes no likelihood; gates, fading and adaptive noise do, and what
-    # is learned is the linear model (with heavy-tailed noise: `kalman.learning.filter_learning`)
+    # a fixed lag, a sliding sum or another form does not change the likelihood; gates, fading and adaptive noise do,
+    # and learning uses the linear model (with heavy-tailed noise: `kalman.learning.filter_learning`)
     left_out = ("smoothing", "robust", "adaptive", "form", "storage", "sliding_log_likelihood")
     model = build({**definition, **dict.fromkeys(left_out)}, parameters)
     if not isinstance(model, LinearFilter):

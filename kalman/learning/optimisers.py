@@ -68,7 +68,7 @@ def _ended(found: Any, moved: Array) -> tuple[Outcome, str | None]:
     if (moved > REACH - 1e-6).any():
         return Outcome.AT_BOUND, f"a parameter moved by a factor of e^{REACH:g} from where it is written"
     steepest = float(np.abs(found.jac).max())
-    # "abnormal" is a line search that rounding stops: the optimum, as far as float64 can tell
+    # "abnormal" is a line search stopped by rounding: the optimum within float64
     if (found.status == 0 or "ABNORMAL" in str(found.message)) and steepest < STEEP:
         return Outcome.CONVERGED, None
     return Outcome.FAILED, f"it stopped where the log-likelihood a row still has a slope of {steepest:.3g}"

@@ -93,10 +93,10 @@ def search(
 ) -> Search:
     """Search the maximum from `start`, a finite point.
 
-    limits: how far one step may go in each variable (p,). power: the variance that a variable says is
-    exp(power * theta) (p,), 0 where it says none. held: those that stay where they are, not 0 (p,). A point at which
-    rows fall out is refused. It ends when the next step is expected to gain less than `TOLERANCE` a row, or gains
-    less; in parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable without
+    limits: largest step in each variable (p,). power: a variable's variance is exp(power * theta) (p,), 0 if it is not
+    a variance. held: nonzero for fixed variables (p,). A point at which
+    rows fall out is refused. The search ends when the expected or actual gain of a step is below `TOLERANCE` a row; in
+    parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable without
     information (`FLAT`) rests while its step exceeds its limit or promises little, and the others continue:
     `kalman.learning.bounds` then checks whether it is at a bound.
 

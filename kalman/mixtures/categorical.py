@@ -1,8 +1,8 @@
 """Components of categories: each measurement is the code, 0 to C - 1, of one of its C categories.
 
 Within a component the measurements are independent, each with a probability for each of its categories (the latent
-class model). A row stands for the indicators of its categories, of which a component's probabilities are the mean:
-so rows of codes use the same statistics as all other families.
+class model). A row becomes the indicators of its categories, whose mean is a component's probabilities. So rows of
+codes use the same statistics as all other families.
 References: Bishop (2006), section 9.3.3, with more than two values; McLachlan and Peel (2000), section 5.11.
 """
 

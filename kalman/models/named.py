@@ -83,7 +83,7 @@ def find(name: str, folder: str | None = None, field: str = "function") -> Calla
 def load(name: str, folder: str | None = None) -> ModuleType:
     """Import a module, also from the current folder or from `folder`.
 
-    Two folders may each have a module of one name: each file is a module of its own.
+    Two folders may each have a module of the same name: each file is a separate module.
     """
     places = [*([folder] if folder else []), os.getcwd()]
     importlib.invalidate_caches()

@@ -5,7 +5,7 @@ The rounds of a run (`kalman.run`) are cut into segments. The forward pass keeps
 segments as a segment has rows, r rows of a key take memory for about 2 sqrt(r) states, and every row outside the last
 segment is filtered twice.
 
-References: Griewank (1992), of which this is the scheme with two levels; Chen, Xu, Zhang and Guestrin (2016).
+References: Griewank (1992), here with two levels; Chen, Xu, Zhang and Guestrin (2016).
 """
 
 from typing import NamedTuple
