@@ -94,11 +94,10 @@ def search(
     """Search the maximum from `start`, a finite point.
 
     limits: largest step in each variable (p,). power: a variable's variance is exp(power * theta) (p,), 0 if it is not
-    a variance. held: nonzero for fixed variables (p,). A point at which
-    rows fall out is refused. The search ends when the expected or actual gain of a step is below `TOLERANCE` a row; in
-    parameters that is sqrt(2 * rows * TOLERANCE) of a standard error from the maximum. A variable without
-    information (`FLAT`) rests while its step exceeds its limit or promises little, and the others continue:
-    `kalman.learning.bounds` then checks whether it is at a bound.
+    a variance. held: nonzero for fixed variables (p,). A point at which rows fall out is refused. The search ends when
+    the expected or actual gain of a step is below `TOLERANCE` a row; in parameters that is sqrt(2 * rows * TOLERANCE)
+    of a standard error from the maximum. A variable without information (`FLAT`) rests while its step exceeds its limit
+    or promises little, and the others continue: `kalman.learning.bounds` then checks whether it is at a bound.
 
     References: Harvey (1989), section 4.5, for scoring; Nocedal and Wright (2006), section 7.2, for quasi-Newton steps
     that begin from any matrix, here J's inverse.

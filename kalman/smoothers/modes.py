@@ -7,11 +7,11 @@ N(x; m_j, P_j) l_k(x), with l_k taken back over the next row in mode k; its stat
 of one j are merged to one Gaussian, as the filter merges its pairs, and l_j of this row is its ratio to N(m_j, P_j).
 
 A function l is carried as two moments r (n) and N (n x n) about some N(m, P): given it too, the state has mean m + P r
-and covariance V = P - P N P, V is carried beside them, since this difference loses all digits where P is enormous. No
-matrix is inverted that a known state or a noiseless mode makes singular, and a future
-without measurements (r = 0, N = 0) changes nothing. With one mode, or several that are the same, this is the smoother
-of Rauch, Tung and Striebel; with modes that never change it is that smoother in each mode; with a known state it is the
-smoother of Hamilton's filter (Kim 1994).
+and covariance V = P - P N P. V is carried beside them, since this difference loses all digits where P is enormous. No
+matrix is inverted that a known state or a noiseless mode makes singular, and a future without measurements (r = 0, N =
+0) changes nothing. With one mode, or several that are the same, this is the smoother of Rauch, Tung and Striebel; with
+modes that never change it is that smoother in each mode; with a known state it is the smoother of Hamilton's filter
+(Kim 1994).
 
 References: Helmick, Blair and Hoffman (1995), the pairs of a forward and a backward IMM; Fraser and Potter (1969), two
 filters for one model; Bryson and Frazier (1963), the moments r and N; Barber (2006), how such merges compare.
